@@ -36,7 +36,7 @@ from topics.client import Client, Record
 from topics.spark.__main__ import cause
 from topics.spark.jobs import archive, audit, load, restore, rollup
 from topics.spark.jobs.rollup import Aggregate, Rollup, Sinks
-from topics.spark.session import Address, spark_session
+from topics.spark.session import DaemonAddress, spark_session
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,7 +147,7 @@ class Watcher:
 # ----------------------------------------------------------------- the steps
 
 
-def show_load(spark: SparkSession, address: Address, files: Path, count: int) -> None:
+def show_load(spark: SparkSession, address: DaemonAddress, files: Path, count: int) -> None:
     with address.client() as client:
         client.create(TOPIC, durability="disk")
     watcher = Watcher(address.url, count)
@@ -159,7 +159,7 @@ def show_load(spark: SparkSession, address: Address, files: Path, count: int) ->
             [str(files)],
             TOPIC,
             address=address,
-            source=load.Source(format="csv"),
+            source=load.LoadSource(format="csv"),
             tag="{carrier}:{flight}",
             node="{origin}",
             job_id="flights-of-2013",
@@ -176,7 +176,7 @@ def show_load(spark: SparkSession, address: Address, files: Path, count: int) ->
     say("loaded again under the same job id: nothing was added")
 
 
-def show_rollup(spark: SparkSession, address: Address, table: pd.DataFrame, scratch: Path) -> pd.DataFrame:
+def show_rollup(spark: SparkSession, address: DaemonAddress, table: pd.DataFrame, scratch: Path) -> pd.DataFrame:
     """Roll up, first what there is and then to the end, and compare. Returns the windows."""
     began = time.monotonic()
     what: dict[str, Any] = {"address": address, "sinks": Sinks(topic=DELAYS)}
@@ -218,7 +218,7 @@ def compare_with_pandas(windows: pd.DataFrame, table: pd.DataFrame) -> None:
         agree(f"total of {column}", float(found[column].sum()), float(expected[column].sum()))
 
 
-def show_archive(spark: SparkSession, address: Address, count: int, scratch: Path) -> None:
+def show_archive(spark: SparkSession, address: DaemonAddress, count: int, scratch: Path) -> None:
     began = time.monotonic()
     done = archive.run(spark, scratch / "archive", address=address, topics=[TOPIC])
     agree("flights archived", done.records, count)
@@ -307,7 +307,7 @@ def run(scratch: Path, count: int, chart: Path, master: str) -> None:
         began = time.monotonic()
         with spark_session("pipeline demonstration", master=master) as spark:
             say(f"Spark {spark.version} ready after {time.monotonic() - began:.1f} s")
-            address = Address(daemon.url)
+            address = DaemonAddress(daemon.url)
             show_load(spark, address, scratch / "csv", count)
             windows = show_rollup(spark, address, table, scratch)
             show_archive(spark, address, count, scratch)

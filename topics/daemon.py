@@ -37,7 +37,7 @@ from topics.http.connections.server import Server, open_listener, port_of, serve
 from topics.http.gate import Gate
 from topics.runtime.clock import SystemClock
 from topics.runtime.garbage_collector import building
-from topics.runtime.offload import Kind, ThreadOffload
+from topics.runtime.offload import Pool, ThreadOffload
 from topics.runtime.process_limits import limit_arenas, raise_file_limit
 from topics.storage.cold.cold_store import MOST_HANGING, MOST_HANGING_CHANGES
 from topics.storage.files.datadir import DataDirError
@@ -81,11 +81,11 @@ EXIT_REFUSED: Final = 2
 EXIT_AT_ONCE: Final = 130
 
 
-class Refused(Exception):
+class StartRefusal(Exception):
     """The daemon refuses to start: something must be mended first. The message is for the operator."""
 
 
-class Failed(Exception):
+class StartFailure(Exception):
     """The start has failed for a reason that may pass, such as a full disk; the message is for the operator."""
 
 
@@ -101,11 +101,11 @@ def run(settings: Settings, cold: SegmentStore | None = None) -> int:
     code = EXIT_FAILED
     try:
         code = trio.run(partial(_main, settings, cold), strict_exception_groups=True)
-    except* Refused as group:
+    except* StartRefusal as group:
         for error in _leaves(group):
             log.error("start_refused", reason=str(error))
         code = EXIT_REFUSED
-    except* Failed as failures:
+    except* StartFailure as failures:
         for failure in _leaves(failures):
             log.error("start_failed", reason=str(failure))
         code = EXIT_FAILED
@@ -133,25 +133,25 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
     clock = SystemClock()
     offload = ThreadOffload(
         {
-            Kind.WAL: settings.wal_shards + 1,
-            Kind.HOT_READ: 8,
-            Kind.COLD_READ: MOST_HANGING,
-            Kind.COLD_FILES: MOST_HANGING_CHANGES,
-            Kind.CPU: 2,
-            Kind.FILES: 4,
+            Pool.WAL: settings.wal_shards + 1,
+            Pool.HOT_READ: 8,
+            Pool.COLD_READ: MOST_HANGING,
+            Pool.COLD_FILES: MOST_HANGING_CHANGES,
+            Pool.CPU: 2,
+            Pool.FILES: 4,
         }
     )
     try:
         keys = read_keys(settings.api_keys, settings.api_keys_file)
     except KeysRefused as error:
-        raise Refused(str(error)) from None
+        raise StartRefusal(str(error)) from None
     audit = _open_audit_log(settings)
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         try:
             engine.store.lock(f"pid {os.getpid()}")
         except DataDirError as error:
-            raise Refused(str(error)) from error
+            raise StartRefusal(str(error)) from error
         try:
             daemon = Daemon(settings, engine, make_app(engine, keys, audit), audit, _listen(settings))
             return await daemon.serve(signals)
@@ -166,7 +166,7 @@ def _open_audit_log(settings: Settings) -> AuditLog | None:
     try:
         audit.open()
     except OSError as error:
-        raise Refused(f"TOPICS_AUDIT_LOG={settings.audit_log}: {error.strerror or error}") from error
+        raise StartRefusal(f"TOPICS_AUDIT_LOG={settings.audit_log}: {error.strerror or error}") from error
     return audit
 
 
@@ -174,7 +174,7 @@ def _listen(settings: Settings) -> list[socket.socket]:
     try:
         return open_listener(settings.host, settings.port)
     except OSError as error:
-        raise Refused(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
+        raise StartRefusal(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
 
 
 class Daemon:
@@ -187,7 +187,7 @@ class Daemon:
         self.engine = engine
         self.app = app
         self.audit = audit
-        engine.watching.places.share = app.access.share
+        engine.watch_sessions.places.share = app.access.share
         self.port = port_of(sockets)
         self._sockets = sockets
         self._failed = False
@@ -313,9 +313,9 @@ class Daemon:
                 with building():
                     await engine.recover()
             except (Damage, DataDirError, UnknownFrameType) as error:
-                raise Refused(str(error)) from error
+                raise StartRefusal(str(error)) from error
             except OSError as error:
-                raise Failed(f"the data directory cannot be recovered now: {error}") from error
+                raise StartFailure(f"the data directory cannot be recovered now: {error}") from error
             nursery.cancel_scope.cancel()
         log.info(
             "recovered",
@@ -337,8 +337,8 @@ class Daemon:
             self.engine.ceilings.lower_idle()
             await self.engine.keys.expire()
             self.engine.expire_stages()
-            self.engine.watching.expire_idle()
-            self.engine.watching.check_connections()
+            self.engine.watch_sessions.expire_idle()
+            self.engine.watch_sessions.check_connections()
 
     async def _restarted(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a background task. If it fails, log and count that, and start it again after a pause."""
@@ -359,7 +359,7 @@ class Daemon:
         self.engine.start_draining()
         server.stop_accepting()
         background.cancel()
-        await self.engine.watching.say_farewell()
+        await self.engine.watch_sessions.say_farewell()
         await self._served.wait()
         self._enter_stage("commits in flight")
         await self.engine.quiesce()

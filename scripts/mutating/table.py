@@ -31,7 +31,7 @@ WAL: Final = (
         "wal",
         "topics/engine/topic.py",
         """
-            elif self.gate is not Gate.SYNCED:
+            elif self.gate is not CommitPoint.SYNCED:
                 self.ready = True
         """,
         """
@@ -45,8 +45,8 @@ WAL: Final = (
         "publish-before-write",
         "wal",
         "topics/engine/topic.py",
-        "self.ready = gate is Gate.HANDED",
-        "self.ready = gate is not Gate.SYNCED",
+        "self.ready = gate is CommitPoint.HANDED",
+        "self.ready = gate is not CommitPoint.SYNCED",
         "8.1: disk is published and acked after write(2)",
         "unit",
     ),
@@ -131,11 +131,11 @@ WAL: Final = (
         "topics/storage/wal/shard_writer.py",
         """
             if not self._log.has_room(end):
-                await self._offload.run(Kind.WAL, partial(self._log.make_room, end))
+                await self._offload.run(Pool.WAL, partial(self._log.make_room, end))
         """,
         """
             if end < 0:
-                await self._offload.run(Kind.WAL, partial(self._log.make_room, end))
+                await self._offload.run(Pool.WAL, partial(self._log.make_room, end))
         """,
         "8.1, rule 27: a full disk is met before the log is written, where nothing is uncertain",
         "unit",
@@ -148,13 +148,13 @@ WAL: Final = (
             except OSError as error:
                 self._fail(error)
 
-        def _is_full_for(self, batch: Batch) -> bool:
+        def _is_full_for(self, batch: WalBatch) -> bool:
         """,
         """
             except OSError as error:
                 self._synced()
 
-        def _is_full_for(self, batch: Batch) -> bool:
+        def _is_full_for(self, batch: WalBatch) -> bool:
         """,
         "8.1, rule 27: after a failed sync nothing is acked any more",
         "unit",
@@ -295,7 +295,7 @@ CEILINGS: Final = (
         "raise-not-waited-for",
         "ceilings",
         "topics/engine/ceilings.py",
-        "return gate if last_seq <= ceiling.synced else Gate.SYNCED",
+        "return gate if last_seq <= ceiling.synced else CommitPoint.SYNCED",
         "return gate",
         "8.2: no seq is given out twice, whatever a crash takes",
         "crash",
@@ -401,7 +401,7 @@ CHECKPOINT: Final = (
         "checkpoint",
         "topics/storage/maintenance/compactor.py",
         "checkpoint = await self._write_snapshot(starts, named=named)",
-        "checkpoint = await self._write_snapshot([Start(*one.synced_position()) for one in self._store.writers])",
+        "checkpoint = await self._write_snapshot([ReplayStart(*one.synced_position()) for one in self._store.writers])",
         "rule 8: replay begins where the parts end, or before",
         "crash",
     ),
@@ -672,8 +672,8 @@ RECOVERY: Final = (
         "older-part-wins",
         "recovery",
         "topics/storage/recovery/stored_parts.py",
-        "if part.id == topic_id and (topic is None or Position(*part.end) >= topic.end):",
-        "if part.id == topic_id and (topic is None or Position(*part.end) > topic.end):",
+        "if part.id == topic_id and (topic is None or LogPosition(*part.end) >= topic.end):",
+        "if part.id == topic_id and (topic is None or LogPosition(*part.end) > topic.end):",
         "rule 12: the manifest decides where segments are",
         "crash",
     ),
@@ -797,8 +797,8 @@ RELOCATOR: Final = (
         "flip-before-the-copy",
         "relocator",
         "topics/storage/maintenance/relocator.py",
-        "await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers, segment))",
-        "await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers._replace(cold=tiers.hot), segment))",
+        "await self._offload.run(Pool.COLD_FILES, partial(_copy, tiers, segment))",
+        "await self._offload.run(Pool.COLD_FILES, partial(_copy, tiers._replace(cold=tiers.hot), segment))",
         "rule 12: the pointer decides, so the copy is there before it",
         "crash",
     ),
@@ -810,10 +810,10 @@ RELOCATOR: Final = (
                     await self._checkpoints.store([topic], moved=segment, tier="cold")
                     if topic.deleted or segment.tier != "cold":
                         return False
-                    await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+                    await self._offload.run(Pool.FILES, partial(_remove_hot, tiers, segment))
         """,
         """
-                    await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+                    await self._offload.run(Pool.FILES, partial(_remove_hot, tiers, segment))
                     await self._checkpoints.store([topic], moved=segment, tier="cold")
                     if topic.deleted or segment.tier != "cold":
                         return False
@@ -879,7 +879,7 @@ ROUTERS: Final = (
         "directory-removed-under-copies",
         "routers",
         "topics/storage/maintenance/reclaimer.py",
-        "if self._upkeep.needed_segments(topic_id):",
+        "if self._file_holds.needed_segments(topic_id):",
         "if not topic_id:",
         "rule 18: bytes that copies are made of stay, whatever becomes of their topic",
         "crash",
@@ -888,7 +888,7 @@ ROUTERS: Final = (
         "segment-moved-under-copies",
         "routers",
         "topics/storage/maintenance/relocator.py",
-        "if segment.first in self._upkeep.needed_segments(topic.id):",
+        "if segment.first in self._file_holds.needed_segments(topic.id):",
         "if not segment.first:",
         "rule 18: copies are not left to a cold store",
         "unit",
@@ -906,8 +906,8 @@ ROUTERS: Final = (
         "hops-not-counted",
         "routers",
         "topics/engine/forwarding/source_columns.py",
-        "return Kind(kind.topic_id, kind.hops + 1, Look(*drops, look.stamp or kind.look.stamp))",
-        "return Kind(kind.topic_id, kind.hops, Look(*drops, look.stamp or kind.look.stamp))",
+        "return CopyKind(kind.topic_id, kind.hops + 1, CopyChanges(*drops, changes.stamp or kind.changes.stamp))",
+        "return CopyKind(kind.topic_id, kind.hops, CopyChanges(*drops, changes.stamp or kind.changes.stamp))",
         "semantics 5: no copy goes beyond 15 hops",
         "life",
     ),
@@ -916,11 +916,11 @@ ROUTERS: Final = (
         "routers",
         "topics/engine/forwarding/copy_commits.py",
         """
-            durable=dest.gate is Gate.SYNCED,
+            durable=dest.gate is CommitPoint.SYNCED,
             closes_batch=False,
         """,
         """
-            durable=dest.gate is Gate.SYNCED,
+            durable=dest.gate is CommitPoint.SYNCED,
             closes_batch=True,
         """,
         "rules 18 and 19: a cursor is in the same batch as what it has made",
@@ -1009,7 +1009,7 @@ QUEUES: Final = (
         "queues",
         "topics/engine/queues/lease_commits.py",
         "gate = topic.gate",
-        "gate = Gate.HANDED",
+        "gate = CommitPoint.HANDED",
         "8.1: an acked fsync ack survives any crash",
         "unit",
     ),
@@ -1059,8 +1059,8 @@ QUEUES: Final = (
         "durable-lease-not-waited-for",
         "queues",
         "topics/engine/queues/lease_commits.py",
-        "gate = Gate.SYNCED if topic.config.leases_durable and data else Gate.HANDED",
-        "gate = Gate.HANDED",
+        "gate = CommitPoint.SYNCED if topic.config.leases_durable and data else CommitPoint.HANDED",
+        "gate = CommitPoint.HANDED",
         "8.9: with leases_durable no crash makes a second holder",
         "unit",
     ),

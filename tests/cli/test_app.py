@@ -238,11 +238,11 @@ def test_an_answer_that_is_none_is_a_failure_of_one_line(here: InProcess) -> Non
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (failures.Failed("no luck"), 1, "topics: no luck\n"),
-        (failures.Failed("gone", 3), 3, "topics: gone\n"),
-        (failures.Refused("not so"), 2, "topics: not so\n"),
+        (failures.CommandFailure("no luck"), 1, "topics: no luck\n"),
+        (failures.CommandFailure("gone", 3), 3, "topics: gone\n"),
+        (failures.UsageRefusal("not so"), 2, "topics: not so\n"),
         (click.UsageError("not so"), 2, "topics: not so\nTry 'topics ls --help'.\n"),
-        (ExceptionGroup("", [ExceptionGroup("", [failures.Failed("deep")])]), 1, "topics: deep\n"),
+        (ExceptionGroup("", [ExceptionGroup("", [failures.CommandFailure("deep")])]), 1, "topics: deep\n"),
         (KeyboardInterrupt(), 130, ""),
         (BaseExceptionGroup("", [KeyboardInterrupt()]), 130, ""),
         (click.Abort(), 130, ""),

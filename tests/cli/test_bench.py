@@ -12,14 +12,14 @@ from tests.cli.command_line import PROGRAM, CommandLine
 from tests.cli.terminal import Terminal
 from tests.conformance.client import Daemon, until
 from topics.cli.bench import SHARED, _is_loopback
-from topics.cli.measuring import Load
+from topics.cli.measurements import MeasuredLoad
 from topics.client import Client
 
 WITHIN_S = 30.0
 
 
 def test_a_percentile_is_a_value_that_so_many_are_not_above() -> None:
-    load = Load()
+    load = MeasuredLoad()
     for latency_ms in range(100, 0, -1):
         load.count(0.0, latency_ms / 1000, 10)
     assert load.percentile_ms(0.5) == pytest.approx(50)

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from tests.conformance.client import until
-from topics.cli.exec_jobs import Command, CommandRunner, Ended, job_environment
-from topics.client.leasing import Nack
+from topics.cli.exec_jobs import Command, CommandOutcome, CommandRunner, job_environment
+from topics.client.held_jobs import Nack
 from topics.client.results import Job
 
 
@@ -75,10 +75,10 @@ def test_words_are_split_as_a_shell_splits_them() -> None:
 
 def run(
     line: str, made: Job | None = None, *, shell: bool = True, timeout_s: float | None = None, output: int | None = None
-) -> tuple[CommandRunner, Ended, int | None]:
+) -> tuple[CommandRunner, CommandOutcome, int | None]:
     """Run a command for a job. Returns the runner, what it told, and in how many ms the job comes again: None if it is
     done."""
-    told: list[Ended] = []
+    told: list[CommandOutcome] = []
     runner = CommandRunner(
         Command(line, shell), environ=os.environ, report=told.append, timeout_s=timeout_s, output=output
     )
@@ -138,7 +138,7 @@ def test_one_that_is_out_of_time_is_ended_with_all_its_children(tmp_path: Path) 
 
 
 def test_a_job_is_done_even_if_nobody_hears_of_it() -> None:
-    def deaf(_ended: Ended) -> None:
+    def deaf(_ended: CommandOutcome) -> None:
         raise BrokenPipeError
 
     runner = CommandRunner(Command("true", shell=False), environ=os.environ, report=deaf)
@@ -163,7 +163,7 @@ def test_neither_is_a_command_that_is_gone() -> None:
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_job_that_is_cancelled_is_killed_with_all_its_children(tmp_path: Path, backend: str) -> None:
     child = tmp_path / "child"
-    told: list[Ended] = []
+    told: list[CommandOutcome] = []
     command = Command(f"trap '' TERM; sleep 60 & echo $! > {child}.new; mv {child}.new {child}; wait", shell=True)
     runner = CommandRunner(command, environ=os.environ, report=told.append)
 

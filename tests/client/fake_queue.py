@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import anyio
 import msgspec
 
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.errors import ConnectionFailed, error_of
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class FakeQueue:
     def calls(self, name: str) -> list[Said]:
         return [said for said in self.log if said.name == name]
 
-    async def once(self, call: Call[T]) -> T:
+    async def once(self, call: ClientCall[T]) -> T:
         name = call.target.partition("?")[0].rpartition("/")[2]
         body = json.loads(call.body or b"{}")
         self.log.append(Said(anyio.current_time(), name, body))

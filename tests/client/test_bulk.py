@@ -29,7 +29,17 @@ from topics.client import (
     Retry,
     Tombstone,
 )
-from topics.client.bulk import ARROW, PIECE_BYTES, Export, ExportOptions, Pieces, export_stream, ingest, stage, staged
+from topics.client.bulk import (
+    ARROW,
+    PIECE_BYTES,
+    ExportDownload,
+    ExportOptions,
+    UploadPieces,
+    export_stream,
+    ingest,
+    stage,
+    staged,
+)
 
 LINES = (
     b'{"$tombstone":{"gap_from":1,"gap_to":3,"reason":"cap","missed_estimate":3,"earliest_seq":4,"head_seq":9}}\n'
@@ -39,8 +49,8 @@ LINES = (
 )
 
 
-def reading() -> Export:
-    return Export("t", 0, 9, 1)
+def reading() -> ExportDownload:
+    return ExportDownload("t", 0, 9, 1)
 
 
 def seqs(values: Any) -> list[int]:
@@ -95,7 +105,7 @@ def test_what_is_no_export_is_told(line: bytes) -> None:
 
 @given(st.lists(st.integers(0, PIECE_BYTES // 2), max_size=12))
 def test_pieces_of_an_upload_hold_every_record_once(sizes: list[int]) -> None:
-    gathered = Pieces()
+    gathered = UploadPieces()
     pieces = [piece for size in sizes if (piece := gathered.add("x" * size)) is not None]
     pieces += [piece] if (piece := gathered.rest()) is not None else []
     lines = b"".join(pieces).splitlines()
@@ -104,7 +114,7 @@ def test_pieces_of_an_upload_hold_every_record_once(sizes: list[int]) -> None:
 
 
 def test_a_record_of_several_lines_is_one_line() -> None:
-    gathered = Pieces()
+    gathered = UploadPieces()
     gathered.add(NewRecord(msgspec.Raw(b'{\r\n  "a": 1\n}')))
     rest = gathered.rest()
     assert rest is not None
@@ -114,7 +124,7 @@ def test_a_record_of_several_lines_is_one_line() -> None:
 
 def test_everything_that_is_asked_for_is_in_the_call() -> None:
     options = ExportOptions(1, 2, match="x*", node=("n", "m"), include_tags=False, include_meta=False)
-    call = Export("a:b", 3, 9, 7, options).call()
+    call = ExportDownload("a:b", 3, 9, 7, options).call()
     assert (call.method, call.accept) == ("GET", "application/x-ndjson")
     assert call.target == (
         "/v0/topics/a:b/records?from_seq=3&to_seq=9&from_ts=1&to_ts=2&match=x%2A&node=n&node=m"

@@ -15,10 +15,10 @@ import pytest
 
 from tests.described import closed_document, resolve
 from topics.client import calls
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.results import NewRecord, Page, Record, Tombstone
 from topics.http.openapi.document import document
-from topics.http.routes import ROUTES, Found, RouteTable
+from topics.http.routes import ROUTES, RouteMatch, RouteTable
 
 TABLE = RouteTable()
 Query = list[tuple[str, str]]
@@ -27,7 +27,7 @@ Query = list[tuple[str, str]]
 class Said(NamedTuple):
     """A call, and what it has to be on the wire."""
 
-    call: Call[Any]
+    call: ClientCall[Any]
     line: str
     """Method and path."""
     query: Query
@@ -37,7 +37,7 @@ class Said(NamedTuple):
 
 
 def said(
-    call: Call[Any], line: str, query: Iterable[tuple[str, str]] = (), *, body: Any = None, repeatable: bool
+    call: ClientCall[Any], line: str, query: Iterable[tuple[str, str]] = (), *, body: Any = None, repeatable: bool
 ) -> Said:
     return Said(call, line, list(query), body, repeatable)
 
@@ -378,12 +378,12 @@ def makers() -> dict[str, Callable[..., Any]]:
     }
 
 
-def split(call: Call[Any]) -> tuple[str, Query]:
+def split(call: ClientCall[Any]) -> tuple[str, Query]:
     path, _, query = call.target.partition("?")
     return path, parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
 
 
-def route_of(call: Call[Any]) -> Found:
+def route_of(call: ClientCall[Any]) -> RouteMatch:
     """The route that the daemon takes it for."""
     return TABLE.find(call.method, call.target.partition("?")[0].encode())
 

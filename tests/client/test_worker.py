@@ -15,7 +15,7 @@ import trio
 
 from tests.client.fake_queue import FakeQueue, broken, refused
 from topics.client.errors import Conflict, Forbidden, NotFound, ProtocolError, Unauthorized
-from topics.client.leasing import Nack
+from topics.client.held_jobs import Nack
 from topics.client.results import Job
 from topics.client.worker import AsyncWorker
 

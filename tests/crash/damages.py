@@ -24,7 +24,7 @@ import trio
 from tests.simulation import forgery
 from tests.simulation.disk import SECTOR, SimFs
 from tests.simulation.model import Acked, Client, History, Sent, View, view_of
-from tests.simulation.segment_lives import exactly, fill, upkeep
+from tests.simulation.segment_lives import exactly, fill, maintenance
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import frames_of, overwrite, wal_files, zero
 from tests.simulation.test_segment_damage import segment_of
@@ -524,7 +524,7 @@ def check_away(world: World, stake: Stake) -> None:
 
 
 def check_steady(world: World, views: Views) -> None:
-    """Every further start shows the same; the topics go on from it; and upkeep, and a crash behind it, change
+    """Every further start shows the same; the topics go on from it; and maintenance, and a crash behind it, change
     nothing."""
     for end in KILL_AND_DROP:
         assert see(world.after(end)) == views, f"another start, after a {end}, shows something else"
@@ -536,12 +536,12 @@ def check_steady(world: World, views: Views) -> None:
             result = await client.append(name, 2)
             assert result is not None
             assert result.first_seq == view.head + 1, f"{name}: after {view.head} comes {result.first_seq}"
-        await upkeep(life)
+        await maintenance(life)
 
     assert last.live(go_on, end="kill")
     after = see(last.after("drop"))
     for name, view in views.items():
-        assert view.records.items() <= after[name].records.items(), f"{name}: upkeep has taken something"
-        assert len(after[name].records) == len(view.records) + 2, f"{name}: upkeep has brought something back"
+        assert view.records.items() <= after[name].records.items(), f"{name}: maintenance has taken something"
+        assert len(after[name].records) == len(view.records) + 2, f"{name}: maintenance has brought something back"
         told = [all(after[name].gap_of(seq) for seq in range(gap[0], gap[1] + 1)) for gap in view.gaps]
         assert all(told), f"{name}: gaps were {view.gaps} and are {after[name].gaps}"

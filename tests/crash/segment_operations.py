@@ -16,14 +16,14 @@ from tests.simulation.segment_lives import (
     exactly,
     fill,
     fill_all,
+    maintenance,
     one_of_each,
     reclaim,
     relocate,
-    upkeep,
     with_shards,
 )
 from tests.simulation.world import End, Life
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 
 EAGER = replace(SMALL, rewrite_live_ratio=0.7)
 """Segments are written anew as soon as a third of them is dead."""
@@ -108,7 +108,7 @@ async def flagging(life: Life, client: Client) -> None:
     await checkpoint(life)
 
 
-async def delete_matching(client: Client, name: str, match: Match) -> None:
+async def delete_matching(client: Client, name: str, match: TagMatch) -> None:
     await client.delete(name, match=match)
 
 
@@ -223,7 +223,7 @@ async def holding(life: Life, client: Client) -> None:
             beside.start_soon(work, life)
             beside.start_soon(fill, client, "fsync", 1)
     await trio.sleep(1.1)
-    await upkeep(life)
+    await maintenance(life)
 
 
 async def checkpointing_in_a_hold(life: Life, client: Client) -> None:

@@ -29,22 +29,22 @@ from tests.simulation.wal_content import scan_of
 from tests.simulation.world import Life, World
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
-from topics.engine.delivery.topic_delivery import Delivery
-from topics.engine.delivery.watch_sessions import Watching
+from topics.engine.delivery.topic_delivery import TopicDelivery
+from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine import Engine
 from topics.engine.engine_metrics import EngineMetrics
-from topics.engine.forwarding.forwarders import Forwarding
-from topics.engine.forwarding.router_lifecycle import Routers
+from topics.engine.forwarding.forwarders import Forwarders
+from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appending
-from topics.engine.operations.delete import Deleting
-from topics.engine.operations.export import Exporting
-from topics.engine.operations.read import Reading
+from topics.engine.operations.append import Appends
+from topics.engine.operations.delete import Deletions
+from topics.engine.operations.export import Exports
+from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
-from topics.engine.operations.stage_lifecycle import Staging
-from topics.engine.operations.topic_lifecycle import Configuring
-from topics.engine.queues.queue_calls import Queueing
+from topics.engine.operations.stage_lifecycle import StageLifecycle
+from topics.engine.operations.topic_lifecycle import TopicLifecycle
+from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic_states import TopicStates
 from topics.sched.governor import Governor
@@ -86,13 +86,13 @@ def test_damage_of_every_kind_is_met_as_the_specification_says(name: str) -> Non
 
 WRITES: Final[dict[type, tuple[str, ...]]] = {
     Engine: ("announce_last_checkpoint", "checkpoint", "expire_stages", "recover"),
-    Configuring: ("delete", "put"),
-    Appending: ("append",),
-    Deleting: ("delete_records",),
-    Staging: ("append", "delete"),
+    TopicLifecycle: ("delete", "put"),
+    Appends: ("append",),
+    Deletions: ("delete_records",),
+    StageLifecycle: ("append", "delete"),
     StageCommits: ("commit",),
-    Routers: ("catch_up", "delete", "put"),
-    Queueing: ("ack", "claim", "close_work", "extend", "give_back", "nack", "next_jobs", "open_work"),
+    RouterLifecycle: ("catch_up", "delete", "put"),
+    QueueCalls: ("ack", "claim", "close_work", "extend", "give_back", "nack", "next_jobs", "open_work"),
     Ceilings: ("lower_all", "lower_idle"),
     Compactor: ("announce", "change_layout", "checkpoint", "checkpoint_at_start", "name_files", "try_checkpoint"),
     Reclaimer: ("cold_pass", "hot_pass", "pass_over", "remove_topic"),
@@ -101,10 +101,10 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
 """What has an effect on the disk, or may have."""
 READS: Final[dict[type, tuple[str, ...]]] = {
     Engine: ("open_for_business", "quiesce", "run", "start_draining", "wake_all"),
-    Routers: ("ends", "page", "state"),
-    Queueing: ("has_window", "ready_jobs"),
-    Reading: ("read",),
-    Exporting: ("open",),
+    RouterLifecycle: ("ends", "page", "state"),
+    QueueCalls: ("has_window", "ready_jobs"),
+    Reads: ("read",),
+    Exports: ("open",),
     TopicStates: ("of", "page"),
     EngineMetrics: ("figures",),
     IdempotencyKeys: ("expire",),
@@ -114,7 +114,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
 }
 """What has none, but for what it waits for or calls of the others."""
 INNER: Final[dict[type, tuple[str, ...]]] = {
-    Configuring: (
+    TopicLifecycle: (
         "adopt",
         "check_dead_letter",
         "check_topics",
@@ -123,7 +123,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
         "creations_ended",
         "forget",
     ),
-    Appending: (
+    Appends: (
         "admit",
         "append_to",
         "check_caps",
@@ -133,10 +133,10 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
         "quota_left",
         "watermark",
     ),
-    Staging: ("drop_damaged", "ended", "expire", "forget"),
+    StageLifecycle: ("drop_damaged", "ended", "expire", "forget"),
     StageCommits: ("ended", "expire"),
-    Routers: ("adopt", "forget_topic", "samples"),
-    Queueing: ("figures", "look_after", "state", "sweep"),
+    RouterLifecycle: ("adopt", "forget_topic", "samples"),
+    QueueCalls: ("figures", "look_after", "state", "sweep"),
     Ceilings: ("forget", "gate", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
 }
@@ -234,7 +234,7 @@ def test_every_part_of_the_engine_is_in_the_table_or_called_by_its_parts_alone()
     world = World()
     world.live(look, end="kill")
     inner = {Settings, type(world.clock), EngineStatus, Registry, Store, PayloadCache, Counter, Loader}
-    by_itself = {Delivery, Watching, Governor, Forwarding, LengthCheck}
+    by_itself = {TopicDelivery, WatchSessions, Governor, Forwarders, LengthCheck}
     assert parts == ({*CALLED} - {Engine}) | inner | by_itself
 
 
@@ -305,7 +305,7 @@ def test_a_daemon_that_logs_no_claims_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert all("AssertionError" in failure.problem for failure in figures.failures)
 
 
-def releasing(kind: FrameType, payload: dict[str, Any], **fields: Any) -> frames.Unsealed:
+def releasing(kind: FrameType, payload: dict[str, Any], **fields: Any) -> frames.UnsealedFrames:
     """The frame of a claim says that the jobs are free."""
     if payload.get("op") == "claimed":
         payload = {"op": "released", "seqs": payload["seqs"], "available_at": 0}

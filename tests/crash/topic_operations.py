@@ -12,7 +12,7 @@ from tests.simulation.lives import CLASSES
 from tests.simulation.model import Client
 from tests.simulation.segment_lives import SMALL, STORED, SegmentSweep, checkpoint, exactly, fill, fill_all, one_of_each
 from tests.simulation.world import Life
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 
 LONG = replace(SMALL, wal_file_bytes=64 << 10, segment_max_events=100)
 """A log that is not rotated, and segments that are not full."""
@@ -164,7 +164,7 @@ async def delete_before(client: Client, name: str, before: int) -> None:
 
 async def deleting_matches(life: Life, client: Client) -> None:
     """By tag and by prefix, with and without a bound, beside appends that match."""
-    for match in (exactly("b"), Match("a", prefix=True), Match("", prefix=True)):
+    for match in (exactly("b"), TagMatch("a", prefix=True), TagMatch("", prefix=True)):
         async with trio.open_nursery() as clients:
             for name in CLASSES:
                 clients.start_soon(delete_match, client, name, match)
@@ -173,7 +173,7 @@ async def deleting_matches(life: Life, client: Client) -> None:
     await trio.sleep(0.1)
 
 
-async def delete_match(client: Client, name: str, match: Match) -> None:
+async def delete_match(client: Client, name: str, match: TagMatch) -> None:
     await client.delete(name, match=match)
 
 

@@ -27,7 +27,7 @@ import xxhash
 
 from tests.end_to_end.test_segments import Ledger, daemon_in
 from tests.end_to_end.test_sigkill import Client, Daemon, read_all
-from topics.storage.maintenance.file_holds import MAX_HOLD_MS, Upkeep
+from topics.storage.maintenance.file_holds import MAX_HOLD_MS, FileHolds
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -635,13 +635,13 @@ async def test_a_hold_is_never_longer_than_ten_minutes_and_a_shorter_one_shorten
 
     clock: Any = Clock()
     unused: Any = None
-    upkeep = Upkeep(unused, unused, clock)
+    file_holds = FileHolds(unused, unused, clock)
     with trio.fail_after(5):
-        await upkeep.hold(10**18)
-        await upkeep.hold(0)
-        await upkeep.hold(1)
+        await file_holds.hold(10**18)
+        await file_holds.hold(0)
+        await file_holds.hold(1)
     clock.ms = MAX_HOLD_MS - 1
     assert MAX_HOLD_MS == 600_000
-    assert upkeep.held
+    assert file_holds.held
     clock.ms = MAX_HOLD_MS
-    assert not upkeep.held
+    assert not file_holds.held

@@ -33,7 +33,7 @@ from topics.model import (
     TopicConfig,
     TopicConfigPatch,
 )
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.storage.wal import frames
 from topics.storage.wal.frames import FrameType
 
@@ -123,8 +123,8 @@ class Life:
             await trio.sleep(0.5)
             self.engine.ceilings.lower_idle()
             await self.engine.keys.expire()
-            self.engine.watching.expire_idle()
-            self.engine.watching.check_connections()
+            self.engine.watch_sessions.expire_idle()
+            self.engine.watch_sessions.check_connections()
 
     async def stop(self) -> None:
         """The daemon's drain."""
@@ -210,15 +210,15 @@ class HeldOffload(InlineOffload):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: dict[Kind, trio.Event] = {}
+        self._held: dict[Pool, trio.Event] = {}
 
-    def hold(self, kind: Kind = Kind.WAL) -> None:
+    def hold(self, kind: Pool = Pool.WAL) -> None:
         self._held[kind] = trio.Event()
 
-    def let_go(self, kind: Kind = Kind.WAL) -> None:
+    def let_go(self, kind: Pool = Pool.WAL) -> None:
         self._held.pop(kind).set()
 
-    async def run(self, kind: Kind, call: Callable[[], T]) -> T:
+    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
         with trio.CancelScope(shield=True):
             while kind in self._held:
                 await self._held[kind].wait()

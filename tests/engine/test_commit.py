@@ -13,7 +13,7 @@ from tests.engine.life import Called, HeldOffload, living, refusal, settings, se
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from topics.errors import ApiError
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.runtime.withdrawal import CURRENT, Withdrawal
 from topics.storage.wal.frames import CONTINUES, MORE, FrameType
 
@@ -456,7 +456,7 @@ async def test_a_full_queue_is_429_after_the_admission_time_and_no_wait_with_bac
         assert "gone" not in found
         assert "late" not in found
         assert sum((await life.engine.metrics.figures()).throttled.values()) == 1 + len(calls) - len(stored)
-        assert Kind.WAL in offload.calls
+        assert Pool.WAL in offload.calls
 
 
 async def test_an_append_that_waits_for_room_ends_when_its_key_is_withdrawn(autojump_clock: Any) -> None:

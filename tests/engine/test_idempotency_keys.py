@@ -12,7 +12,7 @@ from tests.engine.life import Called, HeldOffload, living, refusal, settings, se
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from topics.errors import throttled
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 
 pytestmark = pytest.mark.trio
 
@@ -89,7 +89,7 @@ async def test_on_a_failed_shard_every_repeat_fails(autojump_clock: Any) -> None
         calls = [Called(nursery, lambda: life.append("t", 1, idempotency_key="k")) for _ in range(3)]
         await settle()
         fs.inject(Fault(error=errno.EIO, name="fdatasync", path="*.log", times=None))
-        offload.let_go(Kind.WAL)
+        offload.let_go(Pool.WAL)
         await settle()
         assert {call.error and call.error.code for call in calls} == {"read_only"}
         assert life.engine.keys.count == 0

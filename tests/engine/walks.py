@@ -24,7 +24,7 @@ from tests.simulation.world import COLD, Life, settings
 from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.model import Performance, ReadRequest, ReadResult
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 
 T = TypeVar("T")
 
@@ -50,13 +50,13 @@ class Wrong(BaseException):
 class SlowOffload(InlineOffload):
     """A disk some of whose calls take their time: of each kind this share, one of these pauses."""
 
-    def __init__(self, shares: Mapping[Kind, float], pauses: tuple[float, ...], seed: int | None = None) -> None:
+    def __init__(self, shares: Mapping[Pool, float], pauses: tuple[float, ...], seed: int | None = None) -> None:
         super().__init__(seed)
         self._shares = shares
         self._pauses = pauses
         self._chance = random.Random(seed)
 
-    async def run(self, kind: Kind, call: Callable[[], T]) -> T:
+    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
         if kind in self._shares and self._chance.random() < self._shares[kind]:
             with trio.CancelScope(shield=True):
                 await trio.sleep(self._chance.choice(self._pauses))
@@ -64,7 +64,7 @@ class SlowOffload(InlineOffload):
 
 
 @contextmanager
-def slow_disks(shares: Mapping[Kind, float], *pauses: float) -> Iterator[None]:
+def slow_disks(shares: Mapping[Pool, float], *pauses: float) -> Iterator[None]:
     """Worlds have such disks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulation, "InlineOffload", partial(SlowOffload, shares, pauses))

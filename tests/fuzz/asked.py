@@ -28,7 +28,7 @@ from topics.http.requests import (
     topic_requests,
     watch_requests,
 )
-from topics.http.requests.line_batches import Batches
+from topics.http.requests.line_batches import LineBatches
 from topics.http.routes import RouteTable
 from topics.log.topic_config import resolve_config
 from topics.routing.router import resolve_router
@@ -113,7 +113,7 @@ def _lines(data: bytes) -> None:
 
 
 def _batches_of(data: bytes, size: int) -> list[object]:
-    batches = Batches(3, 600, append_requests.longest_line(SETTINGS))
+    batches = LineBatches(3, 600, append_requests.longest_line(SETTINGS))
     seen: list[object] = []
     try:
         for at in range(0, len(data), size):

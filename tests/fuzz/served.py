@@ -191,7 +191,7 @@ def _watch_ids(life: Life, value: str) -> None:
     from topics.model import WatchRequest, WatchStart  # noqa: PLC0415
 
     names = ("orders", "jobs", "copies")
-    session, _ = life.engine.watching.open(WatchRequest(topics={name: WatchStart() for name in names}))
+    session, _ = life.engine.watch_sessions.open(WatchRequest(topics={name: WatchStart() for name in names}))
     cursors = checked(partial(session.read_id, value))
     if cursors is not None:
         session.rewind(cursors)

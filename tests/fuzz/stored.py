@@ -24,12 +24,12 @@ from tests.simulation.world import ROOT, End, Life, World, quiet
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.errors import ApiError
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import Performance, ReadRequest, TopicState
 from topics.storage.files.datadir import DataDirError, open_data_dir, parse_segment_file, parse_wal_name, segment_name
 from topics.storage.files.file_header import first_frame
 from topics.storage.offline.inspect import Inspection
-from topics.storage.offline.stored_topics import Directory
+from topics.storage.offline.stored_topics import TopicDirectory
 from topics.storage.offline.topic_parts import load_part
 from topics.storage.offline.verify import Verification
 from topics.storage.recovery.damage import Damage
@@ -41,14 +41,14 @@ from topics.storage.segments.segment_format import (
     open_records,
     scan_data,
 )
-from topics.storage.segments.segment_reader import Tiers, load_columns, load_tags
+from topics.storage.segments.segment_reader import SegmentTiers, load_columns, load_tags
 from topics.storage.segments.segment_scan import BadBytes, frames_of, layout_of
 from topics.storage.segments.segment_store import DirectorySegmentStore
 from topics.storage.segments.tags_format import decode_tags
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import Snapshot, SnapshotDamaged, decode_manifest, decode_part, decode_snapshot
 from topics.storage.wal import frames
-from topics.storage.wal.frames import FrameType, Seeds, UnknownFrameType
+from topics.storage.wal.frames import FrameSeeds, FrameType, UnknownFrameType
 
 REFUSALS: Final = (Damage, DataDirError, UnknownFrameType, OSError)
 """How a start says no (`Engine.recover`)."""
@@ -70,7 +70,7 @@ def _scan_log(data: bytes) -> None:
     """All frames of a window: each taken apart in every way there is."""
     header = header_of(data)
     begin, salt = first_frame(header), header.salt if header is not None else None
-    seeds = Seeds(salt, 0)
+    seeds = FrameSeeds(salt, 0)
     with suppress(UnknownFrameType):
         scan = frames.scan_window(data[begin:], begin, file_end=len(data), salt=salt)
         for frame in scan.frames:
@@ -87,7 +87,7 @@ def _scan_log(data: bytes) -> None:
         frames.scan_window(data[begin:half], begin, file_end=max(len(data), begin), salt=salt)
 
 
-def _open_append(data: bytes, frame: frames.Frame, size: int, seeds: Seeds) -> None:
+def _open_append(data: bytes, frame: frames.Frame, size: int, seeds: FrameSeeds) -> None:
     record = frames.decode_append(data, frame.offset, size, seeds)
     opened = frames.open_append(data, frame.offset, size, seeds)
     assert (record is None) is (opened is None)
@@ -222,7 +222,7 @@ def _format(data: bytes) -> None:
     put(fs, DIRECTORY.format_path, data)
     for look in (
         lambda: open_data_dir(fs, ROOT),
-        lambda: Directory.found(fs, ROOT),
+        lambda: TopicDirectory.found(fs, ROOT),
         lambda: Inspection(fs, ROOT).facts(),
     ):
         with suppress(DataDirError):
@@ -237,7 +237,7 @@ def _checkpointed(data: bytes) -> None:
     topic_id = 3
     put(fs, DIRECTORY.manifest_path(topic_id), data)
     with suppress(SnapshotDamaged, DataDirError):
-        directory = Directory.found(fs, ROOT)
+        directory = TopicDirectory.found(fs, ROOT)
         directory.topics(fs, lambda _name: True)
         directory.topic(fs, topic_id)
 
@@ -277,7 +277,7 @@ def _segment_file(kind: str, data: bytes) -> None:
     segment = _a_segment()
     fs = machines.stopped().after_process_kill()
     put(fs, DIRECTORY.segment_path(segment.topic_id, segment.first, kind), data)
-    tiers = Tiers(DirectorySegmentStore(fs, ROOT), None)
+    tiers = SegmentTiers(DirectorySegmentStore(fs, ROOT), None)
     with quiet():
         for sealed in (True, False):
             segment.sealed = sealed
@@ -306,8 +306,8 @@ def _tags(data: bytes) -> None:
     with suppress(SegmentDamaged):
         tags = decode_tags(data, segment.first, segment.n)
         for pattern in ("", "tag", "tag1", "\uffff"):
-            tags.find(Match(pattern, prefix=True))
-            tags.find(Match(pattern, prefix=False))
+            tags.find(TagMatch(pattern, prefix=True))
+            tags.find(TagMatch(pattern, prefix=False))
         for _tag, positions in tags.items():
             assert all(position < segment.n for position in positions)
 

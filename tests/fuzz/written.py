@@ -20,9 +20,9 @@ from topics.auth.keys import Key, Keyring, MalformedKeys, parse_key_file, parse_
 from topics.cli.records.record_input import BadInput, Form, LineSplitter, Parser
 from topics.cli.values import parse_duration, parse_size
 from topics.client import calls, results
-from topics.client.bulk import Export
+from topics.client.bulk import ExportDownload
 from topics.client.errors import ProtocolError, TopicsError
-from topics.client.following import Following, named, watch
+from topics.client.follower import Follower, named, watch
 from topics.client.sse import EventDecoder
 from topics.client.transport import result
 from topics.config import ConfigError, load_settings
@@ -31,7 +31,7 @@ from topics.http.accept import qualities
 from topics.http.answers.sse import EVENTS, heartbeat, job_event, with_id
 from topics.http.requests.append_requests import check_key
 from topics.log.names import check_node, check_router_name, check_topic_name
-from topics.log.tag_match import Match, parse_match
+from topics.log.tag_match import TagMatch, parse_match
 from topics.model import Tombstone
 from topics.telemetry.audit_log import make_entry
 
@@ -90,7 +90,7 @@ def _match(data: bytes) -> None:
     except (ValueError, RecursionError):
         value = _text(data)
     match = checked(partial(parse_match, value))
-    if isinstance(match, Match):
+    if isinstance(match, TagMatch):
         assert parse_match(match.to_wire()) == match
         match.matches(None)
         match.matches(match.pattern)
@@ -150,7 +150,7 @@ def _events(data: bytes) -> None:
 
 def _following(data: bytes) -> None:
     """A follower that is given a stream, and asks again after it."""
-    following: Following = watch({"orders": 0, "events": "tail"}, caught_up=True)
+    following: Follower = watch({"orders": 0, "events": "tail"}, caught_up=True)
     topics = {
         name: results.WatchedTopic(from_seq=0, head_seq=9, earliest_seq=1, epoch=1) for name in ("orders", "events")
     }
@@ -168,14 +168,14 @@ def _following(data: bytes) -> None:
 
 def _export(data: bytes) -> None:
     for size in (len(data) or 1, PIECE):
-        export = Export("orders", 0, 99, 1)
+        export = ExportDownload("orders", 0, 99, 1)
         with suppress(ProtocolError):
             for at in range(0, len(data), size):
                 for value in export.feed(data[at : at + size]):
                     repr(value)
 
 
-_ANSWERS: Final[tuple[calls.Call[Any], ...]] = (
+_ANSWERS: Final[tuple[calls.ClientCall[Any], ...]] = (
     calls.state("orders"),
     calls.topic_page(),
     calls.append("orders", [1], idempotency_key="k"),

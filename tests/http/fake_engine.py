@@ -18,7 +18,7 @@ from topics.engine.engine import Engine
 from topics.engine.operations.export import Export, ExportRequest
 from topics.engine.record_columns import columns_of
 from topics.errors import ApiError, invalid, router_not_found, topic_not_found
-from topics.log.tag_match import Match, parse_match
+from topics.log.tag_match import TagMatch, parse_match
 from topics.log.topic_config import resolve_config
 from topics.model import (
     AppendRequest,
@@ -382,7 +382,7 @@ class FakeEngine:
         return known is not None and known.stages.pop(stage, None) is not None
 
     async def delete_records(
-        self, name: str, before_seq: int | None, match: Match | None, perf: Performance
+        self, name: str, before_seq: int | None, match: TagMatch | None, perf: Performance
     ) -> DeleteResult:
         await self._enter()
         topic = self._topic(name)

@@ -11,7 +11,7 @@ import pytest
 
 from topics.log import record_index, retention, span, tag_index, topic_log, topic_tags
 from topics.log.losses import Gap
-from topics.log.topic_log import Extent, Run, TopicLog
+from topics.log.topic_log import Extent, SeqRun, TopicLog
 from topics.model import TopicConfig
 
 
@@ -54,7 +54,7 @@ def told(log: TopicLog, from_seq: int) -> tuple[int, int, str, int] | None:
     return tombstone.gap_from, tombstone.gap_to, tombstone.reason, tombstone.missed_estimate
 
 
-def steps(log: TopicLog, from_seq: int = 0) -> list[Run | Gap]:
+def steps(log: TopicLog, from_seq: int = 0) -> list[SeqRun | Gap]:
     found = []
     at = log.start(from_seq, True)[0]
     while (step := log.step(at, 1000)) is not None:

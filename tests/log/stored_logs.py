@@ -15,7 +15,7 @@ import pytest
 from topics.log.missing_columns import missing_below, missing_to_delete
 from topics.log.record_index import RawRun
 from topics.log.span import DELETED, NotLoaded, Span, SpanColumns
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.log.topic_log import TopicLog
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class Driven:
             assert not self.log.attach(span, self.disk.columns(span)), "disk and summary differ"
             assert span.loaded
 
-    def matching(self, match: Match, *, before_seq: int | None, bound: int) -> array[int]:
+    def matching(self, match: TagMatch, *, before_seq: int | None, bound: int) -> array[int]:
         """All of them, those that only segment files know among them."""
         end = bound if before_seq is None else min(bound, before_seq - 1)
         seqs: array[int] = array("Q")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.log.block import Block, Parts, Projection, encode_block
+from topics.log.block import Block, Projection, RecordParts, encode_block
 
 PROJECTIONS = [Projection(tags, meta) for tags in (False, True) for meta in (False, True)]
 
@@ -90,7 +90,7 @@ def check(block: Block, first: int, times: list[int], recs: list[Rec | None]) ->
     for i, rec in enumerate(recs):
         if rec is None:
             continue
-        assert block.parts_of(first + i) == Parts(rec.node.encode(), (rec.tag or "").encode(), rec.meta, rec.data)
+        assert block.parts_of(first + i) == RecordParts(rec.node.encode(), (rec.tag or "").encode(), rec.meta, rec.data)
         assert block.node_of(first + i) == (rec.node or None)
     for projection in PROJECTIONS:
         shown = [rec and rec.text(first + i, times[i], projection) for i, rec in enumerate(recs)]

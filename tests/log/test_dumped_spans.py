@@ -9,7 +9,7 @@ import pytest
 from tests.log.logs import extent, log_of
 from tests.log.stored_logs import checkpoint
 from topics.log.dumped_spans import grow_dump, set_unflagged, summary_first
-from topics.log.span import Summary
+from topics.log.span import SpanSummary
 from topics.log.topic_log import TopicLog
 
 
@@ -61,7 +61,7 @@ def test_a_stored_span_that_contradicts_itself_does_not_load(change: dict[str, A
     log.extend(extent(11, 2, ts=2000))
     dumped = log.dump()
     mark, *values = dumped["spans"][0]
-    names = [*Summary._fields, "unflagged"]
+    names = [*SpanSummary._fields, "unflagged"]
     assert TopicLog.load(dumped).dump() == dumped
     damaged = dict(zip(names, values, strict=True)) | change
     with pytest.raises(ValueError):  # noqa: PT011

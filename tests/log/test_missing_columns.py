@@ -7,15 +7,15 @@ from tests.log.stored_logs import checkpoint, spans_asked_for, state_of
 from topics.log.frame_ranges import locate
 from topics.log.losses import Gap
 from topics.log.missing_columns import missing_below, missing_to_delete
-from topics.log.topic_log import Run
+from topics.log.topic_log import SeqRun
 
 
 def test_a_dense_segment_is_read_without_columns_up_to_the_places_of_its_frames() -> None:
     log = log_of(30)
     driven = checkpoint(log, 10, 10, 10)
-    assert steps(log) == [Run(1, 30)]
+    assert steps(log) == [SeqRun(1, 30)]
     assert log.is_live(17)
-    assert log.step(12, 5) == Run(13, 17)
+    assert log.step(12, 5) == SeqRun(13, 17)
     assert spans_asked_for(lambda: locate(log.index, 15, 25)) == [11, 21]
     found = driven.do(lambda log: locate(log.index, 15, 25))
     assert [(part.file, list(part.seqs)) for part in found] == [
@@ -29,9 +29,9 @@ def test_a_segment_with_dead_records_is_loaded_to_be_read() -> None:
     log = log_of(30)
     log.delete_seqs([15])
     driven = checkpoint(log, 10, 10, 10)
-    assert log.step(0, 8) == Run(1, 8)
+    assert log.step(0, 8) == SeqRun(1, 8)
     assert spans_asked_for(lambda: log.step(0, 15)) == [11]
-    assert driven.step(0, 100) == Run(1, 14)
+    assert driven.step(0, 100) == SeqRun(1, 14)
     assert driven.asked == [11]
 
 
@@ -97,7 +97,7 @@ def test_damage_to_a_whole_dense_segment_needs_no_columns() -> None:
     log = log_of(30)
     driven = checkpoint(log, 10, 10, 10)
     log.add_hole(11, 20, "corrupt")
-    assert steps(log) == [Run(1, 10), Gap(11, 20, "corrupt", 10), Run(21, 30)]
+    assert steps(log) == [SeqRun(1, 10), Gap(11, 20, "corrupt", 10), SeqRun(21, 30)]
     driven.load([log.stored.all()[1]])
     assert log.count == 20
     log.check()

@@ -7,7 +7,7 @@ import pytest
 from tests.log.logs import caps, extent, log_of
 from topics.log.retention import eviction_watermark
 from topics.log.span import SPAN_RECORDS
-from topics.log.topic_log import Run, TopicLog
+from topics.log.topic_log import SeqRun, TopicLog
 
 
 def test_the_time_of_a_record_that_is_gone_is_a_key_error() -> None:
@@ -32,5 +32,5 @@ def test_no_more_than_32_bytes_of_index_a_record() -> None:
 
 def test_a_batch_larger_than_a_span_is_stored_whole() -> None:
     log = log_of(2 * SPAN_RECORDS + 5)
-    assert log.step(0, 10**6) == Run(1, 2 * SPAN_RECORDS + 5)
+    assert log.step(0, 10**6) == SeqRun(1, 2 * SPAN_RECORDS + 5)
     log.check()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 import topics.log.stages
-from topics.log.stages import WINDOW_MS, CommitKeys, Known
+from topics.log.stages import WINDOW_MS, CommitKeys, KnownCommit
 
 
 def test_a_commit_and_the_names_that_it_closed_are_remembered_for_the_window() -> None:
     keys = CommitKeys()
     keys.remember("q/1", 5, 3, 1000, ["a", "b"])
-    assert keys.lookup("q/1", 1000 + WINDOW_MS) == Known(5, 3, 1000, ("a", "b"))
+    assert keys.lookup("q/1", 1000 + WINDOW_MS) == KnownCommit(5, 3, 1000, ("a", "b"))
     assert keys.lookup("q/1", 1001 + WINDOW_MS) is None
     assert keys.lookup("q/2", 1000) is None
     assert keys.has_closed("a")

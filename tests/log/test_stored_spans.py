@@ -12,7 +12,7 @@ from tests.log.stored_logs import Disk, Driven, Segment, checkpoint, spans_asked
 from topics.log.frame_ranges import locate
 from topics.log.losses import Gap
 from topics.log.span import LOST
-from topics.log.topic_log import Run
+from topics.log.topic_log import SeqRun
 
 
 def test_what_a_hole_took_stays_lost_when_the_columns_come_back() -> None:
@@ -20,7 +20,7 @@ def test_what_a_hole_took_stays_lost_when_the_columns_come_back() -> None:
     driven = checkpoint(log, 10, 10)
     driven.add_hole(4, 6, "corrupt")
     log.stored.all()[0].detach()
-    assert driven.step(0, 100) == Run(1, 3)
+    assert driven.step(0, 100) == SeqRun(1, 3)
     assert log.stored.all()[0].columns().dead == bytes([0, 0, 0, LOST, LOST, LOST, 0, 0, 0, 0])
     log.check()
 
@@ -32,7 +32,7 @@ def test_a_deletion_on_disk_that_the_summary_does_not_know_is_reconciled() -> No
     span = log.stored.all()[0]
     assert log.attach(span, driven.disk.columns(span))
     assert (log.count, log.bytes, log.earliest_seq, log.losses.evict_floor) == (17, 170, 3, 1)
-    assert steps(log) == [Run(3, 4), Run(6, 20)]
+    assert steps(log) == [SeqRun(3, 4), SeqRun(6, 20)]
     assert not log.attach(span, driven.disk.columns(span)), "it is loaded"
     log.check()
 
@@ -64,7 +64,7 @@ def test_what_is_lost_on_disk_without_a_hole_becomes_one() -> None:
     for span in log.stored.all():
         assert log.attach(span, driven.disk.columns(span))
     assert told(log, 0) == (1, 1, "corrupt", 1)
-    assert steps(log) == [Run(2, 14), Gap(15, 16, "corrupt", 2), Run(17, 20)]
+    assert steps(log) == [SeqRun(2, 14), Gap(15, 16, "corrupt", 2), SeqRun(17, 20)]
     log.check()
 
 
@@ -146,5 +146,5 @@ def test_segments_that_become_one_are_one_span() -> None:
     assert (span.segment, span.loaded, sorted(span.unflagged or ())) == (segment, False, [3, 13])
     log.check()
     driven.load([span])
-    assert steps(log, 3) == [Run(4, 12), Run(14, 30)]
+    assert steps(log, 3) == [SeqRun(4, 12), SeqRun(14, 30)]
     log.check()

@@ -23,7 +23,7 @@ from topics.log.dumped_spans import grow_dump
 from topics.log.frame_ranges import FrameRange, locate
 from topics.log.record_index import RawRun
 from topics.log.span import NotLoaded, Span
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.log.topic_log import TopicLog
 
 
@@ -59,7 +59,7 @@ class StoredMachine(TopicLogMachine):
     def do(self, operation: Callable[[TopicLog], T]) -> T:
         return self.driven.do(operation)
 
-    def matching(self, match: Match, *, before_seq: int | None, bound: int) -> array[int]:
+    def matching(self, match: TagMatch, *, before_seq: int | None, bound: int) -> array[int]:
         return self.driven.matching(match, before_seq=before_seq, bound=bound)
 
     def pick(self, n: int) -> Span:

@@ -9,11 +9,11 @@ import pytest
 
 from topics.log import tag_index
 from topics.log.tag_index import TagIndex
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 
 
 def everything(index: TagIndex) -> list[int]:
-    return list(index.find(Match("", prefix=True), 0, 2**63))
+    return list(index.find(TagMatch("", prefix=True), 0, 2**63))
 
 
 def test_a_batch_of_one_tag_and_a_mixed_one_are_found_alike() -> None:
@@ -21,8 +21,8 @@ def test_a_batch_of_one_tag_and_a_mixed_one_are_found_alike() -> None:
     index.add_batch(1, ["a", "a", "a"])
     index.add_batch(4, ["b", None, "a"])
     index.add_batch(7, ["b", "b"])
-    assert list(index.find(Match("a", prefix=False), 0, 99)) == [1, 2, 3, 6]
-    assert list(index.find(Match("b", prefix=False), 0, 99)) == [4, 7, 8]
+    assert list(index.find(TagMatch("a", prefix=False), 0, 99)) == [1, 2, 3, 6]
+    assert list(index.find(TagMatch("b", prefix=False), 0, 99)) == [4, 7, 8]
     assert everything(index) == [1, 2, 3, 4, 6, 7, 8]
     assert index.postings == 7
     index.check()
@@ -34,10 +34,10 @@ def test_a_prefix_finds_what_begins_with_it_in_old_runs_and_new(monkeypatch: pyt
     names = ["b", "a", "ab", "a\U0010ffff", "abc", "aa", "a*", "c"]
     for seq, name in enumerate(names, 1):
         index.add_batch(seq, [name])
-    assert list(index.find(Match("a", prefix=True), 0, 99)) == [2, 3, 4, 5, 6, 7]
-    assert list(index.find(Match("ab", prefix=True), 0, 99)) == [3, 5]
-    assert list(index.find(Match("a", prefix=True), 4, 6)) == [4, 5, 6]
-    assert list(index.find(Match("zz", prefix=True), 0, 99)) == []
+    assert list(index.find(TagMatch("a", prefix=True), 0, 99)) == [2, 3, 4, 5, 6, 7]
+    assert list(index.find(TagMatch("ab", prefix=True), 0, 99)) == [3, 5]
+    assert list(index.find(TagMatch("a", prefix=True), 4, 6)) == [4, 5, 6]
+    assert list(index.find(TagMatch("zz", prefix=True), 0, 99)) == []
 
 
 def test_sweeping_in_slices_forgets_the_gone_and_keeps_the_live(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_a_dump_brings_back_the_postings() -> None:
     loaded.check()
     assert loaded.dump() == index.dump()
     loaded.add_batch(9, ["a", "c"])
-    assert list(loaded.find(Match("", prefix=True), 0, 99)) == [1, 2, 4, 9, 10]
+    assert list(loaded.find(TagMatch("", prefix=True), 0, 99)) == [1, 2, 4, 9, 10]
 
 
 @pytest.mark.parametrize(

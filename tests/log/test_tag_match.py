@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topics.errors import ApiError
-from topics.log.tag_match import Match, parse_match
+from topics.log.tag_match import TagMatch, parse_match
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_match_selects_tags(value: object, selected: list[str], left: list[str
 
 
 def test_a_bare_string_is_never_a_glob() -> None:
-    assert parse_match("x*") == Match("x*", prefix=False)
+    assert parse_match("x*") == TagMatch("x*", prefix=False)
     assert parse_match("x*").to_wire() == ["tag", "Eq", "x*"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.log.logs import caps, extent, log_of, steps, told
 from topics.log.losses import Gap
 from topics.log.retention import eviction_watermark, expire
-from topics.log.topic_log import Run, TopicLog
+from topics.log.topic_log import SeqRun, TopicLog
 from topics.model import Tombstone
 
 
@@ -41,7 +41,7 @@ def test_a_deletion_is_silent() -> None:
     assert log.delete_seqs([7]) == 1
     assert (log.earliest_seq, log.losses.evict_floor, log.count, log.bytes) == (5, 1, 5, 50)
     assert log.start(0, True) == (4, None)
-    assert steps(log) == [Run(5, 6), Run(8, 10)]
+    assert steps(log) == [SeqRun(5, 6), SeqRun(8, 10)]
 
 
 def test_deletion_is_bounded_by_what_was_there_at_the_call() -> None:
@@ -54,7 +54,7 @@ def test_a_hole_is_met_in_its_place() -> None:
     log = log_of(3)
     log.add_hole(4, 100_000, "lost")
     log.extend(extent(100_001, 2))
-    assert steps(log) == [Run(1, 3), Gap(4, 100_000, "lost", 99_997), Run(100_001, 100_002)]
+    assert steps(log) == [SeqRun(1, 3), Gap(4, 100_000, "lost", 99_997), SeqRun(100_001, 100_002)]
     assert log.step(50, 10) == Gap(51, 100_000, "lost", 99_950)
     assert (log.count, log.bytes, log.losses.evict_floor) == (5, 50, 1)
     gap = log.step(3, 10)
@@ -79,7 +79,7 @@ def test_a_hole_in_a_topic_without_records_is_passed_at_once() -> None:
     assert (log.head_seq, log.earliest_seq, log.losses.evict_floor) == (5, 6, 6)
     assert told(log, 0) == (1, 5, "lost", 5)
     log.extend(extent(6, 1))
-    assert steps(log, 5) == [Run(6, 6)]
+    assert steps(log, 5) == [SeqRun(6, 6)]
 
 
 def test_the_front_passes_a_hole_when_what_was_before_it_is_deleted() -> None:
@@ -98,10 +98,10 @@ def test_damage_inside_takes_records_but_no_deletions() -> None:
     log = log_of(10)
     log.delete_seqs([3, 5, 8])
     log.add_hole(3, 8, "corrupt")
-    assert steps(log) == [Run(1, 2), Gap(4, 7, "corrupt", 3), Run(9, 10)]
+    assert steps(log) == [SeqRun(1, 2), Gap(4, 7, "corrupt", 3), SeqRun(9, 10)]
     assert (log.count, log.bytes) == (4, 40)
     log.add_hole(3, 8, "lost")
-    assert steps(log) == [Run(1, 2), Gap(4, 7, "corrupt", 3), Run(9, 10)]
+    assert steps(log) == [SeqRun(1, 2), Gap(4, 7, "corrupt", 3), SeqRun(9, 10)]
     log.check()
 
 
@@ -109,7 +109,7 @@ def test_damage_to_deleted_records_alone_is_no_hole() -> None:
     log = log_of(10)
     log.delete_seqs([3, 4, 5])
     log.add_hole(3, 5, "corrupt")
-    assert steps(log) == [Run(1, 2), Run(6, 10)]
+    assert steps(log) == [SeqRun(1, 2), SeqRun(6, 10)]
 
 
 def test_an_ephemeral_restart_loses_everything() -> None:

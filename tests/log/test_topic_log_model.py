@@ -22,8 +22,8 @@ from tests.log.logs import caps, tiny_limits
 from topics.log.frame_ranges import locate
 from topics.log.losses import Gap, LossReason
 from topics.log.retention import eviction_watermark, expire, has_room
-from topics.log.tag_match import Match
-from topics.log.topic_log import Extent, Run, TopicLog
+from topics.log.tag_match import TagMatch
+from topics.log.topic_log import Extent, SeqRun, TopicLog
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +38,7 @@ LIVE = "live"
 DELETED = "deleted"
 
 TAGS = st.sampled_from([None, None, "a", "ab", "b", "b*", "b*c", "ü"])
-MATCHES = st.builds(Match, st.sampled_from(["", "a", "ab", "b", "b*", "ü", "zz"]), st.booleans())
+MATCHES = st.builds(TagMatch, st.sampled_from(["", "a", "ab", "b", "b*", "ü", "zz"]), st.booleans())
 RECORD = st.tuples(TAGS, st.integers(1, 20), st.integers(0, 3))
 BATCH = st.lists(RECORD, min_size=1, max_size=9)
 # A place in the topic, mostly near the front or the head, where things happen. A share of the whole would be drawn at
@@ -156,7 +156,7 @@ def everything(log: TopicLog, from_seq: int, limit: int) -> list[tuple[object, .
     while (found := log.step(at, limit)) is not None:
         assert found.first > at
         match found:
-            case Run(first, last):
+            case SeqRun(first, last):
                 assert last - first < limit
                 told += [("record", seq) for seq in range(first, last + 1)]
             case Gap(first, last, reason, missed):
@@ -183,7 +183,7 @@ class TopicLogMachine(RuleBasedStateMachine):
         """What the operation does to the log, or to a part of it."""
         return operation(self.log)
 
-    def matching(self, match: Match, *, before_seq: int | None, bound: int) -> array[int]:
+    def matching(self, match: TagMatch, *, before_seq: int | None, bound: int) -> array[int]:
         return self.log.tags.matching(match, before_seq=before_seq, bound=bound)
 
     def seq(self, place: tuple[str, int]) -> int:
@@ -283,7 +283,7 @@ class TopicLogMachine(RuleBasedStateMachine):
         assert self.log.delete_seqs(seqs) == len(doomed)
 
     @rule(match=MATCHES, before=st.none() | PLACE, bound=PLACE)
-    def delete_matching(self, match: Match, before: tuple[str, int] | None, bound: tuple[str, int]) -> None:
+    def delete_matching(self, match: TagMatch, before: tuple[str, int] | None, bound: tuple[str, int]) -> None:
         before_seq = None if before is None else self.seq(before)
         doomed = [
             seq

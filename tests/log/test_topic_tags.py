@@ -8,17 +8,17 @@ from tests.log.logs import caps, extent, log_of
 from tests.log.stored_logs import checkpoint
 from topics.log.retention import eviction_watermark
 from topics.log.span import LIVE
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.log.topic_log import TopicLog
 
 
 def test_matching_finds_live_records_within_its_bounds() -> None:
     log = log_of(6, tags=["a", "b", "ab", None, "a", "ab"])
     log.delete_seqs([3])
-    assert list(log.tags.matching(Match("a", prefix=True), before_seq=None, bound=6)) == [1, 5, 6]
-    assert list(log.tags.matching(Match("a", prefix=True), before_seq=6, bound=6)) == [1, 5]
-    assert list(log.tags.matching(Match("a", prefix=True), before_seq=None, bound=4)) == [1]
-    assert list(log.tags.matching(Match("a", prefix=True), before_seq=0, bound=6)) == []
+    assert list(log.tags.matching(TagMatch("a", prefix=True), before_seq=None, bound=6)) == [1, 5, 6]
+    assert list(log.tags.matching(TagMatch("a", prefix=True), before_seq=6, bound=6)) == [1, 5]
+    assert list(log.tags.matching(TagMatch("a", prefix=True), before_seq=None, bound=4)) == [1]
+    assert list(log.tags.matching(TagMatch("a", prefix=True), before_seq=0, bound=6)) == []
 
 
 def test_tags_of_gone_records_do_not_pile_up() -> None:
@@ -49,7 +49,7 @@ def test_tags_of_stored_records_are_found_through_their_files() -> None:
     assert log.tags.spans_in_files(20) == []
     log.drop_tags_below(11)
     log.check()
-    everything = Match("", prefix=True)
+    everything = TagMatch("", prefix=True)
     assert list(log.tags.matching(everything, before_seq=None, bound=20)) == list(range(11, 21))
     assert [span.first for span in log.tags.spans_in_files(20)] == [1]
     assert log.tags.spans_in_files(0) == []

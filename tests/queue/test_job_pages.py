@@ -15,8 +15,8 @@ import cbor2
 import pytest
 
 from topics.queue import leases as leases_module
-from topics.queue.job_pages import PAGE, Page
-from topics.queue.lease_events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released
+from topics.queue.job_pages import PAGE, JobPage
+from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, Event, ExtendEvent, ParkEvent, ReleaseEvent
 from topics.queue.leases import Leases
 from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
@@ -31,10 +31,10 @@ def seqs_of(seqs: Iterable[int]) -> array[int]:
     return array("Q", seqs)
 
 
-def claimed(seqs: Iterable[int], until: int = 1_000_000, node: str = "a") -> Claimed:
+def claimed(seqs: Iterable[int], until: int = 1_000_000, node: str = "a") -> ClaimEvent:
     """Each under its seq as lease id."""
     seqs = seqs_of(seqs)
-    return Claimed(node, seqs, seqs, at(until))
+    return ClaimEvent(node, seqs, seqs, at(until))
 
 
 def endless(after: int, limit: int) -> Sequence[int]:
@@ -103,8 +103,8 @@ def test_a_page_that_has_lost_its_last_job_leaves_nothing_behind() -> None:
     leases = Leases()
     empty = leases.dump(at(0))
     leases.apply(claimed([1, PAGE, 2 * PAGE]))
-    leases.apply(Released(seqs_of([1]), None))
-    leases.apply(Released(seqs_of([PAGE]), at(50)))
+    leases.apply(ReleaseEvent(seqs_of([1]), None))
+    leases.apply(ReleaseEvent(seqs_of([PAGE]), at(50)))
     leases.gone([1, PAGE, 2 * PAGE])
     leases.check()
     assert leases.next_due_ms() is None
@@ -135,23 +135,23 @@ def test_deliveries_are_counted_for_ever() -> None:
 
 def test_extending_again_and_again_makes_nothing_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = count()
-    next_due = Page.next_due
+    next_due = JobPage.next_due
 
-    def counted(page: Page) -> int | None:
+    def counted(page: JobPage) -> int | None:
         next(looks)
         return next_due(page)
 
     leases = leased_upto(2 * PAGE)
-    monkeypatch.setattr(Page, "next_due", counted)
+    monkeypatch.setattr(JobPage, "next_due", counted)
     for ms in range(1, 1000):
-        leases.apply(Extended(seqs_of([1 + ms % (2 * PAGE)]), at(1_000_000 - ms if ms % 2 else 2_000_000 + ms)))
+        leases.apply(ExtendEvent(seqs_of([1 + ms % (2 * PAGE)]), at(1_000_000 - ms if ms % 2 else 2_000_000 + ms)))
         assert not leases.sweep(ms, 10)
     assert next(looks) == 0
     leases.check()  # which says that there is one entry a page
 
 
 def test_a_page_takes_little_memory() -> None:
-    page = Page(0).copy(0)
+    page = JobPage(0).copy(0)
     columns = (page.states, page.deliveries, page.due_ms, page.lease_ids, page.holders)
     assert sum(column.__sizeof__() for column in columns) < PAGE * 25
 
@@ -193,7 +193,7 @@ def test_a_lease_with_an_event_on_its_way_is_busy_even_when_it_is_over() -> None
 
 def test_a_sweep_that_has_much_to_look_at_in_vain_takes_pauses_too() -> None:
     leases = leased_upto(400 * PAGE, until=50)
-    leases.apply(Extended(seqs_of(range(1, 400 * PAGE + 1)), at(5000)))
+    leases.apply(ExtendEvent(seqs_of(range(1, 400 * PAGE + 1)), at(5000)))
     due_ms = leases.next_due_ms()
     assert due_ms is not None
     assert due_ms <= 5001
@@ -234,22 +234,22 @@ def some_of_everything() -> Leases:
     leases = Leases()
     leases.apply(claimed(range(1, 2 * PAGE), node="a"))
     leases.apply(claimed(range(2 * PAGE, 3 * PAGE, 3), 70, node="b"))
-    leases.apply(Released(seqs_of(range(5, 60, 2)), None))
-    leases.apply(Released(seqs_of(range(6, 60, 2)), at(500)))
-    leases.apply(Parked(seqs_of(range(60, 90))))
-    leases.apply(DeadLettered(seqs_of([61, 62])))
+    leases.apply(ReleaseEvent(seqs_of(range(5, 60, 2)), None))
+    leases.apply(ReleaseEvent(seqs_of(range(6, 60, 2)), at(500)))
+    leases.apply(ParkEvent(seqs_of(range(60, 90))))
+    leases.apply(DeadLetterEvent(seqs_of([61, 62])))
     leases.check()
     return leases
 
 
 EVENTS: list[Event] = [
     claimed(range(1, 4 * PAGE, 2), node="c"),
-    Extended(seqs_of(range(1, 3 * PAGE)), at(9)),
-    Released(seqs_of(range(1, 3 * PAGE, 5)), None),
-    Released(seqs_of(range(1, 3 * PAGE, 5)), at(600)),
-    Parked(seqs_of(range(1, 3 * PAGE, 7))),
-    DeadLettered(seqs_of(range(60, 90))),
-    Acked(seqs_of(range(1, 3 * PAGE, 2))),
+    ExtendEvent(seqs_of(range(1, 3 * PAGE)), at(9)),
+    ReleaseEvent(seqs_of(range(1, 3 * PAGE, 5)), None),
+    ReleaseEvent(seqs_of(range(1, 3 * PAGE, 5)), at(600)),
+    ParkEvent(seqs_of(range(1, 3 * PAGE, 7))),
+    DeadLetterEvent(seqs_of(range(60, 90))),
+    AckEvent(seqs_of(range(1, 3 * PAGE, 2))),
 ]
 
 CHANGES: list[Callable[[Leases], object]] = [
@@ -292,7 +292,7 @@ def test_what_is_frozen_can_be_dumped_in_another_thread_while_work_goes_on() -> 
     thread = threading.Thread(target=lambda: dumps.extend(frozen.dump() for _ in range(20)))
     thread.start()
     while thread.is_alive():
-        leases.apply(Released(seqs_of(range(1, 100 * PAGE, 11)), None))
+        leases.apply(ReleaseEvent(seqs_of(range(1, 100 * PAGE, 11)), None))
         leases.apply(claimed(range(1, 100 * PAGE, 11), node="b"))
         leases.freeze(at(0))
     thread.join()
@@ -310,7 +310,7 @@ def test_times_of_a_dump_are_taken_to_the_clocks_of_another_life() -> None:
     leases.apply(claimed(range(1, PAGE), 100))
     leases.apply(claimed([PAGE], 10**15))
     leases.apply(claimed([PAGE + 1], 300))
-    leases.apply(Released(seqs_of([PAGE + 1]), at(10**15)))
+    leases.apply(ReleaseEvent(seqs_of([PAGE + 1]), at(10**15)))
     loaded = Leases.load(leases.dump(at(40)), Instant(7_000_000, EPOCH + 50))
     loaded.check()
     assert loaded.next_due_ms() == 7_000_051

@@ -23,8 +23,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from topics.log.dumped_values import from_little_endian
 from topics.queue import job_pages, leases
 from topics.queue.job_pages import ABSENT, DELAYED, FREE, LEASED, PARKED
-from topics.queue.lease_events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released, event_from_wire
-from topics.queue.leases import Frozen, Leases
+from topics.queue.lease_events import (
+    AckEvent,
+    ClaimEvent,
+    DeadLetterEvent,
+    Event,
+    ExtendEvent,
+    ParkEvent,
+    ReleaseEvent,
+    event_from_wire,
+)
+from topics.queue.leases import FrozenLeases, Leases
 from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
 PARKED_AT_ONCE = 3
@@ -102,32 +111,32 @@ class Model:
 
     def apply(self, event: Event) -> list[int]:
         self.reserved -= set(event.seqs)
-        if isinstance(event, DeadLettered):
+        if isinstance(event, DeadLetterEvent):
             self.dead_lettered += len(event.seqs)
         return [seq for seq in event.seqs if seq in self.live and self._apply(event, seq)]
 
     def _apply(self, event: Event, seq: int) -> bool:
         job = self.jobs.get(seq)
         match event:
-            case Claimed():
+            case ClaimEvent():
                 job = self.jobs.setdefault(seq, Job())
                 job.move(LEASED, event.deadline.mono)
                 job.deliveries += 1
                 job.node, job.lease_id = event.node, event.lease_ids[event.seqs.index(seq)]
                 return True
-            case Extended() if job is not None and job.state == LEASED:
+            case ExtendEvent() if job is not None and job.state == LEASED:
                 job.until = event.deadline.mono
                 return True
-            case Released() if job is not None and job.state in (LEASED, PARKED):
+            case ReleaseEvent() if job is not None and job.state in (LEASED, PARKED):
                 if event.available_at is None:
                     job.move(FREE)
                 else:
                     job.move(DELAYED, event.available_at.mono)
                 return True
-            case Parked() if job is not None:
+            case ParkEvent() if job is not None:
                 job.move(PARKED)
                 return True
-            case Acked() | DeadLettered() if job is not None:
+            case AckEvent() | DeadLetterEvent() if job is not None:
                 self.remove([seq])
                 return True
         return False
@@ -143,7 +152,7 @@ class Model:
 
 @dataclass
 class Snapshot:
-    frozen: Frozen
+    frozen: FrozenLeases
     model: Model
     taken: Instant
     position: int
@@ -189,25 +198,25 @@ class LeaseMachine(RuleBasedStateMachine):
     def commit(self, at: int) -> None:
         event, decided_ms = self.in_flight.pop(at)
         done = self.leases.apply(event)
-        if isinstance(event, Acked):
+        if isinstance(event, AckEvent):
             self.log.append(("delete", list(event.seqs)))
         else:
             self.log.append(("event", event))
-            if isinstance(event, DeadLettered):
+            if isinstance(event, DeadLetterEvent):
                 self.log.append(("delete", list(event.seqs)))
         assert list(done) == self.model.apply(event)
         for seq in done:
-            if isinstance(event, Claimed):
+            if isinstance(event, ClaimEvent):
                 assert seq not in self.told or self.told[seq][2] < decided_ms, "two holders"
                 lease_id = event.lease_ids[event.seqs.index(seq)]
                 self.told[seq] = (event.node, lease_id, event.deadline.mono)
-            elif isinstance(event, Extended):
+            elif isinstance(event, ExtendEvent):
                 node, lease_id, deadline = self.told[seq]
                 assert decided_ms <= deadline, "a lease that was over is extended"
                 self.told[seq] = (node, lease_id, event.deadline.mono)
-            elif isinstance(event, Acked):
+            elif isinstance(event, AckEvent):
                 assert decided_ms <= self.told[seq][2], "a lease that was over is acked"
-            if not isinstance(event, Claimed | Extended):
+            if not isinstance(event, ClaimEvent | ExtendEvent):
                 self.told.pop(seq, None)
 
     def sweep_first(self, most: int | None) -> None:
@@ -272,14 +281,14 @@ class LeaseMachine(RuleBasedStateMachine):
         expected = self.model.claimable(limit, self.max_deliveries)
         assert (list(selection.seqs), list(selection.exhausted), selection.more) == expected
         if selection.exhausted:
-            self.decided(Parked(selection.exhausted), late)
+            self.decided(ParkEvent(selection.exhausted), late)
         rest = selection.seqs
         for node, most in shares:
             seqs, rest = rest[:most], rest[most:]
             if seqs:
                 ids = array("Q", range(self.lease_ids + 1, self.lease_ids + 1 + len(seqs)))
                 self.lease_ids += len(seqs)
-                self.decided(Claimed(node, seqs, ids, self.now.after(lease_ms)), late)
+                self.decided(ClaimEvent(node, seqs, ids, self.now.after(lease_ms)), late)
         self.leases.abort(rest)
         for seq in rest:
             self.model.jobs.setdefault(seq, Job())

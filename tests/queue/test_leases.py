@@ -12,13 +12,13 @@ import cbor2
 import pytest
 
 from topics.queue.lease_events import (
-    Acked,
-    Claimed,
-    DeadLettered,
-    Extended,
+    AckEvent,
+    ClaimEvent,
+    DeadLetterEvent,
+    ExtendEvent,
     LeaseEvent,
-    Parked,
-    Released,
+    ParkEvent,
+    ReleaseEvent,
     event_from_wire,
 )
 from topics.queue.leases import MAX_PARKED, Leases, NextLive
@@ -48,28 +48,28 @@ class Queue:
     def next_live(self, after: int, limit: int) -> Sequence[int]:
         return sorted(seq for seq in self.live if seq > after)[:limit]
 
-    def commit(self, event: LeaseEvent | Acked | None) -> list[int]:
+    def commit(self, event: LeaseEvent | AckEvent | None) -> list[int]:
         if event is None:
             return []
-        if isinstance(event, Acked | DeadLettered):
+        if isinstance(event, AckEvent | DeadLetterEvent):
             self.live.difference_update(event.seqs)
-        if not isinstance(event, Acked):
+        if not isinstance(event, AckEvent):
             self.log.append(event)
         done = self.leases.apply(event)
         self.leases.check()
         self.leases.ready(len(self.live))
         return list(done)
 
-    def claimed_by(self, node: str, seqs: Iterable[int], now: int, lease_ms: int = 100) -> Claimed:
+    def claimed_by(self, node: str, seqs: Iterable[int], now: int, lease_ms: int = 100) -> ClaimEvent:
         seqs = seqs_of(seqs)
         ids = seqs_of(range(self.lease_id + 1, self.lease_id + 1 + len(seqs)))
         self.lease_id += len(seqs)
-        return Claimed(node, seqs, ids, at(now).after(lease_ms))
+        return ClaimEvent(node, seqs, ids, at(now).after(lease_ms))
 
     def select(self, limit: int, now: int) -> array[int]:
         selection = self.leases.decide_claim(limit, at(now), self.next_live, self.max_deliveries)
         if selection.exhausted:
-            self.commit(Parked(selection.exhausted))
+            self.commit(ParkEvent(selection.exhausted))
         return selection.seqs
 
     def claim(self, node: str, limit: int, now: int, lease_ms: int = 100) -> list[int]:
@@ -492,7 +492,11 @@ def test_lost_events_heal_because_their_jobs_are_claimable_again() -> None:
 
 
 def test_events_that_do_not_fit_are_passed_over() -> None:
-    stray: list[LeaseEvent] = [Extended(seqs_of([4]), at(9)), Released(seqs_of([5]), at(9)), Parked(seqs_of([6]))]
+    stray: list[LeaseEvent] = [
+        ExtendEvent(seqs_of([4]), at(9)),
+        ReleaseEvent(seqs_of([5]), at(9)),
+        ParkEvent(seqs_of([6])),
+    ]
     leases = replayed(stray, at(0))
     assert (len(leases), leases.in_flight, leases.delayed) == (0, 0, 0)
 
@@ -508,7 +512,7 @@ def test_the_replayed_claim_of_a_record_that_is_known_to_be_gone_is_passed_over(
 
 def test_a_claim_behind_lost_events_ends_the_parking() -> None:
     queue = Queue(1)
-    parked = Parked(seqs_of([1]))
+    parked = ParkEvent(seqs_of([1]))
     leases = replayed([queue.claimed_by("a", [1], 0), parked, queue.claimed_by("b", [1], 0)], at(0))
     assert (leases.in_flight, leases.delayed, list(leases.parked())) == (1, 0, [])
 
@@ -540,7 +544,7 @@ def test_the_dead_lettered_are_counted_in_replay_whether_their_records_went_firs
     queue.claim("a", 1, 1000)
     leases = replayed(queue.log, at(1000))
     leases.gone([1])
-    assert list(leases.apply(DeadLettered(seqs_of([1])))) == []
+    assert list(leases.apply(DeadLetterEvent(seqs_of([1])))) == []
     assert leases.dead_lettered == 1
 
 
@@ -595,12 +599,12 @@ def test_an_empty_projection_dumps_and_loads() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        Claimed("näd", seqs_of([1, 2**64 - 1]), seqs_of([0, 2**64 - 1]), at(5)),
-        Extended(seqs_of([3]), at(6)),
-        Released(seqs_of([3]), None),
-        Released(seqs_of([3, 9]), at(7)),
-        Parked(seqs_of([3])),
-        DeadLettered(seqs_of([3])),
+        ClaimEvent("näd", seqs_of([1, 2**64 - 1]), seqs_of([0, 2**64 - 1]), at(5)),
+        ExtendEvent(seqs_of([3]), at(6)),
+        ReleaseEvent(seqs_of([3]), None),
+        ReleaseEvent(seqs_of([3, 9]), at(7)),
+        ParkEvent(seqs_of([3])),
+        DeadLetterEvent(seqs_of([3])),
     ],
 )
 def test_an_event_is_read_as_it_was_written(event: LeaseEvent) -> None:
@@ -640,7 +644,7 @@ def work_of(leases: Leases, next_live: NextLive, ids: Iterable[int]) -> float:
         start = time.thread_time()
         for _ in range(10):
             selection = leases.decide_claim(8, at(10), next_live, 5)
-            leases.apply(Claimed("a", selection.seqs, seqs_of(islice(ids, len(selection.seqs))), at(10_000)))
+            leases.apply(ClaimEvent("a", selection.seqs, seqs_of(islice(ids, len(selection.seqs))), at(10_000)))
             acked = leases.decide_ack("a", selection.seqs, None, at(10)).event
             assert acked is not None
             leases.apply(acked)
@@ -656,9 +660,9 @@ def test_a_claim_costs_the_same_however_many_are_leased_free_or_delayed(state: s
     for others in (10, 200_000):
         leases = Leases()
         others_seqs = seqs_of(range(1, others + 1))
-        leases.apply(Claimed("b", others_seqs, seqs_of(islice(ids, others)), at(1_000_000)))
+        leases.apply(ClaimEvent("b", others_seqs, seqs_of(islice(ids, others)), at(1_000_000)))
         if state != "leased":
-            leases.apply(Released(others_seqs, None if state == "free" else at(1_000_000)))
+            leases.apply(ReleaseEvent(others_seqs, None if state == "free" else at(1_000_000)))
         times.append(work_of(leases, endless, ids))
     assert times[1] < 20 * times[0], "it grows with how many there are"
 

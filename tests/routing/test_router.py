@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import ApiError
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import RouterPatch
 from topics.routing.router import RouterConfig, resolve_router, router_from_wire, router_to_wire
 
@@ -21,7 +21,7 @@ configs = st.builds(
     preserve_node=st.booleans(),
     preserve_tag=st.booleans(),
     create_dest=st.booleans(),
-    filter=st.none() | st.builds(Match, st.text(), prefix=st.booleans()),
+    filter=st.none() | st.builds(TagMatch, st.text(), prefix=st.booleans()),
     allow_cycle=st.booleans(),
     guarantee=st.sampled_from(["at_least_once", "exactly_once"]),
     start=st.sampled_from(["tail", "earliest"]),
@@ -71,7 +71,7 @@ def test_a_creation_takes_every_field() -> None:
         preserve_node=False,
         preserve_tag=False,
         create_dest=False,
-        filter=Match("x", prefix=True),
+        filter=TagMatch("x", prefix=True),
         allow_cycle=True,
         guarantee="exactly_once",
         start="earliest",
@@ -104,13 +104,13 @@ def test_an_update_replaces_what_is_present_and_keeps_the_rest() -> None:
     current = resolve(source="a", dest="b", preserve_tag=False, filter="x", guarantee="exactly_once")
     updated = resolve(current, allow_cycle=True, preserve_tag=True)
     assert updated == RouterConfig(
-        source="a", dest="b", filter=Match("x", prefix=False), guarantee="exactly_once", allow_cycle=True
+        source="a", dest="b", filter=TagMatch("x", prefix=False), guarantee="exactly_once", allow_cycle=True
     )
 
 
 def test_a_filter_is_taken_away_by_null_and_not_by_silence() -> None:
     current = resolve(source="a", dest="b", filter="x")
-    assert resolve(current).filter == Match("x", prefix=False)
+    assert resolve(current).filter == TagMatch("x", prefix=False)
     assert resolve(current, filter=None).filter is None
 
 

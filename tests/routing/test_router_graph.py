@@ -10,21 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import ApiError
-from topics.routing.router_graph import Graph
+from topics.routing.router_graph import RouterGraph
 
 Edge = tuple[str, str, bool]
 
 
-def graph(**edges: str | Edge) -> Graph:
+def graph(**edges: str | Edge) -> RouterGraph:
     """Routers by name; "ab" is one from a to b without `allow_cycle`."""
-    it = Graph()
+    it = RouterGraph()
     for router, edge in edges.items():
         source, dest, allow_cycle = edge if isinstance(edge, tuple) else (*edge, False)
         it.add(router, source, dest, allow_cycle)
     return it
 
 
-def refusal(it: Graph, router: str, source: str, dest: str, allow_cycle: bool = False) -> tuple[str, dict[str, Any]]:
+def refusal(
+    it: RouterGraph, router: str, source: str, dest: str, allow_cycle: bool = False
+) -> tuple[str, dict[str, Any]]:
     with pytest.raises(ApiError) as caught:
         it.check(router, source, dest, allow_cycle)
     return caught.value.code, caught.value.detail
@@ -141,7 +143,7 @@ def test_a_read_within_a_cycle_visits_each_topic_once_and_its_own_last() -> None
 def test_a_chain_of_ten_thousand_routers_is_built_searched_and_ordered(backward: bool) -> None:
     n = 10_000
     names = [f"t{i:05}" for i in range(n + 1)]
-    it = Graph()
+    it = RouterGraph()
     for i in reversed(range(n)) if backward else range(n):
         it.check(f"r{i}", names[i], names[i + 1], False)
         it.add(f"r{i}", names[i], names[i + 1], False)
@@ -157,8 +159,8 @@ routers = st.sampled_from([f"r{i}" for i in range(9)])
 changes = st.lists(st.tuples(routers, st.none() | edges), max_size=20)
 
 
-def build(steps: list[tuple[str, Edge | None]]) -> tuple[Graph, dict[str, Edge]]:
-    it, model = Graph(), dict[str, Edge]()
+def build(steps: list[tuple[str, Edge | None]]) -> tuple[RouterGraph, dict[str, Edge]]:
+    it, model = RouterGraph(), dict[str, Edge]()
     for router, edge in steps:
         if edge is None:
             it.remove(router)

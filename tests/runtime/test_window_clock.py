@@ -6,9 +6,9 @@ import pytest
 
 from tests.simulation.clock import SimClock
 from topics.runtime.instant import Instant
-from topics.runtime.window_clock import Mark, WindowClock, resumed
+from topics.runtime.window_clock import ClockMark, WindowClock, resumed
 
-MARK = Mark(window=5_000_000, wall=1_000_000, boottime=70_000, boot="first")
+MARK = ClockMark(window=5_000_000, wall=1_000_000, boottime=70_000, boot="first")
 
 
 @pytest.mark.parametrize("wall", [0, 1_000_000, 9_000_000_000])
@@ -41,4 +41,4 @@ def test_within_a_life_a_step_of_the_wall_clock_does_not_move_it() -> None:
     clock.advance(500)
     assert windows.now_ms() == 42_500
     clock.step(-9_000_000)
-    assert windows.mark("b") == Mark(42_500, clock.now_ms(), 500, "b")
+    assert windows.mark("b") == ClockMark(42_500, clock.now_ms(), 500, "b")

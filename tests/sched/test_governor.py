@@ -9,8 +9,8 @@ import structlog
 import trio
 
 from tests.sched.test_workers import DONE, Bench, Item
-from topics.sched.governor import CALM, PERIOD_S, Governor, Hands
-from topics.sched.workers import Served
+from topics.sched.governor import CALM, PERIOD_S, Governor, GovernorControls
+from topics.sched.workers import ServiceResult
 
 pytestmark = pytest.mark.trio
 
@@ -24,9 +24,9 @@ class Desk:
         self.windows: list[float] = []
         self.saturated: list[bool] = []
         self.announced = 0
-        hands = Hands(lambda: self.busy, self.windows.append, self.saturated.append, self._announce)
+        controls = GovernorControls(lambda: self.busy, self.windows.append, self.saturated.append, self._announce)
         self.scheduler = self.bench.scheduler
-        self.governor = Governor(self.scheduler, hands)
+        self.governor = Governor(self.scheduler, controls)
         self._next = 0
 
     def _announce(self) -> None:
@@ -202,7 +202,7 @@ async def test_started_again_it_does_again_what_is_needed(autojump_clock: Any) -
 async def test_what_waits_long_is_pressure(autojump_clock: Any) -> None:
     """Scheduling latency, as the workers have measured it."""
     desk = Desk(shards=1)
-    desk.bench.serve = lambda item: Served(1, False)
+    desk.bench.serve = lambda item: ServiceResult(1, False)
     for _ in range(40):
         desk.wait(1)
         await trio.sleep(PERIOD_S)

@@ -18,9 +18,9 @@ from trio.testing import MockClock
 
 from tests.engine.life import settle
 from topics.sched.ready_set import MAX_COST
-from topics.sched.workers import Scheduler, Served
+from topics.sched.workers import Scheduler, ServiceResult
 
-DONE = Served(1, False)
+DONE = ServiceResult(1, False)
 
 
 @dataclass(eq=False)
@@ -40,13 +40,13 @@ class Bench:
 
     shards: int = 1
     served: list[tuple[Item, float]] = field(default_factory=list)
-    serve: Callable[[Item], Served] = lambda item: DONE
+    serve: Callable[[Item], ServiceResult] = lambda item: DONE
 
     def __post_init__(self) -> None:
         self.scheduler: Scheduler[Item] = Scheduler(self.shards, lambda item: item.priority, self._serve)
         self.began = trio.current_time()
 
-    def _serve(self, item: Item) -> Served:
+    def _serve(self, item: Item) -> ServiceResult:
         self.served.append((item, self.now_ms))
         return self.serve(item)
 
@@ -105,9 +105,9 @@ async def test_what_is_marked_is_served_at_once_and_once(bench: Bench, autojump_
 async def test_what_has_more_is_served_again_after_the_others(bench: Bench, autojump_clock: Any) -> None:
     rounds = Counter[int]()
 
-    def serve(item: Item) -> Served:
+    def serve(item: Item) -> ServiceResult:
         rounds[item.id] += 1
-        return Served(MAX_COST, rounds[item.id] < 3)
+        return ServiceResult(MAX_COST, rounds[item.id] < 3)
 
     bench.serve = serve
     for number in (1, 2, 3):
@@ -118,7 +118,7 @@ async def test_what_has_more_is_served_again_after_the_others(bench: Bench, auto
 
 @pytest.mark.trio
 async def test_the_higher_band_is_served_more_often(bench: Bench, autojump_clock: Any) -> None:
-    bench.serve = lambda item: Served(1, len(bench.served) < 900)
+    bench.serve = lambda item: ServiceResult(1, len(bench.served) < 900)
     high, low = Item(1, 900), Item(2, 100)
     bench.scheduler.mark(low)
     bench.scheduler.mark(high)
@@ -131,7 +131,7 @@ async def test_the_higher_band_is_served_more_often(bench: Bench, autojump_clock
 async def test_marked_while_it_is_served_it_is_served_again(bench: Bench, autojump_clock: Any) -> None:
     item = Item(1)
 
-    def serve(one: Item) -> Served:
+    def serve(one: Item) -> ServiceResult:
         if len(bench.served) == 1:
             bench.scheduler.mark(one)
         return DONE
@@ -156,7 +156,7 @@ async def test_items_are_spread_over_the_shards(nursery: trio.Nursery, autojump_
 
 @pytest.mark.trio
 async def test_a_failure_of_serving_is_not_swallowed(autojump_clock: Any) -> None:
-    def serve(item: Item) -> Served:
+    def serve(item: Item) -> ServiceResult:
         raise ValueError("no")
 
     bench = Bench(serve=serve)
@@ -268,7 +268,7 @@ async def test_one_item_that_is_held_does_not_hold_another(bench: Bench, autojum
 async def test_what_is_left_over_is_not_held(bench: Bench, autojump_clock: Any) -> None:
     """It is full frames, or other watchers: there is nothing to be gained by waiting."""
     item = Item(1)
-    bench.serve = lambda one: Served(1, len(bench.served) < 4)
+    bench.serve = lambda one: ServiceResult(1, len(bench.served) < 4)
     bench.scheduler.pace(10)
     bench.scheduler.mark(item)
     await trio.sleep(1)
@@ -328,7 +328,7 @@ def test_whatever_the_times_everything_is_served_and_nothing_spins(
         turns = Turns()
         trio.lowlevel.add_instrument(turns)
 
-        def serve(item: Item) -> Served:
+        def serve(item: Item) -> ServiceResult:
             pending.discard(item.id)
             assert turns.steps < 100 * len(marks) + 1000, "it spins"
             return DONE

@@ -20,7 +20,7 @@ from tests.simulation.disk import SimFs
 from tests.simulation.model import Fate, Record, View
 from tests.simulation.world import End, Life, World, Wreck, some_ends, wrecks_of
 from topics.config import Settings
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import RecordIn, TopicConfig
 
 CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
@@ -231,7 +231,7 @@ class Asked:
     records: tuple[RecordIn, ...] = ()
     numbers: tuple[int, ...] = ()
     before: int | None = None
-    match: Match | None = None
+    match: TagMatch | None = None
     answered: int | None = None
     """When it was answered."""
     first: int = 0

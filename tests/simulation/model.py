@@ -19,7 +19,7 @@ import msgspec
 
 from topics.engine.engine import Engine
 from topics.errors import ApiError
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import AppendRequest, AppendResult, Performance, ReadRequest, RecordIn, TopicConfig, TopicConfigPatch
 
 Fate = Literal["kill", "machine", "stop"]
@@ -110,7 +110,7 @@ class Sent:
     numbers: tuple[int, ...] = ()
     key: str | None = None
     before: int | None = None
-    match: Match | None = None
+    match: TagMatch | None = None
 
 
 @dataclass(slots=True)
@@ -245,7 +245,7 @@ class Client:
         self._ack(Acked(sent.id, first=result.first_seq, last=result.last_seq, synced=await self._synced(topic)))
         return result
 
-    async def delete(self, topic: str, *, before: int | None = None, match: Match | None = None) -> bool:
+    async def delete(self, topic: str, *, before: int | None = None, match: TagMatch | None = None) -> bool:
         """Delete records."""
         sent = self._send(Sent(len(self.history), "delete", topic, before=before, match=match))
         try:

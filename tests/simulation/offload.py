@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 import trio
 
 from tests.simulation.disk import SimHang
-from topics.runtime.bounded_calls import Attempt, CallHangs, Patience
-from topics.runtime.offload import COLD, Kind
+from topics.runtime.bounded_calls import BoundedCall, CallTimeLimit, CallTimeout
+from topics.runtime.offload import COLD, Pool
 
 T = TypeVar("T")
 
@@ -28,15 +28,15 @@ class InlineOffload:
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = None if seed is None else random.Random(seed)
-        self.calls: list[Kind] = []
+        self.calls: list[Pool] = []
         """The kind of every call that was started, in order."""
         self.share = 0.0
         """What `busy_share` answers; a test of the governor sets it."""
         self.hangs = 0
         """Calls that have never returned."""
-        self._waits: list[Patience] = []
+        self._waits: list[CallTimeLimit] = []
 
-    async def run(self, kind: Kind, call: Callable[[], T]) -> T:
+    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
         """Run `call` on the loop after a checkpoint. The only cancellation point is before `call`."""
         await trio.lowlevel.checkpoint()
         await self._turns()
@@ -45,17 +45,17 @@ class InlineOffload:
             result = call()
         finally:
             waits, self._waits = self._waits, []
-            assert not waits or kind in COLD or kind is Kind.CPU, f"a call of kind {kind} waits for the cold store"
+            assert not waits or kind in COLD or kind is Pool.CPU, f"a call of kind {kind} waits for the cold store"
             with trio.CancelScope(shield=True):
                 for patience in waits:
                     await _wait(patience)
         await self._turns()
         return result
 
-    def attempt(self, call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
+    def attempt(self, call: Callable[[BoundedCall[T]], T], patience: CallTimeLimit, late: Callable[[], None]) -> T:
         """Make the call at once. One that hangs (`SimHang` out of the disk) is over for its caller, who is told so when
         its patience is at an end; it never comes back, and neither has what it would have done next any effect."""
-        one: Attempt[T] = Attempt(patience, late)
+        one: BoundedCall[T] = BoundedCall(patience, late)
         try:
             return call(one)
         except SimHang as hang:
@@ -63,7 +63,7 @@ class InlineOffload:
             one.give_up()
             self.hangs += 1
             self._waits.append(patience)
-            raise CallHangs(patience.seconds) from None
+            raise CallTimeout(patience.seconds) from None
 
     def post(self, call: Callable[[], None]) -> None:
         """Run `call` now: this is the loop already, and now is in the order of posting."""
@@ -78,7 +78,7 @@ class InlineOffload:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
 
-async def _wait(patience: Patience) -> None:
+async def _wait(patience: CallTimeLimit) -> None:
     """What a thread that waits for a call costs: time, and nobody else's.
 
     A patience that ends sooner than it was to ends the wait.

@@ -30,11 +30,11 @@ from tests.simulation.segment_lives import check_files, check_logs
 from tests.simulation.world import End, Life, World
 from topics.config import Settings
 from topics.engine.queues.dead_letters import DeadLetters
-from topics.engine.queues.queue_calls import Work
+from topics.engine.queues.queue_calls import JobSubscription
 from topics.errors import ApiError
 from topics.log.span import NotLoaded
-from topics.log.tag_match import Match
-from topics.log.topic_log import Run
+from topics.log.tag_match import TagMatch
+from topics.log.topic_log import SeqRun
 from topics.model import (
     AppendRequest,
     ClaimRequest,
@@ -196,7 +196,7 @@ class Client:
             asked.epoch = self.engine.registry.topics[name].id if name in self.engine.registry.topics else 0
         return list(range(asked.first, asked.first + count)) if asked.first else []
 
-    async def delete(self, name: str, *, before: int | None = None, match: Match | None = None) -> None:
+    async def delete(self, name: str, *, before: int | None = None, match: TagMatch | None = None) -> None:
         """Delete records."""
         with self._asking("delete", name, before=before, match=match):
             await self.engine.deletions.delete_records(name, before, match, Performance())
@@ -305,7 +305,7 @@ class Client:
         self, name: str, node: str, most: int = 2, *, lease_ms: int = DEFAULT_LEASE_MS
     ) -> AsyncIterator[Callable[[], Awaitable[tuple[Told, ...]]]]:
         """A stream of jobs: what it yields is called for the next ones. Its end releases what it holds."""
-        work: Work | None = None
+        work: JobSubscription | None = None
         held: list[Told] = []
 
         async def following() -> tuple[Told, ...]:
@@ -460,7 +460,7 @@ def live_of(topic: Any) -> set[int]:
     found: set[int] = set()
     after = 0
     while (step := topic.log.step(after, 1000)) is not None:
-        if isinstance(step, Run):
+        if isinstance(step, SeqRun):
             found.update(range(step.first, step.last + 1))
         after = step.last
     return found

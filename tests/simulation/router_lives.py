@@ -30,7 +30,7 @@ from tests.simulation.wal_content import scan_of, seeds_of
 from tests.simulation.world import COLD, End, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.tag_match import Match, parse_match
+from topics.log.tag_match import TagMatch, parse_match
 from topics.model import AppendRequest, Performance, RouterPatch, RouterState, TopicConfigPatch
 from topics.storage.wal.frames import Frame, FrameType, open_append
 
@@ -134,7 +134,7 @@ class Client:
             asked.first = (await self.engine.appends.append(name, request, Performance())).first_seq
             asked.answered = self.history.tick()
 
-    async def delete(self, name: str, *, before: int | None = None, match: Match | None = None) -> None:
+    async def delete(self, name: str, *, before: int | None = None, match: TagMatch | None = None) -> None:
         """Delete records."""
         asked = self._ask("delete", name, before=before, match=match)
         with suppress(ApiError):
@@ -194,7 +194,7 @@ async def shown_by(life: Life) -> Shown:
 @contextmanager
 def nobody_forwards(life: Life) -> Iterator[None]:
     """Forwarders take no steps, and reads do not wait for them."""
-    forwarding: Any = life.engine.forwarding
+    forwarding: Any = life.engine.forwarders
 
     async def no_catching_up(_upstream: Any) -> None:
         return
@@ -767,7 +767,7 @@ async def store_and_clear(life: Life, oracle: Oracle) -> Shown:
     assert_same(before, await shown_by(life), "a checkpoint has changed something")
     for name in before.routers:
         assert await life.engine.routers.delete(name)
-    assert not life.engine.forwarding.forwarders
+    assert not life.engine.forwarders.forwarders
     assert all(topic.fanout is None and topic.incoming is None for topic in life.engine.registry.by_id.values())
     for _ in range(3):
         await life.compactor.checkpoint()
@@ -778,7 +778,7 @@ async def store_and_clear(life: Life, oracle: Oracle) -> Shown:
         left = [file.path for file in life.store.files.of_shard(shard)]
         assert len(left) <= 2, f"files of the log are left: {left}"
     shown = await shown_by(life)
-    assert_same(Shown(before.views, {}), shown, "upkeep has changed something")
+    assert_same(Shown(before.views, {}), shown, "maintenance has changed something")
     check_files(life)
     return shown
 

@@ -23,7 +23,7 @@ from tests.simulation.model import Client, Fate, History, Oracle, Restarted, Vie
 from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.storage.files.datadir import segment_name
 from topics.storage.snapshots.snapshot import decode_part
 
@@ -77,7 +77,7 @@ async def relocate(life: Life) -> None:
         await life.relocator.pass_over()
 
 
-async def upkeep(life: Life) -> None:
+async def maintenance(life: Life) -> None:
     """All kinds of work, until there should be nothing left to do."""
     for _ in range(2):
         await checkpoint(life)
@@ -111,9 +111,9 @@ async def fill_all(client: Client, batches: int, *, names: Sequence[str] = CLASS
             clients.start_soon(writer)
 
 
-def exactly(tag: str) -> Match:
+def exactly(tag: str) -> TagMatch:
     """The records with this tag."""
-    return Match(tag, prefix=False)
+    return TagMatch(tag, prefix=False)
 
 
 # ----------------------------------------------------------------- what is on the disk
@@ -158,7 +158,7 @@ def check_files(life: Life) -> None:
     assert must <= found, f"missing: {sorted(must - found)}"
     assert found <= must | may, f"left over: {sorted(found - must - may)}"
     for topic in life.engine.registry.by_id.values():
-        for segment in topic.shelf.segments if topic.shelf is not None else ():
+        for segment in topic.segment_set.segments if topic.segment_set is not None else ():
             if segment.sealed:
                 continue  # a merge that was cut short leaves more than the part knows of
             data = tree[f"{ROOT}/topics/{topic.id:016x}/{segment_name(segment.first, 'data')}"]
@@ -244,7 +244,7 @@ class SegmentSweep(Sweep[History, Client, Oracle]):
             await life.reclaimer.pass_over()
             stored.update(await looked_at(life))
             for name, view in before.items():
-                assert stored[name] == view or view.config.ttl_ms, f"{name}: upkeep has changed it"
+                assert stored[name] == view or view.config.ttl_ms, f"{name}: maintenance has changed it"
             if tidy:
                 check_files(life)
 
@@ -290,7 +290,7 @@ class Faulty:
         self.stuck = any(event["event"] == "manifests_uncertain" for event in world.events)
         self.judge_live(life, await looked_at(life))
         if self.failed or self.stuck:
-            await upkeep(life)
+            await maintenance(life)
         else:
             # What was given up is taken up again, and leaves nothing behind.
             for _ in range(3):

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from topics.engine.engine import Engine
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfig
 
 LIVE: Final = "live"
@@ -136,7 +136,7 @@ class TopicModel:
             self.slot(seq).state = "cap"
             count, total = count - 1, total - self.slot(seq).size
 
-    def selected(self, before: int | None, match: Match | None) -> list[int]:
+    def selected(self, before: int | None, match: TagMatch | None) -> list[int]:
         return [
             seq
             for seq in self.live

@@ -13,7 +13,7 @@ from tests.simulation.model import Client, View
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_recovery_rules import lived
 from tests.simulation.world import Life
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import ClaimRequest, HeldRequest, Performance
 
 SMALL: Final[dict[str, Any]] = {
@@ -70,7 +70,7 @@ def below(seq: int) -> Change:
 
 def tagged(tag: str) -> Change:
     async def change(_life: Life, client: Client) -> None:
-        await client.delete(NAME, match=Match(tag, prefix=False))
+        await client.delete(NAME, match=TagMatch(tag, prefix=False))
 
     return change
 

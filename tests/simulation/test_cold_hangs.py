@@ -25,10 +25,10 @@ from tests.simulation.segment_lives import (
     exactly,
     fill,
     looked_at,
+    maintenance,
     reclaim,
     relocate,
     see,
-    upkeep,
 )
 from tests.simulation.world import COLD, Life, World
 from topics.config import Settings
@@ -129,13 +129,13 @@ def test_a_topic_whose_cold_segment_is_on_its_way_is_appended_to_flagged_rewritt
         async with trio.open_nursery() as nursery:
             nursery.start_soon(forever, life.relocator.pass_over)
             await trio.sleep(0.01)
-            shelf = life.engine.registry.topic("a").shelf
-            assert shelf is not None
-            assert shelf.cold.locked()
+            segment_set = life.engine.registry.topic("a").segment_set
+            assert segment_set is not None
+            assert segment_set.cold_lock.locked()
             await soon(lambda: client.delete("a", match=exactly("b")))
             await soon(life.compactor.checkpoint)
             await soon(life.reclaimer.hot_pass)
-            assert shelf.cold.locked()
+            assert segment_set.cold_lock.locked()
             await soon(lambda: client.delete_topic("a"))
             await soon(life.compactor.checkpoint)
             nursery.cancel_scope.cancel()
@@ -233,7 +233,7 @@ def test_a_start_gets_ready_while_the_cold_store_hangs_and_uses_it_when_it_answe
     async def answering(life: Life) -> None:
         assert life.store.cold_dir.is_ours
         for _ in range(2):
-            await upkeep(life)
+            await maintenance(life)
         check_files(life)
         assert len((await looked_at(life))["a"].records) == 40
 
@@ -298,8 +298,8 @@ async def at_work(life: Life, client: Client) -> None:
     await client.delete("a", match=exactly("b"))
     await fill(client, "a", 6)
     await client.delete_topic("b")
-    await upkeep(life)
-    await upkeep(life)
+    await maintenance(life)
+    await maintenance(life)
 
 
 def cold_operations() -> list[Op]:

@@ -22,7 +22,7 @@ from tests.simulation.lives import CLASSES
 from tests.simulation.model import Client, Fate, History, Oracle, Restarted, View, append_everywhere, views_of
 from tests.simulation.world import COLD, End, Life, World, Wreck, all_ends, settings, some_ends, wrecks_of
 from topics.config import Settings
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 
 Script = Callable[[Life, Client], Awaitable[None]]
 
@@ -43,7 +43,7 @@ async def all_classes(life: Life, client: Client) -> None:
             await client.append(durability, 1 + i % 3, tag=f"t{i % 2}", key=f"k{i}", node="n" if i % 2 else None)
             if i == 2:
                 await client.delete(durability, before=3)
-        await client.delete(durability, match=Match("t1", prefix=False))
+        await client.delete(durability, match=TagMatch("t1", prefix=False))
         await client.append(durability, 2, meta={"a": "b"})
 
     async def evicting() -> None:
@@ -122,7 +122,7 @@ async def class_changes(life: Life, client: Client) -> None:
         await client.delete(name, before=2)
         await client.configure(name, durability=new)
         await client.append(name, 2, tag="b", key="two")
-        await client.delete(name, match=Match("b", prefix=False))
+        await client.delete(name, match=TagMatch("b", prefix=False))
         await client.append(name, 1)
         await client.configure(name, durability=old)
         await client.append(name, 1)
@@ -222,7 +222,7 @@ async def one_thing(client: Client, name: str, rng: random.Random) -> None:
     elif kind == "delete":
         await client.delete(name, before=rng.randrange(1, 20))
     elif kind == "match":
-        await client.delete(name, match=Match(rng.choice("ab"), prefix=rng.random() < 0.5))
+        await client.delete(name, match=TagMatch(rng.choice("ab"), prefix=rng.random() < 0.5))
     elif kind == "configure":
         field, values = rng.choice(CHANGES)
         await client.configure(name, **{field: rng.choice(values)})
@@ -393,7 +393,7 @@ def random_lives(seed: int, *, stride: int) -> None:
     print(f"seed {seed}: {len(sweep.wrecks)} points, {judged} crashes")
 
 
-def with_upkeep(script: Script, seed: int) -> Script:
+def with_maintenance(script: Script, seed: int) -> Script:
     """The same beside checkpoints, reclaim and, with a cold directory, relocation."""
 
     async def both(life: Life, client: Client) -> None:
@@ -402,7 +402,7 @@ def with_upkeep(script: Script, seed: int) -> Script:
         if life.engine.settings.cold_dir is not None:
             work.append(life.relocator.pass_over)
 
-        async def upkeep() -> None:
+        async def maintenance() -> None:
             for _ in range(8):
                 await trio.sleep(rng.choice((0.005, 0.05, 0.3)))
                 for one in work:
@@ -411,12 +411,12 @@ def with_upkeep(script: Script, seed: int) -> Script:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(script, life, client)
-            nursery.start_soon(upkeep)
+            nursery.start_soon(maintenance)
 
     return both
 
 
-def lives_with_upkeep(seed: int, *, stride: int) -> None:
+def lives_with_maintenance(seed: int, *, stride: int) -> None:
     """Small segments that are rewritten, merged, dropped and moved while clients do anything, and crashes in it."""
     config = settings(
         wal_shards=1 + seed % 2,
@@ -429,20 +429,20 @@ def lives_with_upkeep(seed: int, *, stride: int) -> None:
     sweep = Sweep(config, seed)
     for life in range(1 + seed % 3):
         end = ("kill", "stop", "drop", "garble", "reorder")[(seed // 3) % 5]
-        sweep.live(with_upkeep(at_random(10 * seed + life), seed), stride=stride, end=end)
+        sweep.live(with_maintenance(at_random(10 * seed + life), seed), stride=stride, end=end)
     judged = sweep.judge_all(lambda point: some_ends(point, 1))
     print(f"seed {seed}: {len(sweep.wrecks)} points, {judged} crashes")
 
 
 @pytest.mark.parametrize("seed", [5, 9, 13])
 def test_no_promise_is_broken_beside_all_work_on_segments(seed: int) -> None:
-    lives_with_upkeep(seed, stride=499)
+    lives_with_maintenance(seed, stride=499)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20, 60 if EVERYTHING else 27))
 def test_no_promise_is_broken_beside_much_more_work_on_segments(seed: int) -> None:
-    lives_with_upkeep(seed, stride=53 if EVERYTHING else 181)
+    lives_with_maintenance(seed, stride=53 if EVERYTHING else 181)
 
 
 def crash_in_recovery(sweep: Sweep, wrecks: list[Wreck], ends: Callable[[int], list[tuple[End, int]]]) -> int:

@@ -21,7 +21,7 @@ from tests.simulation.model import Acked, Client, History, Oracle, Refused, Rest
 from tests.simulation.monitor import OrderingMonitor
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.world import Life, World, settings
-from topics.engine.topic import Commit, Gate
+from topics.engine.topic import Commit, CommitPoint
 from topics.errors import ApiError
 from topics.model import AppendRequest, AppendResult, Performance, RecordIn, TopicConfigPatch
 from topics.storage.files.datadir import DataDirError
@@ -303,7 +303,7 @@ def test_no_append_of_an_fsync_topic_is_acked_before_its_bytes_survive_any_crash
     def watched(self: Commit) -> None:
         nonlocal acks
         publish(self)
-        if self.gate is Gate.SYNCED and self.end is not None and not self.topic.ephemeral:
+        if self.gate is CommitPoint.SYNCED and self.end is not None and not self.topic.ephemeral:
             path = paths[self.file]
             monitor.must_be_durable(world.fs, path, self.offset, self.end.offset)
             acks += 1

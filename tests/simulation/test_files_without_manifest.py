@@ -237,14 +237,14 @@ def check(script: Script, config: Settings, seed: int = 0) -> None:
 def kept(world: World) -> World:
     """The same after a life in which all of it was stored anew."""
 
-    async def upkeep(life: Life) -> None:
+    async def maintenance(life: Life) -> None:
         for _ in range(2):
             await life.compactor.checkpoint()
             await life.reclaimer.pass_over()
         await life.compactor.checkpoint()  # what was dropped is named until then
         check_files(life)
 
-    assert world.live(upkeep)
+    assert world.live(maintenance)
     unexpected(world, excused="manifest_damaged")
     return world.after("drop")
 

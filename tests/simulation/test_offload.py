@@ -7,20 +7,20 @@ import trio
 import trio.testing
 
 from tests.simulation.offload import InlineOffload
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 
 
 @pytest.mark.trio
 async def test_a_call_runs_once_after_a_checkpoint_and_returns_its_result() -> None:
     offload: Offload = InlineOffload()
     with trio.testing.assert_checkpoints():
-        assert await offload.run(Kind.WAL, lambda: 42) == 42
+        assert await offload.run(Pool.WAL, lambda: 42) == 42
 
 
 @pytest.mark.trio
 async def test_errors_of_a_call_reach_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
-        await InlineOffload().run(Kind.CPU, lambda: 1 // 0)
+        await InlineOffload().run(Pool.CPU, lambda: 1 // 0)
 
 
 @pytest.mark.trio
@@ -32,7 +32,7 @@ async def test_posted_calls_run_in_order_before_the_result_is_returned() -> None
         offload.post(lambda: seen.append("one"))
         offload.post(lambda: seen.append("two"))
 
-    await offload.run(Kind.FILES, call)
+    await offload.run(Pool.FILES, call)
     seen.append("returned")
     assert seen == ["one", "two", "returned"]
 
@@ -42,7 +42,7 @@ async def test_a_cancelled_task_does_not_start_a_call() -> None:
     offload = InlineOffload()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await offload.run(Kind.WAL, lambda: None)
+        await offload.run(Pool.WAL, lambda: None)
     assert scope.cancelled_caught
     assert offload.calls == []
 
@@ -57,7 +57,7 @@ async def test_a_started_call_returns_its_result_to_a_task_cancelled_meanwhile(s
             scope.cancel()
             return "done"
 
-        result = await offload.run(Kind.WAL, call)
+        result = await offload.run(Pool.WAL, call)
     assert result == "done"
 
 
@@ -69,7 +69,7 @@ def orders(seed: int) -> list[int]:
 
         async def task(number: int) -> None:
             for _ in range(3):
-                await offload.run(Kind.WAL, lambda: None)
+                await offload.run(Pool.WAL, lambda: None)
                 finished.append(number)
 
         async with trio.open_nursery() as nursery:

@@ -35,10 +35,10 @@ from tests.simulation.queue_lives import (
     shown_by,
 )
 from tests.simulation.router_lives import SMALL
-from tests.simulation.segment_lives import checkpoint, exactly, reclaim, relocate, upkeep
+from tests.simulation.segment_lives import checkpoint, exactly, maintenance, reclaim, relocate
 from tests.simulation.world import End, Life, all_ends, some_ends
 from topics.config import Settings
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.queue import job_pages
 from topics.storage.snapshots import queue_dump
 
@@ -133,7 +133,7 @@ def poisoned(target: dict[str, Any], *classes: str) -> Script:
         async with trio.open_nursery() as workers:
             for name in names:
                 workers.start_soon(give_up, client, name)
-            workers.start_soon(upkeep, life)
+            workers.start_soon(maintenance, life)
         await client.look()
         await trio.sleep(0.4)
         async with trio.open_nursery() as workers:
@@ -210,7 +210,7 @@ async def taken_away(life: Life, client: Client) -> None:
     await client.append("brief", 2)
     await client.claim("brief", "dan")
     await client.look()
-    await client.delete("matched", match=Match("", prefix=True))
+    await client.delete("matched", match=TagMatch("", prefix=True))
     await client.topic("capped", cap_records=3)
     await reclaim(life)
     await checkpoint(life)
@@ -250,7 +250,7 @@ def changing(*changes: str) -> Script:
             if i == 2:
                 await client.topic("durable", dead_letter="dead")
             await client.look()
-        await upkeep(life)
+        await maintenance(life)
         for name in ("plain", "durable"):
             await client.ack(name, await client.claim(name, "fay", 2))
         await client.look()
@@ -280,7 +280,7 @@ async def routed(life: Life, client: Client) -> None:
     await client.append("jobs", 2)
     await client.look()
     await client.delete("source", before=9)
-    await upkeep(life)
+    await maintenance(life)
     for name in ("jobs", "more"):
         await client.ack(name, await client.claim(name, "cid", 4))
     await trio.sleep(0.3)
@@ -336,18 +336,18 @@ async def from_segments(life: Life, client: Client) -> None:
         kept[name] = await client.claim(name, "ann", 12)
         await client.ack(name, kept[name][::2])
         await client.nack(name, kept[name][1::4], delay_ms=1000)
-    await upkeep(life)
+    await maintenance(life)
     for name in ("jobs", "loose"):
         await client.extend(name, kept[name][3::4], lease_ms=30_000)
         await client.ack(name, await client.claim(name, "bob", 9))
     await client.delete("jobs", match=exactly("b"))
     async with trio.open_nursery() as both:
-        both.start_soon(upkeep, life)
+        both.start_soon(maintenance, life)
         both.start_soon(fill, client, "jobs", 3)
     await client.look()
     for name in ("jobs", "loose"):
         await client.ack(name, await client.claim(name, "cid", 20))
-    await upkeep(life)
+    await maintenance(life)
     await client.look()
 
 
@@ -427,7 +427,7 @@ async def one_thing(client: Client, name: str, mine: list[Told], rng: random.Ran
     elif kind == "delete" and rng.random() < 0.5:
         await client.delete(name, before=rng.randrange(1, 12))
     elif kind == "delete":
-        await client.delete(name, match=Match(rng.choice("ab"), prefix=rng.random() < 0.5))
+        await client.delete(name, match=TagMatch(rng.choice("ab"), prefix=rng.random() < 0.5))
     elif kind == "configure":
         field, values = rng.choice(CHANGES)
         await client.topic(name, **{field: rng.choice(values)})
@@ -725,7 +725,7 @@ async def an_hour_apart(life: Life, client: Client) -> None:
     life.clock.advance(HOUR_MS)
     jobs = await client.claim("jobs", "bob", 6, lease_ms=1000)
     await client.nack("jobs", jobs[:1], delay_ms=1000)
-    await upkeep(life)
+    await maintenance(life)
 
 
 def test_no_lease_holds_longer_than_it_was_given_for_because_the_clock_was_set_back() -> None:
@@ -741,8 +741,8 @@ def test_no_lease_holds_longer_than_it_was_given_for_because_the_clock_was_set_b
 
 
 def test_rule_8_what_an_ephemeral_queue_has_moved_is_counted_once() -> None:
-    """Its DeadLettered frame was published, but not yet written, when a checkpoint came: the part had counted it, and
-    said that it did not know of it."""
+    """Its DeadLetterEvent frame was published, but not yet written, when a checkpoint came: the part had counted it,
+    and said that it did not know of it."""
 
     def dead_lettered(turns: int) -> int:
         async def move(life: Life, client: Client) -> None:
@@ -775,7 +775,7 @@ def test_a_job_that_is_found_damaged_keeps_nobody_from_the_others(seq: int) -> N
     async def stored(life: Life, client: Client) -> None:
         await client.queue("jobs", durability="disk")
         await client.append("jobs", 20)
-        await upkeep(life)
+        await maintenance(life)
 
     async def claimed(life: Life, client: Client) -> None:
         seqs = []

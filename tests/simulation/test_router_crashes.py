@@ -27,10 +27,10 @@ from tests.simulation.router_lives import (
     shown_by,
     until_idle,
 )
-from tests.simulation.segment_lives import checkpoint, exactly, reclaim, relocate, upkeep
+from tests.simulation.segment_lives import checkpoint, exactly, maintenance, reclaim, relocate
 from tests.simulation.world import End, Life, all_ends, some_ends
 from topics.config import Settings
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.storage.maintenance.work_slice import WorkSlice
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ def chains(*classes: str) -> Script:
             both.start_soon(fill, client, "a", 3)
         await client.delete("a", before=6)
         await client.delete("m", before=3)
-        await upkeep(life)
+        await maintenance(life)
         await client.look()
 
     return script
@@ -145,7 +145,7 @@ async def retention(life: Life, client: Client) -> None:
     await client.topic("full", cap_records=30)
     await trio.sleep(1.1)
     await client.look()
-    await upkeep(life)
+    await maintenance(life)
     await client.append("a", 2)
     await client.look()
 
@@ -180,7 +180,7 @@ async def comings_and_goings(life: Life, client: Client) -> None:
     await client.delete_topic("a")
     await reclaim(life)
     await client.look()
-    await upkeep(life)
+    await maintenance(life)
     await client.look()
 
 
@@ -207,7 +207,7 @@ def changing(*changes: tuple[str, str]) -> Script:
                 await client.topic("b", durability=dest)
             await client.append("b")
         await client.look()
-        await upkeep(life)
+        await maintenance(life)
         await fill(client, "a", 2)
         await client.look()
 
@@ -245,7 +245,7 @@ async def from_segments(life: Life, client: Client) -> None:
     await client.delete_topic("a")
     await reclaim(life)
     await client.look()
-    await upkeep(life)
+    await maintenance(life)
     await client.look()
 
 
@@ -308,7 +308,7 @@ async def one_thing(client: Client, name: str, names: list[str], rng: random.Ran
     elif kind == "before":
         await client.delete(name, before=rng.randrange(1, 20))
     elif kind == "match":
-        await client.delete(name, match=Match(rng.choice("ab"), prefix=rng.random() < 0.5))
+        await client.delete(name, match=TagMatch(rng.choice("ab"), prefix=rng.random() < 0.5))
     elif kind == "configure":
         if rng.random() < 0.7:
             await client.topic(name, durability=rng.choice(CLASSES))

@@ -31,17 +31,17 @@ from tests.simulation.segment_lives import (
     fill,
     fill_all,
     looked_at,
+    maintenance,
     one_of_each,
     reclaim,
     relocate,
     see,
-    upkeep,
     with_shards,
 )
 from tests.simulation.world import COLD, ROOT, Life, World, all_ends, some_ends
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.storage.files.datadir import segment_name
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ async def ageing(life: Life, client: Client) -> None:
         await reclaim(life)
         await checkpoint(life)
     await client.delete("disk", match=exactly("a"))
-    await upkeep(life)
+    await maintenance(life)
 
 
 async def flagging(life: Life, client: Client) -> None:
@@ -90,13 +90,13 @@ async def flagging(life: Life, client: Client) -> None:
     async with trio.open_nursery() as both:
         both.start_soon(checkpoint, life)
         for name in STORED:
-            both.start_soon(delete_matching, client, name, Match("ab", prefix=True))
+            both.start_soon(delete_matching, client, name, TagMatch("ab", prefix=True))
     await fill_all(client, 1)
     await client.delete("disk", before=9)
     await checkpoint(life)
 
 
-async def delete_matching(client: Client, name: str, match: Match) -> None:
+async def delete_matching(client: Client, name: str, match: TagMatch) -> None:
     await client.delete(name, match=match)
 
 
@@ -116,7 +116,7 @@ async def dropping(life: Life, client: Client) -> None:
             both.start_soon(fill, client, "capped", 2)
         await relocate(life)
     await client.delete("deleted", before=1000)
-    await upkeep(life)
+    await maintenance(life)
 
 
 async def rewriting(life: Life, client: Client) -> None:
@@ -139,7 +139,7 @@ async def rewriting(life: Life, client: Client) -> None:
         both.start_soon(reclaim, life)
         both.start_soon(readers)
         both.start_soon(fill, client, "disk", 2)
-    await upkeep(life)
+    await maintenance(life)
 
 
 async def merging(life: Life, client: Client) -> None:
@@ -160,7 +160,7 @@ async def merging(life: Life, client: Client) -> None:
         both.start_soon(delete_matching, client, "disk", exactly("a"))
         both.start_soon(client.append, "memory", 2)
     await client.delete("memory", match=exactly("b"))
-    await upkeep(life)
+    await maintenance(life)
 
 
 async def emptying(life: Life, client: Client) -> None:
@@ -175,12 +175,12 @@ async def emptying(life: Life, client: Client) -> None:
     for name in STORED:
         await client.delete(name, match=exactly("doomed"))
     await reclaim(life)
-    await upkeep(life)
+    await maintenance(life)
     for name in STORED:
         await client.look(name)
     await client.delete("fsync", before=12)
     await client.delete("disk", before=18)
-    await upkeep(life)
+    await maintenance(life)
 
 
 async def moving(life: Life, client: Client) -> None:
@@ -200,11 +200,11 @@ async def moving(life: Life, client: Client) -> None:
     await checkpoint(life)
     await reclaim(life)
     await client.delete("fsync", match=exactly("b"))
-    await client.delete("memory", match=Match("", prefix=True))
-    await upkeep(life)
+    await client.delete("memory", match=TagMatch("", prefix=True))
+    await maintenance(life)
     await client.delete("fsync", before=10)
     await fill(client, "capped", 6)
-    await upkeep(life)
+    await maintenance(life)
 
 
 async def removing(life: Life, client: Client) -> None:
@@ -227,7 +227,7 @@ async def removing(life: Life, client: Client) -> None:
         await one_of_each(client)
         await reclaim(life)
     await client.delete_topic("memory")
-    await upkeep(life)
+    await maintenance(life)
 
 
 async def changing_class(life: Life, client: Client) -> None:
@@ -261,7 +261,7 @@ async def changing_class(life: Life, client: Client) -> None:
         both.start_soon(reclaim, life)
     for name in names:
         await client.look(name)
-    await upkeep(life)
+    await maintenance(life)
 
 
 async def at_work(life: Life, client: Client) -> None:
@@ -316,7 +316,7 @@ async def after_a_hole(life: Life, client: Client) -> None:
     for name in CLASSES:
         await client.look(name)
     await client.delete("memory", match=exactly("ab"))
-    await upkeep(life)
+    await maintenance(life)
 
 
 def after_crashes(*, stride: int) -> SegmentSweep:
@@ -424,7 +424,7 @@ def test_rule_13_what_a_hold_names_stays_as_it_is_and_a_copy_of_it_is_a_director
         nonlocal known
         await at_work(life, client)
         await fill_all(client, 6)
-        await upkeep(life)
+        await maintenance(life)
         await client.create("leaving", durability="fsync")
         await fill(client, "leaving", 6)
         for name in STORED:
@@ -469,8 +469,8 @@ def test_rule_13_what_a_hold_names_stays_as_it_is_and_a_copy_of_it_is_a_director
                     assert now.startswith(written), f"{name} has changed"
                 else:
                     assert now == content, f"{name} has changed"
-        await upkeep(life)
-        await upkeep(life)
+        await maintenance(life)
+        await maintenance(life)
         check_files(life)
 
     sweep.live(holding, collect=False)
@@ -570,9 +570,9 @@ def test_rule_12_a_rewrite_that_fails_half_way_loses_nothing_when_it_is_tried_ag
         await half_dead(life, client, cold=cold)
         name, path = at.split()
         fault = life.fs.inject(Fault(error=errno.EIO, name=name, path=path))
-        await upkeep(life)
+        await maintenance(life)
         assert fault.hits == 1
-        await upkeep(life)
+        await maintenance(life)
         Oracle(sweep.history).judge_live(await looked_at(life), now_ms=life.clock.now_ms())
         check_files(life)
 
@@ -651,7 +651,7 @@ def test_names_whose_sync_has_failed_are_made_again(path: str) -> None:
         await client.create("topic", durability="fsync")
         await fill(client, "topic", 2)  # a few files are synced one by one
         for _ in range(4):
-            await upkeep(life)
+            await maintenance(life)
             await fill(client, "topic", 12)
         assert not life.fs.is_file(f"/data/wal/wal-{0:020d}.log")
 

@@ -19,7 +19,7 @@ from tests.simulation.segment_model import Row
 from tests.simulation.test_segment_models import seeds
 from tests.simulation.world import COLD, ROOT, Life, World, settings
 from topics.errors import ApiError
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, TopicConfigPatch
 from topics.storage.files.datadir import DataDirError
 
@@ -65,7 +65,7 @@ def left() -> tuple[World, dict[str, Written]]:
                 if turn in (2, 5, 8):
                     doomed = [seq for seq, part in written.records.items() if part[1] == "ab" and seq % 3]
                     top = max(doomed) + 1
-                    await life.engine.deletions.delete_records(name, top, Match("ab", prefix=False), Performance())
+                    await life.engine.deletions.delete_records(name, top, TagMatch("ab", prefix=False), Performance())
                     written.deleted.update(
                         seq for seq, part in written.records.items() if part[1] == "ab" and seq < top
                     )
@@ -230,7 +230,7 @@ def test_missing_derived_files_lose_nothing(kinds: tuple[str, ...], left: tuple[
         """Tags are found all the same."""
         for name, written in topics.items():
             doomed = [seq for seq, part in written.records.items() if part[1] == "b"]
-            result = await life.engine.deletions.delete_records(name, None, Match("b", prefix=False), Performance())
+            result = await life.engine.deletions.delete_records(name, None, TagMatch("b", prefix=False), Performance())
             assert result.deleted == len(doomed)
 
     assert world.live(scenario)
@@ -292,14 +292,14 @@ def test_without_the_cold_directory_hot_records_are_served_and_cold_ones_come_ba
             if part[1] == "b" and seq < first_hot[name] and seq > victim and seq not in written.deleted
         ]
         gone = await life.engine.deletions.delete_records(
-            name, first_hot[name], Match("b", prefix=False), Performance()
+            name, first_hot[name], TagMatch("b", prefix=False), Performance()
         )
         assert gone.deleted == len(cold_b)
         deleted.update({victim, *cold_b})
         await life.compactor.checkpoint()
-        for upkeep in (life.reclaimer.pass_over, life.relocator.pass_over):
+        for maintenance in (life.reclaimer.pass_over, life.relocator.pass_over):
             try:
-                await upkeep()
+                await maintenance()
             except (OSError, ApiError):
                 pass
 

@@ -24,7 +24,7 @@ from tests.simulation.segment_model import Row, TopicModel, compare, slots_of
 from tests.simulation.world import COLD, ROOT, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, TopicConfigPatch
 from topics.storage.cache import index_cache
 from topics.storage.files.datadir import segment_name
@@ -167,8 +167,8 @@ class Player:
         match = None
         if rng.random() < 0.7:
             match = rng.choice(
-                [Match(rng.choice(TAGS), prefix=False), Match(rng.choice(["a", "b", "c:", "zz"]), prefix=True)]
-                + [Match("", prefix=True)] * (rng.random() < 0.3)
+                [TagMatch(rng.choice(TAGS), prefix=False), TagMatch(rng.choice(["a", "b", "c:", "zz"]), prefix=True)]
+                + [TagMatch("", prefix=True)] * (rng.random() < 0.3)
             )
         before = None
         if match is None or rng.random() < 0.5:
@@ -205,7 +205,7 @@ class Player:
             model.expire(life.engine.registry.now_ms())
             model.check_read(request, result)
 
-    async def upkeep(self, life: Life) -> None:
+    async def maintenance(self, life: Life) -> None:
         what = self.rng.choice(["checkpoint", "checkpoint", "reclaim", "relocate"])
         self.note(what)
         if what == "checkpoint":
@@ -242,7 +242,7 @@ class Player:
             else:
                 life.clock.advance(ms)
         else:
-            await self.upkeep(life)
+            await self.maintenance(life)
 
     async def compare(self, life: Life) -> None:
         assert set(life.engine.registry.topics) == set(self.models)
@@ -263,7 +263,7 @@ def data_files(world: World) -> dict[str, int]:
     return {path: len(content or b"") for path, content in world.fs.tree().items() if path.endswith(".data")}
 
 
-async def settle_upkeep(life: Life) -> None:
+async def settle_maintenance(life: Life) -> None:
     """Checkpoints and passes of the reclaimer until it finds nothing to do any more."""
     idle = 0
     for _ in range(60):
@@ -336,12 +336,12 @@ def test_an_idle_reclaimer_leaves_at_most_twice_the_live_bytes_and_the_active_se
     async def scenario(life: Life) -> None:
         for _ in range(60):
             await player.step(life)
-        await settle_upkeep(life)
+        await settle_maintenance(life)
         await player.compare(life)
         found = data_files(world)
         for topic in life.engine.registry.topics.values():
             mine = {path: size for path, size in found.items() if f"/{topic.id:016x}/" in path}
-            segments = topic.shelf.segments if topic.shelf is not None else set()
+            segments = topic.segment_set.segments if topic.segment_set is not None else set()
             active = sum(segment.data_bytes for segment in segments if not segment.sealed)
             live = live_bytes(player.models[topic.name])
             told = [segment.to_wire() for segment in segments]
@@ -369,7 +369,7 @@ class LongTurns(InlineOffload):
 
 
 class Crowd:
-    """One client that appends and deletes, readers beside it, and all the upkeep there is, at the same time."""
+    """One client that appends and deletes, readers beside it, and all the maintenance there is, at the same time."""
 
     def __init__(self, seed: int, life: Life) -> None:
         self.rng = random.Random(seed)
@@ -399,7 +399,7 @@ class Crowd:
                     self.sent[result.first_seq + i] = data
                     self.tags[result.first_seq + i] = tag
                 continue
-            match = Match(rng.choice(TAGS), prefix=rng.random() < 0.3) if rng.random() < 0.7 else None
+            match = TagMatch(rng.choice(TAGS), prefix=rng.random() < 0.3) if rng.random() < 0.7 else None
             before = rng.randint(1, max(self.sent)) if match is None or rng.random() < 0.5 else None
             if match is None and rng.random() < 0.6:
                 continue
@@ -440,7 +440,7 @@ class Crowd:
             if last_round:
                 return
 
-    async def upkeep(self, what: str, seed: int) -> None:
+    async def maintenance(self, what: str, seed: int) -> None:
         rng = random.Random(seed)
         call: Any = {
             "checkpoint": self.life.compactor.checkpoint,
@@ -470,7 +470,7 @@ def test_readers_beside_all_kinds_of_upkeep_miss_nothing_and_see_no_damage(
             for i in range(3):
                 nursery.start_soon(crowd.reader, seed * 10 + i)
             for i, what in enumerate(("checkpoint", "reclaim", "relocate")):
-                nursery.start_soon(crowd.upkeep, what, seed * 10 + i)
+                nursery.start_soon(crowd.maintenance, what, seed * 10 + i)
         for topic in life.engine.registry.topics.values():
             topic.log.check()
 
@@ -493,7 +493,7 @@ def test_columns_of_more_segments_than_the_cache_has_room_for() -> None:
         with trio.fail_after(60):
             for tag in ("t0", "t1"):
                 assert (
-                    await engine.deletions.delete_records("t", None, Match(tag, prefix=False), Performance())
+                    await engine.deletions.delete_records("t", None, TagMatch(tag, prefix=False), Performance())
                 ).deleted
             result = await engine.reads.read("t", ReadRequest(limit=1000), Performance())
             assert result.count == 21
@@ -512,7 +512,7 @@ async def _relocated(life: Life, deleted: list[int], durability: Literal["disk",
     await engine.appends.append("t", AppendRequest(records=records), Performance())
     await life.compactor.checkpoint()
     for seq in deleted:
-        await engine.deletions.delete_records("t", None, Match(f"t{seq}", prefix=False), Performance())
+        await engine.deletions.delete_records("t", None, TagMatch(f"t{seq}", prefix=False), Performance())
 
 
 COLD_SETTINGS = settings(segment_max_events=8, cold_dir=Path(COLD), hot_retain_segments=1)
@@ -546,10 +546,10 @@ def test_a_cold_segment_without_its_flags_is_not_rewritten_over_and_over() -> No
         await _relocated(life, [])
         assert await life.relocator.pass_over() == 1
         for seq in range(2, 8):  # the front stays
-            await life.engine.deletions.delete_records("t", None, Match(f"t{seq}", prefix=False), Performance())
+            await life.engine.deletions.delete_records("t", None, TagMatch(f"t{seq}", prefix=False), Performance())
         with trio.fail_after(60):
             await life.reclaimer.pass_over()
-        await settle_upkeep(life)
+        await settle_maintenance(life)
         assert await _seqs(life) == [1, *range(8, 21)]
         segment = next(path for path in data_files(world) if path.startswith(COLD))
         assert data_files(world)[segment] == FILE_HEADER_BYTES + 2 * (MIN_FRAME_BYTES + 3)
@@ -566,7 +566,7 @@ async def _half_of_it_deleted(life: Life) -> None:
         await life.engine.appends.append("t", AppendRequest(records=records), Performance())
     await life.compactor.checkpoint()
     assert await life.relocator.pass_over() == 3
-    await life.engine.deletions.delete_records("t", None, Match("dead", prefix=False), Performance())
+    await life.engine.deletions.delete_records("t", None, TagMatch("dead", prefix=False), Performance())
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -634,7 +634,7 @@ def test_leaving_ephemeral_with_a_deletion_inside_a_block_and_no_cache() -> None
             await engine.appends.append("t", AppendRequest(records=records), Performance())
         records = [RecordIn(data=msgspec.Raw(b"%d" % seq), tag=f"t{seq}") for seq in range(3)]
         await engine.appends.append("t", AppendRequest(records=records), Performance())
-        await engine.deletions.delete_records("t", None, Match("t1", prefix=False), Performance())
+        await engine.deletions.delete_records("t", None, TagMatch("t1", prefix=False), Performance())
         with trio.fail_after(60):
             await engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
         assert engine.registry.topic("t").log.count == first + 340 + 2
@@ -653,14 +653,14 @@ def test_a_match_on_an_active_segment_whose_columns_are_not_loaded() -> None:
             await engine.topic_lifecycle.put(name, TopicConfigPatch(durability="fsync"))
             records = [RecordIn(data=msgspec.Raw(b"1"), tag=f"t{seq % 3}") for seq in range(6)]
             await engine.appends.append(name, AppendRequest(records=records), Performance())
-            await engine.deletions.delete_records(name, None, Match("t1", prefix=False), Performance())
+            await engine.deletions.delete_records(name, None, TagMatch("t1", prefix=False), Performance())
             await life.compactor.checkpoint()
         for name in ("t", "u"):
             for topic in engine.registry.topics.values():
                 for span in topic.log.stored.all():
                     span.detach()
             assert (
-                await engine.deletions.delete_records(name, None, Match("t2", prefix=False), Performance())
+                await engine.deletions.delete_records(name, None, TagMatch("t2", prefix=False), Performance())
             ).deleted == 2
 
     assert World(config=settings(cache_bytes=0)).live(scenario)
@@ -683,7 +683,7 @@ def test_a_segment_that_was_removed_before_a_kill_is_not_named_in_a_copy_behind_
         assert (life.engine.registry.topic("t") in life.engine.registry.changed) == removed
         files, _ = await life.engine.checkpoint(0)
         assert {f"{ROOT}/{name}" for name in files if not name.startswith("cold:")} <= set(after.fs.tree())
-        await settle_upkeep(life)
+        await settle_maintenance(life)
         assert len(data_files(after)) == 1
 
     world = World(config=COLD_SETTINGS)
@@ -698,8 +698,8 @@ def test_dead_records_with_long_tags_do_not_keep_their_segment() -> None:
         records = [RecordIn(data=msgspec.Raw(b"1"), tag="x" * 256 if seq % 2 else None) for seq in range(16)]
         await life.engine.appends.append("t", AppendRequest(records=records), Performance())
         await life.compactor.checkpoint()
-        await life.engine.deletions.delete_records("t", None, Match("x", prefix=True), Performance())
-        await settle_upkeep(life)
+        await life.engine.deletions.delete_records("t", None, TagMatch("x", prefix=True), Performance())
+        await settle_maintenance(life)
         assert sum(data_files(world).values()) <= 2 * 8 * (MIN_FRAME_BYTES + 1)
 
     world = World(config=settings(segment_max_events=16))

@@ -15,11 +15,11 @@ from tests.simulation.disk import SimFs
 from tests.simulation.test_segment_damage import Written, check, copy_of, everything
 from tests.simulation.world import COLD, End, Life, World, settings
 from tests.storage.data_file import rows_of
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
 from topics.storage.recovery.length_check import AT_START
 from topics.storage.segments.topic_segments import Segment
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.wal_files import LogPosition
 
 RECORDS = 30
 PER_SEGMENT = 10
@@ -42,7 +42,7 @@ def whole() -> tuple[World, Written]:
             record = RecordIn(data=msgspec.Raw(data), tag=tag)
             await life.engine.appends.append("t", AppendRequest(records=[record]), Performance())
         await life.compactor.checkpoint()
-        await life.engine.deletions.delete_records("t", None, Match("tag", prefix=False), Performance())
+        await life.engine.deletions.delete_records("t", None, TagMatch("tag", prefix=False), Performance())
         topic.deleted.add(13)
         await life.compactor.checkpoint()
 
@@ -245,7 +245,7 @@ def test_a_damaged_record_is_noted_once(whole: tuple[World, Written]) -> None:
 
     async def look(life: Life) -> None:
         writer = life.engine.store.writers[life.engine.registry.topic("t").shard]
-        ends: list[Position] = []
+        ends: list[LogPosition] = []
         for _ in range(3):
             await everything(life, "t")
             await trio.sleep(1)

@@ -27,7 +27,7 @@ from tests.simulation.world import End, Life, World, settings
 from tests.storage.offline.test_verify import damage
 from topics.errors import ApiError
 from topics.model import RouterPatch
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.storage.recovery.recovered_state import shard_of
 from topics.storage.snapshots.snapshot import decode_part
 from topics.storage.wal.frames import FrameType
@@ -44,11 +44,11 @@ PATH: Final = "/data/wal/shard-00/wal-00000000000000000000.log"
 @asynccontextmanager
 async def held(life: Life, name: str) -> AsyncIterator[None]:
     """Somebody else is at work on the files of this topic, for so long that a checkpoint passes over it."""
-    shelf = life.engine.registry.topics[name].shelf
-    assert shelf is not None
+    segment_set = life.engine.registry.topics[name].segment_set
+    assert segment_set is not None
 
     async def hold() -> None:
-        async with shelf.upkeep:
+        async with segment_set.hot_lock:
             await trio.sleep(HOLD_S)
 
     async with trio.open_nursery() as holder:
@@ -395,5 +395,5 @@ def test_what_a_checkpoint_makes_useless_is_removed_though_the_reclaimer_has_loo
         ]
 
     world = World(config=settings(segment_max_events=4))
-    world.offload = partial(SlowOffload, {Kind.FILES: 1.0}, (0.05,))
+    world.offload = partial(SlowOffload, {Pool.FILES: 1.0}, (0.05,))
     world.live(script, end="kill")

@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.test_forged_segments import forged
 from tests.simulation.test_segment_damage import Written, check
 from tests.simulation.world import Life, World, settings
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
 from topics.storage.files.file_header import MAGIC
 from topics.storage.maintenance import segment_files
@@ -73,7 +73,7 @@ def test_they_become_new_when_they_are_rewritten(old: tuple[World, Written]) -> 
     world, topic = old
 
     async def rewrite(life: Life) -> None:
-        await life.engine.deletions.delete_records("t", None, Match("doomed", prefix=False), Performance())
+        await life.engine.deletions.delete_records("t", None, TagMatch("doomed", prefix=False), Performance())
         topic.deleted.update(range(2, 8))
         await life.compactor.checkpoint()
         await life.reclaimer.pass_over()

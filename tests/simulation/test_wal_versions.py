@@ -20,7 +20,7 @@ from topics.storage.files import datadir
 from topics.storage.files.datadir import DataDir
 from topics.storage.recovery.damage import Damage
 from topics.storage.wal import shard_log, shard_writer
-from topics.storage.wal.batches import Batch
+from topics.storage.wal.batches import WalBatch
 from topics.storage.wal.frames import FrameType
 from topics.storage.wal.wal_head import HEADLESS, WalHead
 
@@ -35,7 +35,7 @@ def old_daemon() -> Iterator[None]:
     def enter(salt: int) -> WalHead:
         return HEADLESS
 
-    def is_full(self: shard_writer.ShardWriter, batch: Batch) -> bool:
+    def is_full(self: shard_writer.ShardWriter, batch: WalBatch) -> bool:
         return bool(self.file.end) and self.file.end + len(batch.data) > self._file_bytes
 
     with pytest.MonkeyPatch.context() as patch:

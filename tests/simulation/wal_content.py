@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topics.storage.files.file_header import decode_file_header, first_frame
-from topics.storage.wal.frames import Scan, Seeds, Unsealed, scan_window
+from topics.storage.wal.frames import FrameSeeds, LogScan, UnsealedFrames, scan_window
 
 
 def salt_of(content: bytes) -> int | None:
@@ -17,17 +17,17 @@ def begin_of(content: bytes) -> int:
     return first_frame(decode_file_header(content))
 
 
-def seeds_of(content: bytes) -> Seeds:
+def seeds_of(content: bytes) -> FrameSeeds:
     """The seeds of the frames of a whole file."""
-    return Seeds(salt_of(content), 0)
+    return FrameSeeds(salt_of(content), 0)
 
 
-def scan_of(content: bytes) -> Scan:
+def scan_of(content: bytes) -> LogScan:
     """The frames of a whole file, up to its end or the first bytes that are none."""
     begin = begin_of(content)
     return scan_window(content[begin:], begin, file_end=len(content), salt=salt_of(content))
 
 
-def sealed_for(content: bytes, frames: Unsealed, at: int) -> bytes:
+def sealed_for(content: bytes, frames: UnsealedFrames, at: int) -> bytes:
     """These frames as they stand at `at` of the file."""
     return frames.sealed(salt_of(content), at)

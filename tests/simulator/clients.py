@@ -24,9 +24,9 @@ from tests.simulation.world import Life
 from tests.simulator.known import Batch, Commit, Instance, Lease, Stage, broken, promise_of
 from tests.simulator.plan import Actor
 from tests.simulator.truth import Truth
-from topics.engine.operations.export import End, ExportRequest
+from topics.engine.operations.export import ExportEnd, ExportRequest
 from topics.errors import ApiError
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import (
     AppendRequest,
     CheckedAppend,
@@ -96,8 +96,8 @@ class Clients:
         self.truth = truth
         self.memory = memory
         self._offset_ms = offset_ms
-        self._upkeep = trio.Lock()
-        self._cold_upkeep = trio.Lock()
+        self._file_holds = trio.Lock()
+        self._cold_removal = trio.Lock()
         """What waits for the cold store is a task of its own, as in the daemon."""
         self.followers: list[Follower] = []
 
@@ -234,7 +234,7 @@ class Clients:
         if instance is None or not instance.options or instance.name not in self.engine.registry.topics:
             return
         before = int(what["share"] * instance.head) + 1 if "share" in what else None
-        match = Match(what["tag"], prefix=what["prefix"]) if "tag" in what else None
+        match = TagMatch(what["tag"], prefix=what["prefix"]) if "tag" in what else None
         deletion = self.truth.deletion_asked(instance, before, match)
         with self._refusable():
             await self.engine.deletions.delete_records(instance.name, before, match, Performance())
@@ -508,7 +508,7 @@ class Clients:
         async with trio.open_nursery() as nursery:
             with self._refusable():
                 asked = WatchRequest(topics=starts, include_tags=True, strong=what.get("strong", False))
-                session, _ = self.engine.watching.open(asked)
+                session, _ = self.engine.watch_sessions.open(asked)
                 streams = Streams(self.life, nursery)  # type: ignore[arg-type]
                 connection = await streams.connect(
                     session, stopped=what["slow"], on_frame=lambda got: self._arrived(followers, got.frame)
@@ -534,23 +534,23 @@ class Clients:
 
     async def do_checkpoint(self, _actor: str, _what: Mapping[str, Any]) -> None:
         """As the compactor does by the clock."""
-        async with self._upkeep:
+        async with self._file_holds:
             with suppress(ApiError, OSError):
                 await self.life.compactor.checkpoint()
 
     async def do_reclaim(self, _actor: str, _what: Mapping[str, Any]) -> None:
         """As the reclaimer does."""
-        async with self._upkeep:
+        async with self._file_holds:
             with suppress(ApiError, OSError):
                 await self.life.reclaimer.hot_pass()
-        async with self._cold_upkeep:
+        async with self._cold_removal:
             with suppress(ApiError, OSError):
                 await self.life.reclaimer.cold_pass()
 
     async def do_relocate(self, _actor: str, _what: Mapping[str, Any]) -> None:
         """As the relocator does, where there is a cold directory."""
         if self.engine.settings.cold_dir is not None:
-            async with self._cold_upkeep:
+            async with self._cold_removal:
                 with suppress(ApiError, OSError):
                     await self.life.relocator.pass_over()
 
@@ -624,7 +624,7 @@ class Follower:
         self.silent.clear()
 
 
-async def exported(life: Life, name: str) -> tuple[dict[int, Record], list[tuple[int, int, str]], End]:
+async def exported(life: Life, name: str) -> tuple[dict[int, Record], list[tuple[int, int, str]], ExportEnd]:
     """A topic by way of an export: its records, its gaps, and the end. Raises ApiError."""
     export = await life.engine.exports.open(name, ExportRequest())
     records: dict[int, Record] = {}

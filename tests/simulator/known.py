@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, Literal, NoReturn
 
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import RecordIn, TopicConfig
 
 Fate = Literal["stop", "kill", "machine"]
@@ -67,7 +67,7 @@ class Deletion:
     """A deletion that was asked for."""
 
     before: int | None
-    match: Match | None
+    match: TagMatch | None
     asked: int
     classes: set[str]
     answered: int | None = None

@@ -37,7 +37,7 @@ from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.model import ClaimRequest, HeldRequest, Performance, QueueState, RouterState, TopicConfigPatch
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.storage.files.datadir import DataDir, DataDirError, lock_data_dir
 from topics.storage.files.file_header import BadFileHeader
 from topics.storage.recovery.damage import Damage
@@ -143,7 +143,7 @@ class _Run:
         faults = [_fault(trouble, world) for trouble in life.troubles]
         hang = _hang(life.hang) if life.hang is not None and self._may_hang(life.hang) else None
         if life.slow:
-            kinds = {Kind(kind): 0.2 for kind in life.slow}
+            kinds = {Pool(kind): 0.2 for kind in life.slow}
             world.offload = partial(SlowOffload, kinds, (life.slow_ms / 1000, 0.001))
         else:
             world.offload = None

@@ -30,7 +30,7 @@ from tests.simulator.shrinking import shrink
 from tests.storage.data_file import rows_of
 from topics.engine.engine import Engine
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
-from topics.storage.wal.frames import NOTHING, Unsealed
+from topics.storage.wal.frames import NOTHING, UnsealedFrames
 from topics.storage.wal.shard_log import ShardLog
 from topics.storage.wal.wal_files import WalFile
 
@@ -120,7 +120,7 @@ def test_a_log_that_forgets_what_was_acked_is_noticed(monkeypatch: pytest.Monkey
     original = ShardLog.write
     groups: list[int] = []
 
-    def forget(self: ShardLog, file: WalFile, pieces: Sequence[Unsealed], *args: Any, **named: Any) -> int:
+    def forget(self: ShardLog, file: WalFile, pieces: Sequence[UnsealedFrames], *args: Any, **named: Any) -> int:
         size = sum(map(len, pieces))
         if size:
             groups.append(size)

@@ -36,7 +36,7 @@ from tests.simulator.known import (
     promise_of,
     survives,
 )
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import QueueState, RecordIn, RouterState, TopicConfig
 
 
@@ -179,7 +179,7 @@ class Truth:
             if known <= seq:
                 instance.promised[known] = Promise.ALL
 
-    def deletion_asked(self, instance: Instance, before: int | None, match: Match | None) -> Deletion:
+    def deletion_asked(self, instance: Instance, before: int | None, match: TagMatch | None) -> Deletion:
         """Somebody deletes records."""
         deletion = Deletion(before, match, self.tick(), set(instance.classes))
         instance.deletions.append(deletion)

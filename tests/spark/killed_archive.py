@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from topics.client import Client
 from topics.spark.jobs import archive
 from topics.spark.jobs.archive_files import ArchiveFiles
-from topics.spark.session import Address, register, spark_session
+from topics.spark.session import DaemonAddress, register, spark_session
 
 CHEAP_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
@@ -80,7 +80,7 @@ def main(moment: str, root: str, url: str, topic: str) -> None:
         else spark_session("killed", master="local[2]", conf=CHEAP_JVM)
     )
     with session as spark:
-        archive.run(spark, root, address=Address(url), topics=[topic], delete=True)
+        archive.run(spark, root, address=DaemonAddress(url), topics=[topic], delete=True)
 
 
 if __name__ == "__main__":

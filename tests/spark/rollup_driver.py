@@ -8,7 +8,7 @@ import msgspec
 
 from tests.spark.killed_archive import CHEAP_JVM
 from topics.spark.jobs import rollup
-from topics.spark.session import Address, spark_session
+from topics.spark.session import DaemonAddress, spark_session
 
 
 def main(spec: str, checkpoint: str, url: str, topic: str, target: str, parquet: str) -> None:
@@ -17,7 +17,7 @@ def main(spec: str, checkpoint: str, url: str, topic: str, target: str, parquet:
             spark,
             msgspec.json.decode(spec, type=rollup.Rollup),
             checkpoint,
-            address=Address(url),
+            address=DaemonAddress(url),
             sinks=rollup.Sinks(topic=target, parquet=parquet),
             source={"topic": topic, "maxRecordsPerTrigger": "2000"},
             trigger_ms=1,

@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 
 from tests.conformance.client import Client, Daemon, fresh_name
 from tests.spark.conftest import ROOT
-from topics.cli.failures import Failed, Refused
+from topics.cli.failures import CommandFailure, UsageRefusal
 from topics.spark.jobs import archive, archive_files
-from topics.spark.jobs.archive import Now, Range, plan
+from topics.spark.jobs.archive import ArchiveRange, TopicBounds, plan
 from topics.spark.jobs.archive_files import ArchiveFiles, Offset, Offsets
-from topics.spark.session import Address
+from topics.spark.session import DaemonAddress
 
 # ----------------------------------------------------------------- what a run takes
 
@@ -30,35 +30,35 @@ def known(**ends: tuple[int, int]) -> Offsets:
 
 
 def test_a_topic_is_archived_from_what_it_has_first_and_then_from_where_it_ended() -> None:
-    now = Now("a", epoch=1, head=10, earliest=4)
-    assert plan([now], known(), 100) == [Range("a", 1, 3, 10)]
-    assert plan([now], known(a=(1, 7)), 100) == [Range("a", 1, 7, 10)]
+    now = TopicBounds("a", epoch=1, head=10, earliest=4)
+    assert plan([now], known(), 100) == [ArchiveRange("a", 1, 3, 10)]
+    assert plan([now], known(a=(1, 7)), 100) == [ArchiveRange("a", 1, 7, 10)]
     assert plan([now], known(a=(1, 10)), 100) == []
 
 
 def test_an_empty_topic_is_no_work() -> None:
-    assert plan([Now("a", 1, 0, 1), Now("b", 1, 8, 9)], known(), 100) == []
+    assert plan([TopicBounds("a", 1, 0, 1), TopicBounds("b", 1, 8, 9)], known(), 100) == []
 
 
 def test_a_round_has_no_more_seqs_than_its_limit_and_the_next_one_goes_on() -> None:
-    topics = [Now("a", 1, 10, 1), Now("b", 1, 10, 1), Now("c", 1, 10, 1)]
-    assert plan(topics, known(), 15) == [Range("a", 1, 0, 10), Range("b", 1, 0, 5)]
-    assert plan(topics, known(a=(1, 10), b=(1, 5)), 15) == [Range("b", 1, 5, 10), Range("c", 1, 0, 10)]
+    topics = [TopicBounds("a", 1, 10, 1), TopicBounds("b", 1, 10, 1), TopicBounds("c", 1, 10, 1)]
+    assert plan(topics, known(), 15) == [ArchiveRange("a", 1, 0, 10), ArchiveRange("b", 1, 0, 5)]
+    assert plan(topics, known(a=(1, 10), b=(1, 5)), 15) == [ArchiveRange("b", 1, 5, 10), ArchiveRange("c", 1, 0, 10)]
 
 
 def test_what_retention_took_after_the_last_run_is_asked_for_so_that_its_loss_is_noticed() -> None:
-    assert plan([Now("a", 1, 10, 9)], known(a=(1, 5)), 100) == [Range("a", 1, 5, 10)]
+    assert plan([TopicBounds("a", 1, 10, 9)], known(a=(1, 5)), 100) == [ArchiveRange("a", 1, 5, 10)]
 
 
 def test_a_topic_that_was_made_again_is_loss_and_starts_anew_where_loss_is_allowed() -> None:
-    with pytest.raises(Failed, match="a: was deleted and made again, and what it had after seq 5"):
-        plan([Now("a", 2, 3, 1)], known(a=(1, 5)), 100)
-    assert plan([Now("a", 2, 3, 1)], known(a=(1, 5)), 100, allow_loss=True) == [Range("a", 2, 0, 3)]
+    with pytest.raises(CommandFailure, match="a: was deleted and made again, and what it had after seq 5"):
+        plan([TopicBounds("a", 2, 3, 1)], known(a=(1, 5)), 100)
+    assert plan([TopicBounds("a", 2, 3, 1)], known(a=(1, 5)), 100, allow_loss=True) == [ArchiveRange("a", 2, 0, 3)]
 
 
-@pytest.mark.parametrize("now", [Now("a", 2, 3, 1), Now("a", 1, 10, 1)])
-def test_an_older_state_of_a_topic_than_the_archived_one_is_refused_always(now: Now) -> None:
-    with pytest.raises(Failed, match="another data directory"):
+@pytest.mark.parametrize("now", [TopicBounds("a", 2, 3, 1), TopicBounds("a", 1, 10, 1)])
+def test_an_older_state_of_a_topic_than_the_archived_one_is_refused_always(now: TopicBounds) -> None:
+    with pytest.raises(CommandFailure, match="another data directory"):
         plan([now], known(a=(2, 5)), 100, allow_loss=True)
 
 
@@ -144,7 +144,7 @@ def test_killed_at_any_step_and_repeated_an_archive_has_each_record_once(
 
 def test_two_cannot_archive_to_the_same_place_at_once(tmp_path: Path) -> None:
     other = ArchiveFiles(tmp_path).locked()
-    with ArchiveFiles(tmp_path).locked(), pytest.raises(Failed, match="somebody else") as refused:
+    with ArchiveFiles(tmp_path).locked(), pytest.raises(CommandFailure, match="somebody else") as refused:
         other.__enter__()
     assert refused.value.exit_code == 5
     with ArchiveFiles(tmp_path).locked():
@@ -154,7 +154,7 @@ def test_two_cannot_archive_to_the_same_place_at_once(tmp_path: Path) -> None:
 def test_offsets_that_are_none_are_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "_archive").mkdir()
     (tmp_path / "_archive" / "offsets.json").write_text("[]")
-    with pytest.raises(Failed, match=r"offsets\.json"):
+    with pytest.raises(CommandFailure, match=r"offsets\.json"):
         ArchiveFiles(tmp_path).offsets()
 
 
@@ -171,13 +171,13 @@ def fill(http: Client, topic: str, count: int, **fields: object) -> None:
 
 
 @pytest.fixture
-def address(daemon: Daemon) -> Address:
-    return Address(daemon.url)
+def address(daemon: Daemon) -> DaemonAddress:
+    return DaemonAddress(daemon.url)
 
 
 @pytest.mark.slow
 def test_runs_go_on_from_each_other_and_rows_are_what_the_topic_has(
-    spark: SparkSession, http: Client, address: Address, tmp_path: Path
+    spark: SparkSession, http: Client, address: DaemonAddress, tmp_path: Path
 ) -> None:
     topic = fresh_name("a:b")
     fill(http, topic, 30, tag="t:1", node="n", meta={"k": "v"})
@@ -203,7 +203,7 @@ def test_runs_go_on_from_each_other_and_rows_are_what_the_topic_has(
 
 @pytest.mark.slow
 def test_deleting_takes_what_is_archived_and_nothing_that_the_files_do_not_have(
-    spark: SparkSession, http: Client, address: Address, tmp_path: Path
+    spark: SparkSession, http: Client, address: DaemonAddress, tmp_path: Path
 ) -> None:
     topic = fresh_name()
     fill(http, topic, 10)
@@ -212,7 +212,7 @@ def test_deleting_takes_what_is_archived_and_nothing_that_the_files_do_not_have(
     # Somebody has lost the first run's file: the offsets say that its records are archived, and they are not.
     (lost,) = tmp_path.glob("topic=*/day=*/*.parquet")
     kept = lost.rename(tmp_path / "kept")
-    with pytest.raises(Failed, match="nothing was deleted"):
+    with pytest.raises(CommandFailure, match="nothing was deleted"):
         archive.run(spark, tmp_path, address=address, topics=[topic], delete=True)
     assert http.state(topic)["count"] == 20
 
@@ -226,7 +226,7 @@ def test_deleting_takes_what_is_archived_and_nothing_that_the_files_do_not_have(
 
 @pytest.mark.slow
 def test_loss_fails_the_run_or_is_a_row_and_a_new_instance_is_told_apart(
-    spark: SparkSession, http: Client, address: Address, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, http: Client, address: DaemonAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = fresh_name()
     http.put_topic(topic, cap_records=10)
@@ -243,7 +243,7 @@ def test_loss_fails_the_run_or_is_a_row_and_a_new_instance_is_told_apart(
 
     http.delete_topic(topic)
     fill(http, topic, 2)
-    with pytest.raises(Failed, match="was deleted and made again"):
+    with pytest.raises(CommandFailure, match="was deleted and made again"):
         archive.run(spark, tmp_path, address=address, topics=[topic])
     archive.run(spark, tmp_path, address=address, topics=[topic], allow_loss=True)
     assert "what the former instance had after seq 25 is lost" in capsys.readouterr().err
@@ -253,11 +253,11 @@ def test_loss_fails_the_run_or_is_a_row_and_a_new_instance_is_told_apart(
 
 @pytest.mark.slow
 def test_jobs_of_a_queue_are_archived_but_not_deleted(
-    spark: SparkSession, http: Client, address: Address, tmp_path: Path
+    spark: SparkSession, http: Client, address: DaemonAddress, tmp_path: Path
 ) -> None:
     topic = fresh_name()
     http.put_topic(topic, type="queue")
-    with pytest.raises(Refused, match="is a queue"):
+    with pytest.raises(UsageRefusal, match="is a queue"):
         archive.run(spark, tmp_path, address=address, topics=[topic], delete=True)
 
 
@@ -297,7 +297,12 @@ def killed_run(
 
 @pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_an_archive_that_the_next_run_completes(
-    spark: SparkSession, http: Client, address: Address, tmp_path: Path, topic: str, killed_run: Callable[[], None]
+    spark: SparkSession,
+    http: Client,
+    address: DaemonAddress,
+    tmp_path: Path,
+    topic: str,
+    killed_run: Callable[[], None],
 ) -> None:
     root = tmp_path / "archive"
     fill(http, topic, 500)

@@ -19,7 +19,7 @@ from tests.spark.conftest import ROOT
 from topics import __version__
 from topics.spark import __main__ as program
 from topics.spark.secrets import Secret
-from topics.spark.session import Address, is_local, package_archive
+from topics.spark.session import DaemonAddress, is_local, package_archive
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -161,8 +161,8 @@ def test_what_a_task_has_said_is_what_is_told_of_its_failure() -> None:
 
 def test_the_address_of_a_daemon_says_where_its_key_is_and_never_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "secret-key")
-    assert Address("http://h:1").options() == {"url": "http://h:1"}
-    address = Address("http://h:1", Secret("env", "A_KEY"))
+    assert DaemonAddress("http://h:1").options() == {"url": "http://h:1"}
+    address = DaemonAddress("http://h:1", Secret("env", "A_KEY"))
     assert address.options() == {"url": "http://h:1", "tokenEnv": "A_KEY"}
     assert "secret-key" not in repr(address)
 

@@ -56,7 +56,7 @@ def test_a_package_that_is_missing_or_another_one_is_named(
         del installed[package]
     else:
         installed[package] = found
-    with pytest.raises(needs.Missing) as failure:
+    with pytest.raises(needs.MissingRequirement) as failure:
         needs.check_packages()
     assert str(failure.value).startswith(said)
 
@@ -74,12 +74,16 @@ def test_the_java_of_java_home_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
     needs.check_java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
-    with pytest.raises(needs.Missing, match=r"Spark needs Java 17 or later, and .*/old/bin/java is of version 8"):
+    with pytest.raises(
+        needs.MissingRequirement, match=r"Spark needs Java 17 or later, and .*/old/bin/java is of version 8"
+    ):
         needs.check_java()
 
 
 def test_without_a_java_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(needs.Missing, match="Spark needs Java 17 or later, and there is neither a `java` in PATH"):
+    with pytest.raises(
+        needs.MissingRequirement, match="Spark needs Java 17 or later, and there is neither a `java` in PATH"
+    ):
         needs.check_java()

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 
 from tests.conformance.client import Client, Daemon, fresh_name
 from tests.spark.asked import asked
-from topics.spark.pushdown import EVERYTHING, Narrowing, narrowed
+from topics.spark.pushdown import EVERYTHING, QueryScope, narrowed
 
 SEQ, TS, TOPIC, TAG, DATA = ("seq",), ("ts",), ("topic",), ("tag",), ("data",)
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -32,23 +32,23 @@ NOON_MS = int(NOON.timestamp() * 1000)
 US = timedelta(microseconds=1)
 
 
-def narrowing(*filters: Filter) -> tuple[Narrowing, list[Filter]]:
+def scope(*filters: Filter) -> tuple[QueryScope, list[Filter]]:
     return narrowed(filters, exact=True)
 
 
 def test_seqs_are_narrowed_exactly() -> None:
-    found, rest = narrowing(GreaterThan(SEQ, 10), LessThanOrEqual(SEQ, 50), GreaterThanOrEqual(SEQ, 5))
+    found, rest = scope(GreaterThan(SEQ, 10), LessThanOrEqual(SEQ, 50), GreaterThanOrEqual(SEQ, 5))
     assert ((found.first, found.last), rest) == ((11, 50), [])
-    found, rest = narrowing(EqualTo(SEQ, 7), IsNotNull(SEQ))
+    found, rest = scope(EqualTo(SEQ, 7), IsNotNull(SEQ))
     assert ((found.first, found.last), rest) == ((7, 7), [])
-    assert narrowing(LessThan(SEQ, 1))[0].is_nothing
+    assert scope(LessThan(SEQ, 1))[0].is_nothing
 
 
 def test_a_list_of_seqs_is_narrowed_to_its_ends() -> None:
     apart, together = In(SEQ, (9, 3)), In(SEQ, (4, 3, 5))
-    found, rest = narrowing(apart)
+    found, rest = scope(apart)
     assert ((found.first, found.last), rest) == ((3, 9), [apart])
-    assert narrowing(together)[1] == []
+    assert scope(together)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -66,37 +66,37 @@ def test_a_list_of_seqs_is_narrowed_to_its_ends() -> None:
     ],
 )
 def test_a_bound_in_microseconds_is_one_in_milliseconds(filter_: Filter, bounds: tuple[int | None, int | None]) -> None:
-    found, rest = narrowing(filter_)
+    found, rest = scope(filter_)
     assert ((found.from_ts, found.to_ts), rest) == (bounds, [])
 
 
 def test_no_record_is_between_two_milliseconds() -> None:
-    assert narrowing(EqualTo(TS, NOON + US))[0].is_nothing
-    assert narrowing(LessThan(TS, datetime(1969, 1, 1, tzinfo=UTC)))[0].is_nothing
+    assert scope(EqualTo(TS, NOON + US))[0].is_nothing
+    assert scope(LessThan(TS, datetime(1969, 1, 1, tzinfo=UTC)))[0].is_nothing
 
 
 def test_topics_are_narrowed_by_name() -> None:
-    found, rest = narrowing(In(TOPIC, ("a", "b")), EqualTo(TOPIC, "b"))
+    found, rest = scope(In(TOPIC, ("a", "b")), EqualTo(TOPIC, "b"))
     assert (found.topics, rest) == (frozenset({"b"}), [])
-    assert narrowing(EqualTo(TOPIC, "a"), EqualTo(TOPIC, "b"))[0].is_nothing
+    assert scope(EqualTo(TOPIC, "a"), EqualTo(TOPIC, "b"))[0].is_nothing
 
 
 def test_a_tag_or_its_beginning_is_a_pattern() -> None:
-    assert narrowing(EqualTo(TAG, "eu")) == (Narrowing(match="eu"), [])
-    assert narrowing(StringStartsWith(TAG, "UA:")) == (Narrowing(match="UA:*"), [])
-    assert narrowing(StringStartsWith(TAG, "a*")) == (Narrowing(match="a**"), [])
-    assert narrowing(IsNotNull(TAG)) == (Narrowing(match="*"), [])
+    assert scope(EqualTo(TAG, "eu")) == (QueryScope(match="eu"), [])
+    assert scope(StringStartsWith(TAG, "UA:")) == (QueryScope(match="UA:*"), [])
+    assert scope(StringStartsWith(TAG, "a*")) == (QueryScope(match="a**"), [])
+    assert scope(IsNotNull(TAG)) == (QueryScope(match="*"), [])
 
 
 def test_a_tag_that_ends_in_a_star_is_asked_for_as_a_prefix_and_looked_at_again() -> None:
     starred = EqualTo(TAG, "a*")
-    assert narrowing(starred) == (Narrowing(match="a*"), [starred])
+    assert scope(starred) == (QueryScope(match="a*"), [starred])
 
 
 def test_of_several_filters_on_tags_the_narrowest_is_pushed() -> None:
     wide, narrow, one = StringStartsWith(TAG, "U"), StringStartsWith(TAG, "UA:"), EqualTo(TAG, "UA:1")
-    assert narrowing(wide, IsNotNull(TAG), narrow) == (Narrowing(match="UA:*"), [wide])
-    assert narrowing(wide, one, narrow) == (Narrowing(match="UA:1"), [wide, narrow])
+    assert scope(wide, IsNotNull(TAG), narrow) == (QueryScope(match="UA:*"), [wide])
+    assert scope(wide, one, narrow) == (QueryScope(match="UA:1"), [wide, narrow])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_of_several_filters_on_tags_the_narrowest_is_pushed() -> None:
     ],
 )
 def test_what_an_export_cannot_say_is_left_to_spark(filter_: Filter) -> None:
-    assert narrowing(filter_) == (EVERYTHING, [filter_])
+    assert scope(filter_) == (EVERYTHING, [filter_])
 
 
 def test_rows_of_gaps_are_left_out_by_spark() -> None:

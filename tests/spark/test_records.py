@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.spark.records import ColumnError, Lines, RowError, check_columns, json_texts, lines
+from topics.spark.records import ColumnError, RecordLines, RowError, check_columns, json_texts, lines
 
 META = pa.map_(pa.string(), pa.string())
 MOMENT = datetime.datetime(2024, 1, 31, 23, 59, 58, 5, tzinfo=datetime.UTC)
 
 
-def written(option: str | None = "t", /, before: int = 0, **columns: Any) -> list[Lines]:
+def written(option: str | None = "t", /, before: int = 0, **columns: Any) -> list[RecordLines]:
     return list(lines(pa.record_batch(columns), before, option))
 
 

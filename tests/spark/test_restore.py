@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.conformance.client import Client, Daemon, fresh_name
-from topics.cli.failures import Failed
+from topics.cli.failures import CommandFailure
 from topics.spark.jobs import archive, restore
 from topics.spark.jobs.archive_files import Offset, Offsets
-from topics.spark.session import Address
+from topics.spark.session import DaemonAddress
 
 
 def test_a_restore_is_known_by_what_the_archive_holds_what_is_wanted_and_where_to() -> None:
@@ -33,7 +33,7 @@ def test_a_restore_is_known_by_what_the_archive_holds_what_is_wanted_and_where_t
 def test_a_round_trip_gives_the_records_back_once_with_what_they_were(
     spark: SparkSession, http: Client, daemon: Daemon, tmp_path: Path, topic: str
 ) -> None:
-    address = Address(daemon.url)
+    address = DaemonAddress(daemon.url)
     names = [f"{topic}:b", f"{topic}:a"]
     for name in names:
         records: list[dict[str, Any]] = [{"data": {"n": n}, "tag": f"x:{n}"} for n in range(20)]
@@ -55,11 +55,11 @@ def test_a_round_trip_gives_the_records_back_once_with_what_they_were(
     assert [(one["data"], one.get("$tag"), one.get("$node"), one["meta"]) for one in restored] == expected
 
     assert restore.run(spark, tmp_path, f"{target}-a", address=address, topics=[names[1]]) == 20
-    with pytest.raises(Failed, match=f"has nothing of nowhere; it has {names[1]}, {names[0]}"):
+    with pytest.raises(CommandFailure, match=f"has nothing of nowhere; it has {names[1]}, {names[0]}"):
         restore.run(spark, tmp_path, target, address=address, topics=["nowhere"])
 
 
 @pytest.mark.slow
 def test_what_is_no_archive_is_not_restored(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="is no archive"):
-        restore.run(spark, tmp_path, "t", address=Address(daemon.url))
+    with pytest.raises(CommandFailure, match="is no archive"):
+        restore.run(spark, tmp_path, "t", address=DaemonAddress(daemon.url))

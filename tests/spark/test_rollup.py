@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.conformance.client import Client, Daemon, fresh_name, until
 from tests.spark.conftest import ROOT
-from topics.cli.failures import Refused
+from topics.cli.failures import UsageRefusal
 from topics.spark.jobs import rollup
 from topics.spark.jobs.rollup import Aggregate, Rollup, Sinks
-from topics.spark.session import Address
+from topics.spark.session import DaemonAddress
 
 
 def test_the_columns_of_a_result_are_named_after_what_they_are() -> None:
@@ -36,7 +36,7 @@ def test_the_columns_of_a_result_are_named_after_what_they_are() -> None:
 
 @pytest.mark.parametrize("text", ["avg", "avg:", "median:x", ":x", ""])
 def test_an_aggregate_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="--aggregate"):
+    with pytest.raises(UsageRefusal, match="--aggregate"):
         Aggregate.parsed(text)
 
 
@@ -52,12 +52,12 @@ def test_an_aggregate_that_is_none_is_refused(text: str) -> None:
     ],
 )
 def test_a_rollup_that_cannot_be_is_refused(options: dict[str, object], said: str) -> None:
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(UsageRefusal, match=said):
         Rollup(**({"window_ms": 1000} | options))  # type: ignore[arg-type]
 
 
 def test_a_sink_is_needed() -> None:
-    with pytest.raises(Refused, match="--to-topic"):
+    with pytest.raises(UsageRefusal, match="--to-topic"):
         Sinks()
 
 
@@ -88,7 +88,7 @@ def flights(count: int) -> list[dict[str, object]]:
     ]
 
 
-def batch(spark: SparkSession, address: Address, topic: str, spec: Rollup = SPEC) -> DataFrame:
+def batch(spark: SparkSession, address: DaemonAddress, topic: str, spec: Rollup = SPEC) -> DataFrame:
     return rollup.windows_of(spark.read.format("topics").options(**address.options(), topic=topic).load(), spec)
 
 
@@ -100,7 +100,7 @@ def assert_same(found: DataFrame, expected: DataFrame) -> None:
 def test_killed_and_started_again_a_stream_says_once_what_a_batch_says(
     spark: SparkSession, http: Client, daemon: Daemon, tmp_path: Path, topic: str
 ) -> None:
-    address = Address(daemon.url)
+    address = DaemonAddress(daemon.url)
     target = fresh_name("windows")
     http.append(topic, records=flights(4000))
     what = {"checkpoint": str(tmp_path / "cp"), "url": daemon.url, "topic": topic, "to": target}
@@ -131,7 +131,7 @@ def test_killed_and_started_again_a_stream_says_once_what_a_batch_says(
 def test_windows_wait_for_the_watermark_what_is_late_is_counted_and_the_end_is_the_end(
     spark: SparkSession, http: Client, daemon: Daemon, tmp_path: Path, topic: str
 ) -> None:
-    address = Address(daemon.url)
+    address = DaemonAddress(daemon.url)
     parquet = str(tmp_path / "windows")
     sinks, source = Sinks(parquet=parquet), {"topic": topic}
     spec = Rollup(window_ms=MINUTE, groups=("data.kind",), aggregates=(Aggregate("sum", "n"),), time_field="at")
@@ -139,7 +139,7 @@ def test_windows_wait_for_the_watermark_what_is_late_is_counted_and_the_end_is_t
     def append(*records: tuple[object, int]) -> None:
         http.append(topic, *({"kind": "a", "at": at, "n": n} for at, n in records))
 
-    def run(spec: Rollup = spec, *, final: bool = False) -> rollup.RolledUp:
+    def run(spec: Rollup = spec, *, final: bool = False) -> rollup.RollupResult:
         return rollup.run(
             spark, spec, tmp_path / "cp", address=address, sinks=sinks, source=source, once=True, final=final
         )
@@ -154,10 +154,10 @@ def test_windows_wait_for_the_watermark_what_is_late_is_counted_and_the_end_is_t
     done = run(final=True)
     assert (done.records, done.windows, done.late, sums()) == (2, 1, 1, [3.0, 20.0])
 
-    with pytest.raises(Refused, match="is final"):
+    with pytest.raises(UsageRefusal, match="is final"):
         run()
     assert run(final=True).windows == 0
-    with pytest.raises(Refused, match="another rollup"):
+    with pytest.raises(UsageRefusal, match="another rollup"):
         run(msgspec.structs.replace(spec, window_ms=2 * MINUTE))
 
 
@@ -168,4 +168,4 @@ def test_a_record_without_a_time_fails_the_rollup_and_is_named(
     http.append(topic, {"at": START}, {"at": "noon"})
     spec = Rollup(window_ms=MINUTE, groups=("topic",), time_field="at")
     with pytest.raises(Exception, match=f"at of {topic} 2 is no time"):
-        batch(spark, Address(daemon.url), topic, spec).collect()
+        batch(spark, DaemonAddress(daemon.url), topic, spec).collect()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.spark.conftest import ROOT, StartDaemon, settings_of_a_session
 from topics.spark.options import ReadOptions
-from topics.spark.secrets import Secret, SecretMissing
+from topics.spark.secrets import MissingSecret, Secret
 
 KEY = "k-6d1f0b77e2a94c"
 
@@ -25,14 +25,14 @@ def test_a_key_in_the_environment_is_looked_up_when_it_is_needed(monkeypatch: py
     monkeypatch.setenv("SHOP_KEY", f" {KEY}\n")
     assert secret.resolve() == KEY
     monkeypatch.delenv("SHOP_KEY")
-    with pytest.raises(SecretMissing, match="tokenEnv: the variable SHOP_KEY is not set in the process that needs it"):
+    with pytest.raises(MissingSecret, match="tokenEnv: the variable SHOP_KEY is not set in the process that needs it"):
         secret.resolve()
 
 
 def test_a_key_in_a_file_may_change_meanwhile(tmp_path: Path) -> None:
     file = tmp_path / "key"
     secret = Secret("file", str(file))
-    with pytest.raises(SecretMissing, match="cannot be read where it is needed: No such file"):
+    with pytest.raises(MissingSecret, match="cannot be read where it is needed: No such file"):
         secret.resolve()
     file.write_text("old\n")
     assert secret.resolve() == "old"
@@ -43,7 +43,7 @@ def test_a_key_in_a_file_may_change_meanwhile(tmp_path: Path) -> None:
 def test_what_is_no_key_is_not_repeated(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(f"{KEY}\nand more")
-    with pytest.raises(SecretMissing) as failure:
+    with pytest.raises(MissingSecret) as failure:
         Secret("file", str(file)).resolve()
     assert KEY not in str(failure.value)
 

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from topics.spark import segment_columns
-from topics.spark.segment_columns import RUN_FRAMES, TYPES, Decoded, NotDecodable
+from topics.spark.segment_columns import RUN_FRAMES, TYPES, DecodedColumns, NotDecodable
 from topics.storage.segments.segment_format import DELETED_FLAG, LIVE_FLAG
 from topics.storage.wal.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG
 
@@ -71,7 +71,7 @@ def salted(given: Sequence[Record], salt: int) -> bytes:
     return content
 
 
-def shown(found: Decoded) -> list[dict[str, Any]]:
+def shown(found: DecodedColumns) -> list[dict[str, Any]]:
     names = list(found.columns)
     return [
         dict(zip(names, row, strict=True)) for row in zip(*[c.to_pylist() for c in found.columns.values()], strict=True)

@@ -33,14 +33,14 @@ from tests.conformance.client import Client, body_of, until
 from tests.spark.conftest import StartDaemon
 from tests.storage.data_file import rows_of
 from tests.storage.made import made
+from topics.spark.batch_reader import rest_reader
 from topics.spark.errors import DataLoss
 from topics.spark.options import OptionError, ReadOptions
-from topics.spark.reading import rest_reader
 from topics.spark.schema import arrow_schema
 from topics.spark.segments import FilesError, FileTask, PushingSegmentReader, segment_reader, without
 from topics.spark.source import TopicsDataSource
 from topics.storage.files.fs import OsFs
-from topics.storage.offline.stored_topics import Directory, Lost, StoredSegment
+from topics.storage.offline.stored_topics import LostRange, StoredSegment, TopicDirectory
 from topics.storage.segments.segment_format import DELETED_FLAG, LIVE_FLAG, DataScan
 
 SEEDS = (1, 2)
@@ -130,7 +130,7 @@ def left(tmp_path: Path) -> Path:
 
 
 def segment_of(left: Path, topic: str, number: int) -> StoredSegment:
-    found = Directory.found(OsFs(), str(left)).topics(OsFs(), topic.__eq__)[topic]
+    found = TopicDirectory.found(OsFs(), str(left)).topics(OsFs(), topic.__eq__)[topic]
     return found.segments[number]
 
 
@@ -301,10 +301,13 @@ def test_files_are_read_by_batches_only(left: Path) -> None:
 
 
 def test_gaps_that_are_known_already_are_not_announced_again() -> None:
-    losses = [Lost(1, 10, "cap"), Lost(20, 30, "lost")]
+    losses = [LostRange(1, 10, "cap"), LostRange(20, 30, "lost")]
     assert without(losses, []) == losses
-    assert without(losses, [Lost(5, 22, "cap")]) == [Lost(1, 4, "cap"), Lost(23, 30, "lost")]
-    assert without(losses, [Lost(1, 10, "cap"), Lost(25, 26, "lost")]) == [Lost(20, 24, "lost"), Lost(27, 30, "lost")]
+    assert without(losses, [LostRange(5, 22, "cap")]) == [LostRange(1, 4, "cap"), LostRange(23, 30, "lost")]
+    assert without(losses, [LostRange(1, 10, "cap"), LostRange(25, 26, "lost")]) == [
+        LostRange(20, 24, "lost"),
+        LostRange(27, 30, "lost"),
+    ]
 
 
 # ----------------------------------------------------------------- a life

@@ -30,12 +30,12 @@ from tests.engine.life import settings as life_settings
 from tests.http.conftest import serving
 from tests.sched.test_governor import Desk
 from tests.simulation.disk import Fault, SimFs
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.sched.governor import PERIOD_S, QUIET_EVERY_S, QUIET_LINES
 from topics.telemetry.credentials import hide_credentials
 from topics.telemetry.log_lines import MAX_LINE
 from topics.telemetry.log_writer import LineHandler
-from topics.telemetry.logs import PER_SECOND, Sparing, get_logger, setup_logging
+from topics.telemetry.logs import PER_SECOND, EventRateFilter, get_logger, setup_logging
 
 SECRET = "s3cr3t"
 
@@ -430,7 +430,7 @@ def test_of_a_long_traceback_both_ends_are_kept() -> None:
 
 def test_what_clients_provoke_is_logged_so_often_a_second_and_the_rest_is_counted() -> None:
     now = 100.0
-    sparing = Sparing(lambda: now)
+    sparing = EventRateFilter(lambda: now)
 
     def passes(logger: str, event: str | dict[str, Any], level: int = logging.WARNING) -> bool:
         return sparing.filter(logging.LogRecord(logger, level, "file", 1, event, (), None))
@@ -624,7 +624,7 @@ async def test_what_a_request_causes_to_be_logged_has_its_id() -> None:
 async def test_what_outlives_a_request_does_not_have_its_id(autojump_clock: Any) -> None:
     stream = io.StringIO()
     setup_logging("info", "json", stream)
-    background = Background()
+    background = BackgroundTasks()
 
     async def work(what: str) -> None:
         await trio.sleep(1)

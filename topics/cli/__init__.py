@@ -1,26 +1,26 @@
 """The `topics` command: one module for each group of commands, loaded when one of them is named.
 
-    app               which commands there are, shared options, how a command line ends
-    serve             the daemon in the foreground
-    topic_commands    ls, show, create, set, rm
-    records/          append, and records as text
-    read_commands     read and tail
-    router_commands   router ...
-    queue_commands    queue ...
-    exec_jobs         jobs as commands, for `queue work --exec`
-    metrics_command   metrics
-    top               top; `snapshots` computes what it shows
-    snapshots         rates and lags from two looks at a daemon
-    bench             bench; `measuring` does the work
-    measuring         what a daemon does for a client on this machine
-    offline           inspect and verify
-    completion        completion for shells
-    guide             docs/commands.md, made of the commands
-    output            tables, JSON, progress bars
-    values            durations and sizes as people write them
-    failures          messages and exit codes
-    stopping          signals that ask a command to end
-    unwinding         signals that end a command as an exception would
+    app                which commands there are, shared options, how a command line ends
+    serve              the daemon in the foreground
+    topic_commands     ls, show, create, set, rm
+    records/           append, and records as text
+    read_commands      read and tail
+    router_commands    router ...
+    queue_commands     queue ...
+    exec_jobs          jobs as commands, for `queue work --exec`
+    metrics_command    metrics
+    top                top; `snapshots` computes what it shows
+    snapshots          rates and lags from two looks at a daemon
+    bench              bench; `measurements` does the work
+    measurements       what a daemon does for a client on this machine
+    offline            inspect and verify
+    completion         completion for shells
+    guide              docs/commands.md, made of the commands
+    output             tables, JSON, progress bars
+    values             durations and sizes as people write them
+    failures           messages and exit codes
+    stop_signals       signals that ask a command to end
+    signal_exceptions  signals that end a command as an exception would
 
 It is a client of the REST interface; only `serve` and `offline` import the daemon or its storage.
 """

@@ -65,7 +65,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 
 
 @dataclass(slots=True)
-class Options:
+class CommandOptions:
     """The values of the options that most commands share. There is one object for a command line, wherever in the line
     the options stand; it is the object of every click context (`@click.pass_obj`)."""
 
@@ -79,7 +79,7 @@ def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     """A callback that stores an option, if it is given, as the attribute `name` of the Options."""
 
     def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
-        options = ctx.ensure_object(Options)
+        options = ctx.ensure_object(CommandOptions)
         if value is not None:
             setattr(options, name, value)
 
@@ -87,7 +87,7 @@ def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 
 def json_option(command: Command) -> Command:
-    """Add `--json`, for commands that need no daemon. The command looks at `Options.as_json`."""
+    """Add `--json`, for commands that need no daemon. The command looks at `CommandOptions.as_json`."""
     return click.option(
         "--json",
         is_flag=True,
@@ -139,7 +139,7 @@ def examples(*lines: str) -> str:
 def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Names of topics for the shell's completion, from the daemon; none if it does not answer within 0.4 s."""
     try:
-        with connect(ctx.ensure_object(Options), timeout_s=0.4) as client:
+        with connect(ctx.ensure_object(CommandOptions), timeout_s=0.4) as client:
             return [topic.topic for topic in client.list(prefix=incomplete).topics]
     except Exception:  # whatever it is, the shell's prompt is no place to say it
         return []
@@ -148,7 +148,7 @@ def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str
 def complete_routers(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """As `complete_topics`, for routers."""
     try:
-        with connect(ctx.ensure_object(Options), timeout_s=0.4) as client:
+        with connect(ctx.ensure_object(CommandOptions), timeout_s=0.4) as client:
             return [router.router for router in client.routers(prefix=incomplete).routers]
     except Exception:
         return []
@@ -157,7 +157,7 @@ def complete_routers(ctx: click.Context, _param: click.Parameter, incomplete: st
 # ----------------------------------------------------------------- the client of a command
 
 
-def connect(options: Options, *, retry: Retry | None = None, timeout_s: float | None = None) -> Client:
+def connect(options: CommandOptions, *, retry: Retry | None = None, timeout_s: float | None = None) -> Client:
     """The client of a command; use it as a context manager.
 
     By default no call is repeated: a person would rather know that the daemon is away than wait. Commands that run for
@@ -188,7 +188,7 @@ def _only_what_blocks() -> Iterator[None]:
             del modules[name]
 
 
-def _url(options: Options) -> str:
+def _url(options: CommandOptions) -> str:
     source = "--url" if options.url is not None else "TOPICS_URL"
     url = options.url if options.url is not None else os.environ.get("TOPICS_URL") or DEFAULT_URL
     try:
@@ -197,15 +197,17 @@ def _url(options: Options) -> str:
     except ValueError:
         good = False
     if not good or not url.isascii() or not url.isprintable() or " " in url:
-        raise failures.Refused(f"{source} must be like {DEFAULT_URL}")
+        raise failures.UsageRefusal(f"{source} must be like {DEFAULT_URL}")
     if "@" in parts.netloc:
-        raise failures.Refused(f"{source} must not hold a password: a key is taken from TOPICS_TOKEN or --token-file")
+        raise failures.UsageRefusal(
+            f"{source} must not hold a password: a key is taken from TOPICS_TOKEN or --token-file"
+        )
     if parts.query or parts.fragment:
-        raise failures.Refused(f"{source} must be like {DEFAULT_URL}, without a query")
+        raise failures.UsageRefusal(f"{source} must be like {DEFAULT_URL}, without a query")
     return url
 
 
-def _token(options: Options) -> str | None:
+def _token(options: CommandOptions) -> str | None:
     """The key, of which nothing is ever said but where it was looked for."""
     if options.token_file is None:
         source, token = "TOPICS_TOKEN", os.environ.get("TOPICS_TOKEN", "")
@@ -215,12 +217,12 @@ def _token(options: Options) -> str | None:
             with Path(options.token_file).open("rb") as file:
                 content = file.read(MAX_TOKEN_BYTES + 1)
         except OSError as error:
-            raise failures.Refused(f"--token-file {options.token_file}: {error.strerror}") from None
+            raise failures.UsageRefusal(f"--token-file {options.token_file}: {error.strerror}") from None
         token = content.decode("utf-8", "replace").strip()
         if not token:
-            raise failures.Refused(f"--token-file {options.token_file}: it is empty")
+            raise failures.UsageRefusal(f"--token-file {options.token_file}: it is empty")
     if not token.isascii() or not token.isprintable() or " " in token or len(token) > MAX_TOKEN_BYTES:
-        raise failures.Refused(f"{source} does not hold one key: printable ASCII without spaces")
+        raise failures.UsageRefusal(f"{source} does not hold one key: printable ASCII without spaces")
     return token or None
 
 
@@ -251,7 +253,7 @@ class LazyGroup(click.Group):
             raise click.exceptions.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
 
-class DefaultToServe(LazyGroup):
+class ServeByDefaultGroup(LazyGroup):
     """Whose command is `serve` when the line begins with one of its flags, so that `topics --port 0` works."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -282,7 +284,7 @@ class DefaultToServe(LazyGroup):
 
 
 @click.group(
-    cls=DefaultToServe,
+    cls=ServeByDefaultGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="COMMAND [ARGS]...",
 )
@@ -352,7 +354,7 @@ def _ended_by(error: BaseException) -> int:
         if isinstance(error, click.UsageError) and error.ctx is not None:
             click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
         return error.exit_code
-    if isinstance(error, failures.Failed):
+    if isinstance(error, failures.CommandFailure):
         failures.tell(str(error))
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | click.Abort):

@@ -1,6 +1,6 @@
 """`topics bench`: what a running daemon does for a Python client on this machine.
 
-Responsible for options and what is printed; what is measured, and how, is the business of `topics.cli.measuring`.
+Responsible for options and what is printed; what is measured, and how, is the business of `topics.cli.measurements`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 
 import click
 
-from topics.cli.app import Options, client_options, connect, examples
-from topics.cli.failures import Failed, tell
+from topics.cli.app import CommandOptions, client_options, connect, examples
+from topics.cli.failures import CommandFailure, tell
 from topics.cli.output import Column, print_json, print_line, print_table, progress
 from topics.cli.output import size as human_size
-from topics.cli.unwinding import unwinding
+from topics.cli.signal_exceptions import unwinding
 from topics.cli.values import Size
 
 if TYPE_CHECKING:
-    from topics.cli.measuring import Durability, Figure, Measurements
+    from topics.cli.measurements import Durability, Figure, Measurements
 
 GIVE_UP_S: Final = 10.0
 """How long a call is repeated that the daemon refuses or that breaks."""
@@ -60,7 +60,7 @@ SHARED: Final = "The daemon and this client share the machine: each has what the
 )
 @client_options
 @click.pass_obj
-def bench(options: Options, durability: Durability, seconds: float, size: int, connections: int) -> None:
+def bench(options: CommandOptions, durability: Durability, seconds: float, size: int, connections: int) -> None:
     """Measure a running daemon.
 
     Appends, reads, claims and acks, and how long it takes from an append to its delivery, on topics named bench-...
@@ -69,11 +69,11 @@ def bench(options: Options, durability: Durability, seconds: float, size: int, c
     """
     if not 1 <= size <= MAX_SIZE:
         raise click.BadParameter("must be from 1 byte to 1MB", param_hint="--size")
-    from topics.cli.measuring import Failed as NothingMeasured  # noqa: PLC0415
-    from topics.cli.measuring import Measurements, Settings  # noqa: PLC0415
+    from topics.cli.measurements import MeasurementFailure as NothingMeasured  # noqa: PLC0415
+    from topics.cli.measurements import Measurements, MeasurementSettings  # noqa: PLC0415
     from topics.client import Retry  # noqa: PLC0415
 
-    settings = Settings(durability, seconds, size, connections)
+    settings = MeasurementSettings(durability, seconds, size, connections)
     with connect(options) as client:
         version = client.ready() and client.health().version
     with unwinding(), connect(options, retry=Retry(give_up_after=GIVE_UP_S)) as client:
@@ -81,7 +81,7 @@ def bench(options: Options, durability: Durability, seconds: float, size: int, c
         try:
             figures = _measured(measurements)
         except NothingMeasured as error:
-            raise Failed(str(error)) from None
+            raise CommandFailure(str(error)) from None
         finally:
             for name in measurements.left:
                 tell(f"the topic {name} could not be removed")

@@ -25,7 +25,7 @@ from anyio.abc import ByteSendStream, Process
 from topics.client import calls
 from topics.client.concurrent import AsyncClient
 from topics.client.errors import TopicsError
-from topics.client.leasing import Backoff, Nack
+from topics.client.held_jobs import Backoff, Nack
 from topics.client.results import Job
 from topics.client.worker import AsyncWorker
 
@@ -49,7 +49,7 @@ Outcome = Literal["done", "failed", "timeout", "killed", "not started"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandOutcome:
     """The end of a job's command. Reported before the job is acked or nacked."""
 
     topic: str
@@ -135,7 +135,7 @@ class CommandRunner:
         command: Command,
         *,
         environ: Mapping[str, str],
-        report: Callable[[Ended], None],
+        report: Callable[[CommandOutcome], None],
         timeout_s: float | None = None,
         pass_token: bool = False,
         output: int | None = None,
@@ -173,7 +173,7 @@ class CommandRunner:
             self.failed += outcome in ("failed", "timeout")
             took_ms = round((time.monotonic() - began) * 1000)
             try:
-                self._report(Ended(job.topic, job.seq, job.deliveries, outcome, code, took_ms, job.lost))
+                self._report(CommandOutcome(job.topic, job.seq, job.deliveries, outcome, code, took_ms, job.lost))
             except OSError as error:
                 self.unheard = error
         if outcome != "done":

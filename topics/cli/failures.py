@@ -44,13 +44,13 @@ _BY_STATUS: Final = {
 }
 
 
-class Refused(click.ClickException):
+class UsageRefusal(click.ClickException):
     """A command line, an environment variable or a file cannot be used. The message is one line."""
 
     exit_code = EXIT_REFUSED
 
 
-class Failed(Exception):
+class CommandFailure(Exception):
     """A command has failed. `str()` is the message, one line."""
 
     def __init__(self, text: str, exit_code: int = EXIT_FAILED) -> None:
@@ -97,7 +97,7 @@ def for_each(things: Iterable[Thing], act: Callable[[Thing], None]) -> None:
     for thing in things:
         try:
             act(thing)
-        except Failed as error:
+        except CommandFailure as error:
             tell(str(error))
             first = first or error.exit_code
         except TopicsError as error:

@@ -6,7 +6,7 @@ import re
 
 import click
 
-from topics.cli.app import Options, client_options, connect, examples
+from topics.cli.app import CommandOptions, client_options, connect, examples
 from topics.cli.output import print_json, print_line, printable
 
 
@@ -16,7 +16,7 @@ from topics.cli.output import print_json, print_line, printable
 @click.option("--grep", metavar="REGEX", help="Only lines (with --json: names) that match this.")
 @client_options
 @click.pass_obj
-def metrics(options: Options, grep: str | None) -> None:
+def metrics(options: CommandOptions, grep: str | None) -> None:
     """Print the daemon's metrics, in the text format of Prometheus."""
     try:
         wanted = re.compile(grep or "")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from topics.cli.app import Command, Options, examples, json_option
-from topics.cli.failures import Refused
+from topics.cli.app import Command, CommandOptions, examples, json_option
+from topics.cli.failures import UsageRefusal
 from topics.cli.output import moment, print_json, print_line, print_ndjson, printable, size
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _common(command: Command) -> Command:
 )
 @_common
 @click.pass_obj
-def verify(options: Options, directory: str, cold_dir: str | None, in_use: bool) -> None:
+def verify(options: CommandOptions, directory: str, cold_dir: str | None, in_use: bool) -> None:
     """Look for damage in a data directory: every checksum, indexes and tags against data, continuity, floors against
     segments, zero tails. Changes nothing.
 
@@ -99,7 +99,7 @@ def verify(options: Options, directory: str, cold_dir: str | None, in_use: bool)
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Dump at most N frames.")
 @click.pass_obj
 def inspect(
-    options: Options,
+    options: CommandOptions,
     directory: str,
     cold_dir: str | None,
     in_use: bool,
@@ -125,7 +125,7 @@ def inspect(
                 return
             facts = inspection.facts(in_use=fs.lock_holder(f"{directory}/LOCK") is not None)
     except DataDirError as error:
-        raise Refused(str(error)) from None
+        raise UsageRefusal(str(error)) from None
     if options.as_json:
         print_json(facts)
         return
@@ -142,7 +142,7 @@ def _open(directory: str, *, in_use: bool) -> Fs:
 
     fs = OsFs()
     if not any(fs.exists(f"{directory}/{name}") for name in ("FORMAT", "wal", "meta")):
-        raise Refused(f"{directory} is no data directory: it has neither FORMAT nor wal nor meta")
+        raise UsageRefusal(f"{directory} is no data directory: it has neither FORMAT nor wal nor meta")
     if not in_use:
         _refuse_if_in_use(fs, directory, "is in use")
     return fs
@@ -152,7 +152,7 @@ def _refuse_if_in_use(fs: Fs, directory: str, problem: str) -> None:
     holder = fs.lock_holder(f"{directory}/LOCK")
     if holder is not None:
         by = holder or "another process"
-        raise Refused(
+        raise UsageRefusal(
             f"the data directory {directory} {problem} (lock held by {by}); --in-use looks at it all the same"
         )
 
@@ -186,7 +186,7 @@ def _shown(progress: Progress, what: str) -> Iterator[None]:
     from rich import progress as rich  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
 
-    class Bar(rich.Progress):
+    class ReadingProgressBar(rich.Progress):
         """Looks at `progress` whenever it is drawn."""
 
         def get_renderables(self) -> Iterable[Any]:
@@ -203,7 +203,9 @@ def _shown(progress: Progress, what: str) -> Iterator[None]:
         rich.TimeRemainingColumn(),
     )
     # Lines on the same terminal go above the bar; those for a file or a pipe stay what they are.
-    with Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+    with ReadingProgressBar(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()
+    ) as bar:
         bar.add_task(what, total=None)
         yield
 

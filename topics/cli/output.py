@@ -169,7 +169,7 @@ def moment(ms: int | None) -> str:
 # ----------------------------------------------------------------- progress
 
 
-class Bar:
+class ProgressBar:
     """The progress of long work. This class draws nothing, for when nobody watches."""
 
     def advance(self, amount: float = 1) -> None:
@@ -192,11 +192,11 @@ def json_results(*, as_json: bool, many: bool) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def progress(what: str, *, total: float | None = None, unit: str = "records") -> Iterator[Bar]:
+def progress(what: str, *, total: float | None = None, unit: str = "records") -> Iterator[ProgressBar]:
     """Show a bar on stderr while the block runs, if stderr is a terminal. `unit` may be `bytes`, which are shown as
     sizes. Without a `total` it shows the amount that is done and the rate."""
     if not sys.stderr.isatty():
-        yield Bar()
+        yield ProgressBar()
         return
     # Imported here as rich takes longer to import than most commands take.
     from rich import progress as rich  # noqa: PLC0415
@@ -206,13 +206,13 @@ def progress(what: str, *, total: float | None = None, unit: str = "records") ->
     figure: Callable[[float], str] = size if unit == "bytes" else lambda done: f"{done:,.0f}"
     suffix = "" if unit == "bytes" else f" {unit}"
 
-    class Done(rich.ProgressColumn):
+    class AmountColumn(rich.ProgressColumn):
         def render(self, task: rich.Task) -> Text:
             of = "" if task.total is None else f"/{figure(task.total)}"
             speed = "" if task.speed is None else f"  {figure(task.speed)}{suffix}/s"
             return Text(f"{figure(task.completed)}{of}{suffix}{speed}")
 
-    shown = [rich.TextColumn("{task.description}", markup=False), rich.BarColumn(), Done()]
+    shown = [rich.TextColumn("{task.description}", markup=False), rich.BarColumn(), AmountColumn()]
     if total is not None:
         shown.append(rich.TimeRemainingColumn())
     # Lines on the same terminal go above the bar; those for a file or a pipe stay what they are.
@@ -222,11 +222,11 @@ def progress(what: str, *, total: float | None = None, unit: str = "records") ->
     with drawn:
         task = drawn.add_task(what, total=total)
 
-        class Drawn(Bar):
+        class TerminalProgressBar(ProgressBar):
             def advance(self, amount: float = 1) -> None:
                 drawn.advance(task, amount)
 
             def say(self, text: str) -> None:
                 drawn.update(task, description=printable(text))
 
-        yield Drawn()
+        yield TerminalProgressBar()

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from topics.cli.app import Options, client_options, complete_topics, connect, examples
-from topics.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, Failed, tell
+from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
+from topics.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailure, tell
 from topics.cli.output import Column, count, moment, print_json, print_line, print_ndjson, print_table
 from topics.cli.values import Duration
 
 if TYPE_CHECKING:
     from topics.cli.exec_jobs import Command as ExecCommand
-    from topics.cli.exec_jobs import CommandRunner, Ended, WorkOptions
+    from topics.cli.exec_jobs import CommandOutcome, CommandRunner, WorkOptions
     from topics.client import Client, Job
 
 _COMPLAINTS: Final = {
@@ -62,7 +62,7 @@ def queue() -> None:
 @click.option("--prefix", default="", metavar="TEXT", help="Only queues whose names begin with this.")
 @client_options
 @click.pass_obj
-def ls(options: Options, prefix: str) -> None:
+def ls(options: CommandOptions, prefix: str) -> None:
     """List queues with counts of their jobs.
 
     The counts of ready, in-flight and delayed jobs, and of all that were ever dead-lettered. Each queue is one call.
@@ -129,7 +129,7 @@ def _state(client: Client, name: str) -> Any:
 )
 @client_options
 @click.pass_obj
-def claim(options: Options, topic: str, node: str, most: int, lease_ms: int | None, wait_ms: int) -> None:
+def claim(options: CommandOptions, topic: str, node: str, most: int, lease_ms: int | None, wait_ms: int) -> None:
     """Lease jobs.
 
     A job that is neither acked nor extended in time goes to another claimer. Getting no job is not a failure.
@@ -182,7 +182,7 @@ def _job_document(job: Job) -> dict[str, Any]:
 @leases_option
 @client_options
 @click.pass_obj
-def ack(options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...]) -> None:
+def ack(options: CommandOptions, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...]) -> None:
     """Ack jobs, which deletes them.
 
     Exit code 1 if a job was skipped, because NAME does not hold it (any more).
@@ -210,7 +210,7 @@ def ack(options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_id
 @client_options
 @click.pass_obj
 def nack(
-    options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], delay_ms: int
+    options: CommandOptions, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], delay_ms: int
 ) -> None:
     """Give jobs back, for another claimer.
 
@@ -239,7 +239,7 @@ def nack(
 @client_options
 @click.pass_obj
 def extend(
-    options: Options, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], lease_ms: int
+    options: CommandOptions, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], lease_ms: int
 ) -> None:
     """Extend the leases of jobs.
 
@@ -264,14 +264,14 @@ def _left(answer: Any) -> str:
     return f"{count(answer.ready)} ready, {count(answer.in_flight)} in flight"
 
 
-def _settled(options: Options, answer: Any, said: str) -> None:
+def _settled(options: CommandOptions, answer: Any, said: str) -> None:
     """Print an answer; exits with 1 if jobs were skipped."""
     if options.as_json:
         print_json(answer)
     else:
         print_line(said)
     if answer.skipped:
-        raise Failed(f"skipped, as they are not held (any more): {', '.join(map(str, answer.skipped))}")
+        raise CommandFailure(f"skipped, as they are not held (any more): {', '.join(map(str, answer.skipped))}")
 
 
 # ----------------------------------------------------------------- work
@@ -311,7 +311,7 @@ def _settled(options: Options, answer: Any, said: str) -> None:
 @client_options
 @click.pass_obj
 def work(
-    options: Options,
+    options: CommandOptions,
     topic: str,
     line: str,
     shell: bool,
@@ -399,14 +399,14 @@ def _exit_after(runner: CommandRunner, signals: int) -> None:
     """Tell what became of the jobs, and end with the exit code for that."""
     tell(f"{count(runner.done)} done, {count(runner.failed)} failed")
     if runner.unstartable is not None:
-        raise Failed(runner.unstartable)
+        raise CommandFailure(runner.unstartable)
     if signals > 1:
         sys.exit(EXIT_INTERRUPTED)
     if runner.failed and not signals:
         sys.exit(EXIT_FAILED)
 
 
-def _complain(ended: Ended) -> None:
+def _complain(ended: CommandOutcome) -> None:
     """Tell of a job that was not done, or not by this worker alone."""
     if ended.outcome != "done":
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 import click
 
 from topics.cli import failures
-from topics.cli.app import Options, client_options, complete_topics, connect, examples
+from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
 from topics.cli.output import on_terminal
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ TOO_SLOW: Final = 408
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class RecordSelection:
     """Which records are shown. The daemon leaves out nodes; tags are compared here."""
 
     nodes: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def selection_options(command: Command) -> Command:
     return command
 
 
-def _style(options: Options, *, data_only: bool) -> Style:
+def _style(options: CommandOptions, *, data_only: bool) -> Style:
     if data_only:
         if options.as_json:
             raise click.UsageError("--data-only and --json do not go together.")
@@ -93,7 +93,7 @@ def _style(options: Options, *, data_only: bool) -> Style:
 # ----------------------------------------------------------------- where to begin
 
 
-class Stretch(NamedTuple):
+class TopicRange(NamedTuple):
     """A part of a topic: the records after `after` up to and including `head`. `epoch` is the instance of the topic
     that these seqs belong to."""
 
@@ -102,7 +102,7 @@ class Stretch(NamedTuple):
     epoch: int
 
 
-def last(client: Client, topic: str, wanted: int, selection: Selection) -> Stretch:
+def last(client: Client, topic: str, wanted: int, selection: RecordSelection) -> TopicRange:
     """The part of the topic that holds the last `wanted` selected records, as of now. Where records were deleted or are
     not selected, it reads from further and further back."""
     from topics.client.results import Record  # noqa: PLC0415
@@ -110,18 +110,18 @@ def last(client: Client, topic: str, wanted: int, selection: Selection) -> Stret
     state = client.state(topic, touch=False)
     head, floor, epoch = state.head_seq, state.earliest_seq - 1, state.epoch
     if wanted == 0:
-        return Stretch(head, head, epoch)
+        return TopicRange(head, head, epoch)
     if selection.is_everything and state.count == head - floor:
-        return Stretch(max(head - wanted, floor), head, epoch)
+        return TopicRange(max(head - wanted, floor), head, epoch)
     reach = wanted
     while True:
         after = max(head - reach, floor)
         found = selection.read(client, topic, after, head)
         seqs = deque((value.seq for value in found if isinstance(value, Record)), maxlen=wanted)
         if len(seqs) == wanted:
-            return Stretch(seqs[0] - 1, head, epoch)
+            return TopicRange(seqs[0] - 1, head, epoch)
         if after == floor:
-            return Stretch(floor, head, epoch)
+            return TopicRange(floor, head, epoch)
         reach *= 4
 
 
@@ -150,7 +150,7 @@ def last(client: Client, topic: str, wanted: int, selection: Selection) -> Stret
 @client_options
 @click.pass_obj
 def read(
-    options: Options,
+    options: CommandOptions,
     topic: str,
     from_seq: int | None,
     to_seq: int | None,
@@ -171,7 +171,7 @@ def read(
     if last_n is not None and (from_seq is not None or to_seq is not None):
         raise click.UsageError("--last does not go with --from-seq or --to-seq.")
     style = _style(options, data_only=data_only)
-    selection = Selection(node, tag, tag_prefix, not no_meta)
+    selection = RecordSelection(node, tag, tag_prefix, not no_meta)
     from topics.cli.records.record_lines import printer  # noqa: PLC0415
     from topics.client.results import Record  # noqa: PLC0415
 
@@ -217,7 +217,7 @@ def read(
 @client_options
 @click.pass_obj
 def tail(
-    options: Options,
+    options: CommandOptions,
     topics: tuple[str, ...],
     follow: bool,
     last_n: int | None,
@@ -247,12 +247,12 @@ def tail(
     if create and not follow:
         raise click.UsageError("--create waits for topics: it needs -f.")
     style = _style(options, data_only=data_only)
-    selection = Selection(node, tag, tag_prefix, not no_meta)
+    selection = RecordSelection(node, tag, tag_prefix, not no_meta)
     try:
         with connect(options) as client:
             names = _names(client, topics, prefix)
             if follow and len(names) > MAX_FOLLOWED:
-                raise failures.Failed(f"{len(names)} topics are too many to follow: {MAX_FOLLOWED} at most")
+                raise failures.CommandFailure(f"{len(names)} topics are too many to follow: {MAX_FOLLOWED} at most")
             from topics.cli.records.record_lines import printer  # noqa: PLC0415
 
             show = printer(style, named=prefix is not None or len(names) > 1, prompt=follow or on_terminal())
@@ -279,11 +279,13 @@ def _names(client: Client, topics: tuple[str, ...], prefix: str | None) -> list[
     if prefix is not None:
         names += [found.topic for found in client.list_all(prefix=prefix) if found.topic not in topics]
     if not names:
-        raise failures.Failed(f"no topic begins with {prefix!r}", failures.EXIT_NOT_FOUND)
+        raise failures.CommandFailure(f"no topic begins with {prefix!r}", failures.EXIT_NOT_FOUND)
     return names
 
 
-def _last_or_nothing(client: Client, topic: str, wanted: int, selection: Selection, *, create: bool) -> Stretch:
+def _last_or_nothing(
+    client: Client, topic: str, wanted: int, selection: RecordSelection, *, create: bool
+) -> TopicRange:
     """As `last`; with `create` a topic that does not exist counts as empty."""
     from topics.client.errors import NotFound  # noqa: PLC0415
 
@@ -292,13 +294,13 @@ def _last_or_nothing(client: Client, topic: str, wanted: int, selection: Selecti
     except NotFound:
         if not create:
             raise
-        return Stretch(0, 0, 0)
+        return TopicRange(0, 0, 0)
 
 
 def _follow(
     client: Client,
     starts: Mapping[str, int | tuple[int, int]],
-    selection: Selection,
+    selection: RecordSelection,
     show: Callable[[Value], None],
     *,
     create: bool,
@@ -336,7 +338,7 @@ def _follow(
                 show(value)
     if reader_has_gone():
         raise BrokenPipeError
-    raise failures.Failed("no topic is left to follow", failures.EXIT_NOT_FOUND)
+    raise failures.CommandFailure("no topic is left to follow", failures.EXIT_NOT_FOUND)
 
 
 def reader_has_gone(*, wait: bool = False) -> bool:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from topics.cli.app import Command, Options, client_options, complete_routers, complete_topics, connect, examples
-from topics.cli.failures import EXIT_NOT_FOUND, Failed, for_each
+from topics.cli.app import Command, CommandOptions, client_options, complete_routers, complete_topics, connect, examples
+from topics.cli.failures import EXIT_NOT_FOUND, CommandFailure, for_each
 from topics.cli.output import confirm, count, json_results, print_facts, print_json, print_line, printable
 from topics.cli.topic_commands import filter_text, print_routers
 
@@ -30,7 +30,7 @@ def router() -> None:
 @click.option("--dest", metavar="TOPIC", shell_complete=complete_topics, help="Only routers to this topic.")
 @client_options
 @click.pass_obj
-def ls(options: Options, prefix: str, source: str | None, dest: str | None) -> None:
+def ls(options: CommandOptions, prefix: str, source: str | None, dest: str | None) -> None:
     """List routers, in the order of names."""
     with connect(options) as client:
         found = list(client.all_routers(prefix=prefix, source=source, dest=dest))
@@ -44,7 +44,7 @@ def ls(options: Options, prefix: str, source: str | None, dest: str | None) -> N
 @name_argument
 @client_options
 @click.pass_obj
-def show(options: Options, name: str) -> None:
+def show(options: CommandOptions, name: str) -> None:
     """Show a router, how far it is and what it has copied."""
     with connect(options) as client:
         found = client.router(name)
@@ -118,7 +118,7 @@ def _said(tag: str | None, tag_prefix: str | None, no_filter: bool, settings: di
 @client_options
 @click.pass_obj
 def create(
-    options: Options,
+    options: CommandOptions,
     /,
     name: str,
     source: str,
@@ -145,7 +145,7 @@ def create(
 @client_options
 @click.pass_obj
 def set_(
-    options: Options, /, name: str, tag: str | None, tag_prefix: str | None, no_filter: bool, **settings: Any
+    options: CommandOptions, /, name: str, tag: str | None, tag_prefix: str | None, no_filter: bool, **settings: Any
 ) -> None:
     """Change the settings of an existing router. Others stay, and its source and dest cannot change."""
     said = _said(tag, tag_prefix, no_filter, settings)
@@ -164,7 +164,7 @@ def set_(
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @client_options
 @click.pass_obj
-def rm(options: Options, names: tuple[str, ...], yes: bool) -> None:
+def rm(options: CommandOptions, names: tuple[str, ...], yes: bool) -> None:
     """Delete routers; the copies stay.
 
     On a terminal it asks first. A missing router is a failure (exit code 3).
@@ -176,7 +176,7 @@ def rm(options: Options, names: tuple[str, ...], yes: bool) -> None:
             done = client.delete_router(name)
             removed.append(done)
             if not done.deleted:
-                raise Failed(f"there is no router {name!r}", EXIT_NOT_FOUND)
+                raise CommandFailure(f"there is no router {name!r}", EXIT_NOT_FOUND)
             if not options.as_json:
                 print_line(f"{printable(name)}: deleted")
 

@@ -19,7 +19,7 @@ SortBy = Literal["rate", "bytes-rate", "records", "bytes", "ready", "name"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TopicObservation:
     """Where a topic stands."""
 
     head_seq: int
@@ -28,7 +28,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
+class QueueObservation:
     """What a queue has."""
 
     ready: int
@@ -36,14 +36,14 @@ class Jobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DaemonObservation:
     """One look at the daemon. `at` is a clock of seconds that never goes back, `ts` is ms since the epoch."""
 
     at: float
     ts: int
     version: str
     metrics: Metrics
-    topics: Mapping[str, Standing]
+    topics: Mapping[str, TopicObservation]
     complete: bool
     """These are all topics (whose names begin with the prefix)."""
 
@@ -79,7 +79,7 @@ class Outage(Struct, kw_only=True):
     error: str
 
 
-class Snapshot(Struct, kw_only=True):
+class TopSnapshot(Struct, kw_only=True):
     """A line of `topics top --json`."""
 
     ts: int
@@ -110,7 +110,7 @@ class Snapshot(Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LineSelection:
     """Which lines, how many, in which order."""
 
     sort: SortBy = "rate"
@@ -128,11 +128,11 @@ _ORDER: Final[Mapping[SortBy, Callable[[TopicLine], float]]] = {
 }
 
 
-def standings(metrics: Metrics, prefix: str) -> dict[str, Standing]:
+def standings(metrics: Metrics, prefix: str) -> dict[str, TopicObservation]:
     """The topics that the metrics have."""
     records, sizes = by_label(metrics, "topic_records_live", "topic"), by_label(metrics, "topic_bytes_live", "topic")
     return {
-        name: Standing(int(head), int(records.get(name, 0)), int(sizes.get(name, 0)))
+        name: TopicObservation(int(head), int(records.get(name, 0)), int(sizes.get(name, 0)))
         for name, head in by_label(metrics, "topic_head_seq", "topic").items()
         if name.startswith(prefix)
     }
@@ -143,7 +143,7 @@ def truncated(metrics: Metrics) -> bool:
     return number(metrics, "topic_metrics_truncated") > 0
 
 
-def snapshot(before: Look | None, now: Look, wanted: Wanted) -> Snapshot:
+def snapshot(before: DaemonObservation | None, now: DaemonObservation, wanted: LineSelection) -> TopSnapshot:
     """What there is to show. Rates are over the time between both looks; none over a restart, after which a head may
     stand higher than what was appended (`docs/spec/storage.md`)."""
     if before is not None and number(now.metrics, "uptime_ms") < number(before.metrics, "uptime_ms"):
@@ -159,7 +159,7 @@ def snapshot(before: Look | None, now: Look, wanted: Wanted) -> Snapshot:
     lines.sort(key=_ORDER[wanted.sort], reverse=True)
     rates = [line.records_per_s for line in lines if line.records_per_s is not None]
     read_only = number(metrics, "read_only", number(metrics, "wal_read_only"))
-    return Snapshot(
+    return TopSnapshot(
         ts=now.ts,
         version=now.version,
         uptime_ms=int(number(metrics, "uptime_ms")),
@@ -181,7 +181,7 @@ def snapshot(before: Look | None, now: Look, wanted: Wanted) -> Snapshot:
     )
 
 
-def _topic_line(name: str, before: Look | None, now: Look, seconds: float) -> TopicLine:
+def _topic_line(name: str, before: DaemonObservation | None, now: DaemonObservation, seconds: float) -> TopicLine:
     stands = now.topics[name]
     line = TopicLine(
         topic=name,
@@ -197,7 +197,7 @@ def _topic_line(name: str, before: Look | None, now: Look, seconds: float) -> To
     if stood is None or stood.head_seq > stands.head_seq:
         if stood is None and not before.complete:
             return line
-        stood = Standing(0, 0, 0)  # it is new, or was deleted and made again
+        stood = TopicObservation(0, 0, 0)  # it is new, or was deleted and made again
     appended = stands.head_seq - stood.head_seq
     grown = stands.bytes - stood.bytes
     if stands.records - stood.records != appended:
@@ -208,7 +208,7 @@ def _topic_line(name: str, before: Look | None, now: Look, seconds: float) -> To
     return line
 
 
-def _router_lines(before: Look | None, now: Look, seconds: float) -> list[RouterLine]:
+def _router_lines(before: DaemonObservation | None, now: DaemonObservation, seconds: float) -> list[RouterLine]:
     """Those that are behind first."""
     copies = by_label(now.metrics, "router_forwarded_total", "router")
     earlier = {} if before is None else by_label(before.metrics, "router_forwarded_total", "router")
@@ -224,7 +224,7 @@ def _router_lines(before: Look | None, now: Look, seconds: float) -> list[Router
     return sorted(lines, key=lambda line: (-line.lag, -(line.copies_per_s or 0.0), line.router))
 
 
-def _rate(name: str, before: Look | None, now: Look, seconds: float) -> float | None:
+def _rate(name: str, before: DaemonObservation | None, now: DaemonObservation, seconds: float) -> float | None:
     if before is None:
         return None
     return max(number(now.metrics, name) - number(before.metrics, name), 0.0) / seconds

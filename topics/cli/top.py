@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from topics.cli.app import Options, client_options, connect, examples
+from topics.cli.app import CommandOptions, client_options, connect, examples
 from topics.cli.output import (
     Column,
     count,
@@ -31,8 +31,18 @@ from topics.cli.output import (
     printable,
     size,
 )
-from topics.cli.snapshots import Look, Outage, Snapshot, SortBy, Standing, Wanted, snapshot, standings, truncated
-from topics.cli.unwinding import undisturbed, unwinding
+from topics.cli.signal_exceptions import undisturbed, unwinding
+from topics.cli.snapshots import (
+    DaemonObservation,
+    LineSelection,
+    Outage,
+    SortBy,
+    TopicObservation,
+    TopSnapshot,
+    snapshot,
+    standings,
+    truncated,
+)
 from topics.cli.values import Duration
 
 if TYPE_CHECKING:
@@ -87,7 +97,9 @@ Pause = Callable[[float], bool]
 )
 @client_options
 @click.pass_obj
-def top(options: Options, interval: int, times: int | None, sort: SortBy, prefix: str, limit: int | None) -> None:
+def top(
+    options: CommandOptions, interval: int, times: int | None, sort: SortBy, prefix: str, limit: int | None
+) -> None:
     """Show what a daemon does: topics with their rates and jobs, routers with their lag, pressure, syncs.
 
     q or Ctrl-C ends it. Rates are those between two looks, in records and in bytes of their data. Where there is no
@@ -97,9 +109,9 @@ def top(options: Options, interval: int, times: int | None, sort: SortBy, prefix
     if interval < MIN_INTERVAL_MS:
         raise click.BadParameter(f"must be {MIN_INTERVAL_MS} ms at least", param_hint="--interval")
     live = on_terminal() and not options.as_json and os.environ.get("TERM", "dumb") != "dumb"
-    wanted = Wanted(sort, prefix, limit or (FITS if live else DEFAULT_LIMIT))
+    wanted = LineSelection(sort, prefix, limit or (FITS if live else DEFAULT_LIMIT))
     with unwinding(), connect(options, timeout_s=min(options.timeout_ms / 1000, PATIENCE_S)) as client:
-        watch = _Watch(client, wanted, interval / 1000, times)
+        watch = _TopView(client, wanted, interval / 1000, times)
         with suppress(KeyboardInterrupt):
             if live:
                 _draw(watch, client.url)
@@ -114,17 +126,17 @@ def top(options: Options, interval: int, times: int | None, sort: SortBy, prefix
 # ----------------------------------------------------------------- looking
 
 
-class _Watch:
+class _TopView:
     """Looks at a daemon again and again."""
 
-    def __init__(self, client: Client, wanted: Wanted, interval_s: float, times: int | None) -> None:
+    def __init__(self, client: Client, wanted: LineSelection, interval_s: float, times: int | None) -> None:
         self._client = client
         self._wanted = wanted
         self._interval_s = interval_s
         self._times = times
         self._queues: set[str] = set()
 
-    def lines(self, pause: Pause, *, at_once: bool = False) -> Iterator[Snapshot | Outage]:
+    def lines(self, pause: Pause, *, at_once: bool = False) -> Iterator[TopSnapshot | Outage]:
         """What was seen after each interval, and before the first one too if `at_once`. Raises what the first look
         raises, and later what is no outage, such as a key that is not valid any more."""
         from topics.client import ConnectionFailed, ServerError, Throttled  # noqa: PLC0415
@@ -146,24 +158,24 @@ class _Watch:
             yield seen
             before = now
 
-    def _look(self) -> Look:
+    def _look(self) -> DaemonObservation:
         version = self._client.health().version
         metrics = self._client.metrics()
         at = time.monotonic()
         topics, complete = standings(metrics, self._wanted.prefix), True
         if truncated(metrics):
             topics, complete = self._listed()
-        return Look(at, _now_ms(), version, metrics, topics, complete)
+        return DaemonObservation(at, _now_ms(), version, metrics, topics, complete)
 
-    def _listed(self) -> tuple[dict[str, Standing], bool]:
+    def _listed(self) -> tuple[dict[str, TopicObservation], bool]:
         """The topics of the first pages of the list, and whether these are all topics."""
-        found: dict[str, Standing] = {}
+        found: dict[str, TopicObservation] = {}
         cursor: str | None = None
         self._queues.clear()
         for _ in range(MAX_PAGES):
             page = self._client.list(prefix=self._wanted.prefix, page_size=PAGE, cursor=cursor)
             for topic in page.topics:
-                found[topic.topic] = Standing(topic.head_seq, topic.count, topic.bytes)
+                found[topic.topic] = TopicObservation(topic.head_seq, topic.count, topic.bytes)
                 if topic.type == "queue":
                     self._queues.add(topic.topic)
             cursor = page.next_cursor
@@ -171,7 +183,7 @@ class _Watch:
                 return found, True
         return found, False
 
-    def _snapshot(self, before: Look | None, now: Look) -> Snapshot:
+    def _snapshot(self, before: DaemonObservation | None, now: DaemonObservation) -> TopSnapshot:
         """With the jobs of the queues that are shown and that the metrics do not tell of."""
         from topics.client import NotFound  # noqa: PLC0415
 
@@ -198,7 +210,7 @@ def _sleep(seconds: float) -> bool:
 # ----------------------------------------------------------------- what is said
 
 
-def _header(seen: Snapshot, url: str) -> list[str]:
+def _header(seen: TopSnapshot, url: str) -> list[str]:
     """Three lines."""
     ready = "ready" if seen.ready else f"NOT READY, {seen.replayed:.0%} replayed"
     p99 = "-" if seen.fsync_p99_us is None else f"{seen.fsync_p99_us / 1000:g} ms"
@@ -224,7 +236,7 @@ def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.1f}"
 
 
-def _topic_rows(seen: Snapshot) -> list[tuple[str, ...]]:
+def _topic_rows(seen: TopSnapshot) -> list[tuple[str, ...]]:
     return [
         (
             line.topic,
@@ -240,11 +252,11 @@ def _topic_rows(seen: Snapshot) -> list[tuple[str, ...]]:
     ]
 
 
-def _router_rows(seen: Snapshot) -> list[tuple[str, ...]]:
+def _router_rows(seen: TopSnapshot) -> list[tuple[str, ...]]:
     return [(line.router, count(line.lag), _rate(line.copies_per_s), count(line.copies)) for line in seen.routers]
 
 
-def _print(seen: Snapshot | Outage, url: str) -> None:
+def _print(seen: TopSnapshot | Outage, url: str) -> None:
     """One snapshot as plain text, with an empty line after it."""
     if isinstance(seen, Outage):
         print_line(f"no answer: {printable(seen.error)}\n")
@@ -264,13 +276,13 @@ def _print(seen: Snapshot | Outage, url: str) -> None:
 # ----------------------------------------------------------------- the terminal
 
 
-def _draw(watch: _Watch, url: str) -> None:
+def _draw(watch: _TopView, url: str) -> None:
     """Draw on a screen of its own until q, Ctrl-C or the last interval. However it ends, the terminal is as it was."""
     from rich.console import Console  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
 
     console = Console(highlight=False)
-    last: Snapshot | None = None
+    last: TopSnapshot | None = None
     away_since = 0.0
     with ExitStack() as at_the_end, _keys() as pause:
         lines = watch.lines(pause, at_once=True)
@@ -279,7 +291,7 @@ def _draw(watch: _Watch, url: str) -> None:
             try:
                 for seen in itertools.chain([first], lines):
                     trouble = ""
-                    if isinstance(seen, Snapshot):
+                    if isinstance(seen, TopSnapshot):
                         last, away_since = seen, 0.0
                     else:
                         away_since = away_since or time.monotonic()
@@ -290,7 +302,7 @@ def _draw(watch: _Watch, url: str) -> None:
                 at_the_end.enter_context(undisturbed())
 
 
-def _picture(seen: Snapshot, trouble: str, url: str, console: Console) -> RenderableType:
+def _picture(seen: TopSnapshot, trouble: str, url: str, console: Console) -> RenderableType:
     """What fits on the screen. With `trouble`, which is told in front, the figures are old."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415

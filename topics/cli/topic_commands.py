@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from topics.cli.app import Command, Options, client_options, complete_topics, connect, examples
-from topics.cli.failures import EXIT_NOT_FOUND, Failed, for_each
+from topics.cli.app import Command, CommandOptions, client_options, complete_topics, connect, examples
+from topics.cli.failures import EXIT_NOT_FOUND, CommandFailure, for_each
 from topics.cli.output import (
     Column,
     confirm,
@@ -50,7 +50,7 @@ names_argument: Final = click.argument(
 @click.option("-l", "--long", is_flag=True, help="More columns: epoch and priority.")
 @client_options
 @click.pass_obj
-def ls(options: Options, prefix: str, long: bool) -> None:
+def ls(options: CommandOptions, prefix: str, long: bool) -> None:
     """List topics, in the order of names."""
     with connect(options) as client:
         found = list(client.list_all(prefix=prefix))
@@ -76,7 +76,7 @@ def _row(topic: TopicSummary) -> list[str]:
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
 @client_options
 @click.pass_obj
-def show(options: Options, name: str) -> None:
+def show(options: CommandOptions, name: str) -> None:
     """Show a topic: what it holds, its configuration, its routers.
 
     This does not count as a use of the topic.
@@ -263,7 +263,7 @@ _ABOUT_VALUES: Final = """
 @config_options
 @client_options
 @click.pass_obj
-def create(options: Options, /, names: tuple[str, ...], **config: Any) -> None:
+def create(options: CommandOptions, /, names: tuple[str, ...], **config: Any) -> None:
     with connect(options) as client:
         _change(options, names, lambda name: client.create(name, **_said(config)))
 
@@ -282,7 +282,7 @@ def create(options: Options, /, names: tuple[str, ...], **config: Any) -> None:
 @config_options
 @client_options
 @click.pass_obj
-def set_(options: Options, /, names: tuple[str, ...], **config: Any) -> None:
+def set_(options: CommandOptions, /, names: tuple[str, ...], **config: Any) -> None:
     said = _said(config)
     if not said:
         raise click.UsageError("There is nothing to set: name at least one setting.")
@@ -290,7 +290,7 @@ def set_(options: Options, /, names: tuple[str, ...], **config: Any) -> None:
         _change(options, names, lambda name: client.update(name, **said))
 
 
-def _change(options: Options, names: tuple[str, ...], change: Callable[[str], TopicChanged]) -> None:
+def _change(options: CommandOptions, names: tuple[str, ...], change: Callable[[str], TopicChanged]) -> None:
     """Change all topics that are named, and print the result of each."""
     with json_results(as_json=options.as_json, many=len(names) > 1) as changed:
 
@@ -313,7 +313,7 @@ def _change(options: Options, names: tuple[str, ...], change: Callable[[str], To
 @click.option("--if-empty", is_flag=True, help="Delete only topics without live records.")
 @client_options
 @click.pass_obj
-def rm(options: Options, names: tuple[str, ...], yes: bool, if_empty: bool) -> None:
+def rm(options: CommandOptions, names: tuple[str, ...], yes: bool, if_empty: bool) -> None:
     """Delete topics, with their records and routers.
 
     On a terminal it asks first. A missing topic is a failure (exit code 3).
@@ -325,7 +325,7 @@ def rm(options: Options, names: tuple[str, ...], yes: bool, if_empty: bool) -> N
             done = client.delete_topic(name, if_empty=if_empty)
             removed.append(done)
             if not done.deleted:
-                raise Failed(f"topic {name!r} does not exist", EXIT_NOT_FOUND)
+                raise CommandFailure(f"topic {name!r} does not exist", EXIT_NOT_FOUND)
             if not options.as_json:
                 routers = f", with routers {', '.join(done.routers_removed)}" if done.routers_removed else ""
                 print_line(printable(f"{name}: deleted{routers}"))

@@ -9,16 +9,16 @@
     pages                     reads and lists that take one call for each page
     bulk                      exports, uploads and stages
     lines, sse                bytes to lines, lines to server-sent events
-    following                 the state of a tail or watch: positions, session, decoded values
-    working                   the state of a stream of jobs
-    reconnecting              which failures a stream survives, and how long it waits
-    tailing, async_tailing    the I/O of tails, watches and streams of jobs
-    batching                  records that wait to be sent, in batches
+    follower                  the state of a tail or watch: positions, session, decoded values
+    job_stream                the state of a stream of jobs
+    reconnection              which failures a stream survives, and how long it waits
+    tails, async_tails        the I/O of tails, watches and streams of jobs
+    producer_buffer           records that wait to be sent, in batches
     producer                  `Producer` and `AsyncProducer`
-    leasing                   jobs in hand and their leases
+    held_jobs                 jobs in hand and their leases
     worker                    `Worker` and `AsyncWorker`
 
-Only `sync`, `concurrent`, `tailing`, `async_tailing`, `producer` and `worker` do I/O. The package imports nothing of
+Only `sync`, `concurrent`, `tails`, `async_tails`, `producer` and `worker` do I/O. The package imports nothing of
 the server. The names below are the public interface; the module of each is imported when the name is first used.
 """
 
@@ -28,11 +28,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topics.client.async_tailing import AsyncJobs as AsyncJobs
-    from topics.client.async_tailing import AsyncTail as AsyncTail
-    from topics.client.batching import BufferFull as BufferFull
-    from topics.client.batching import DeliveryFailed as DeliveryFailed
-    from topics.client.batching import ProducerClosed as ProducerClosed
+    from topics.client.async_tails import AsyncJobs as AsyncJobs
+    from topics.client.async_tails import AsyncTail as AsyncTail
     from topics.client.concurrent import AsyncClient as AsyncClient
     from topics.client.errors import ApiError as ApiError
     from topics.client.errors import BadRequest as BadRequest
@@ -48,14 +45,17 @@ if TYPE_CHECKING:
     from topics.client.errors import TopicsError as TopicsError
     from topics.client.errors import Unauthorized as Unauthorized
     from topics.client.errors import Unavailable as Unavailable
-    from topics.client.following import Position as Position
-    from topics.client.leasing import Backoff as Backoff
-    from topics.client.leasing import Nack as Nack
-    from topics.client.leasing import Stats as Stats
+    from topics.client.follower import Position as Position
+    from topics.client.held_jobs import Backoff as Backoff
+    from topics.client.held_jobs import Nack as Nack
+    from topics.client.held_jobs import Stats as Stats
     from topics.client.producer import AsyncDelivery as AsyncDelivery
     from topics.client.producer import AsyncProducer as AsyncProducer
     from topics.client.producer import Delivery as Delivery
     from topics.client.producer import Producer as Producer
+    from topics.client.producer_buffer import BufferFull as BufferFull
+    from topics.client.producer_buffer import DeliveryFailed as DeliveryFailed
+    from topics.client.producer_buffer import ProducerClosed as ProducerClosed
     from topics.client.results import CaughtUp as CaughtUp
     from topics.client.results import Job as Job
     from topics.client.results import NewRecord as NewRecord
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from topics.client.results import TopicDeleted as TopicDeleted
     from topics.client.retry import Retry as Retry
     from topics.client.sync import Client as Client
-    from topics.client.tailing import Jobs as Jobs
-    from topics.client.tailing import Tail as Tail
+    from topics.client.tails import Jobs as Jobs
+    from topics.client.tails import Tail as Tail
     from topics.client.worker import AsyncWorker as AsyncWorker
     from topics.client.worker import Worker as Worker
 
@@ -90,12 +90,12 @@ _PLACES = {
     "results": ("CaughtUp", "Job", "NewRecord", "Record", "Tombstone", "TopicDeleted"),
     "retry": ("Retry",),
     "sync": ("Client",),
-    "batching": ("BufferFull", "DeliveryFailed", "ProducerClosed"),
-    "following": ("Position",),
-    "leasing": ("Backoff", "Nack", "Stats"),
+    "producer_buffer": ("BufferFull", "DeliveryFailed", "ProducerClosed"),
+    "follower": ("Position",),
+    "held_jobs": ("Backoff", "Nack", "Stats"),
     "producer": ("AsyncDelivery", "AsyncProducer", "Delivery", "Producer"),
-    "async_tailing": ("AsyncJobs", "AsyncTail"),
-    "tailing": ("Jobs", "Tail"),
+    "async_tails": ("AsyncJobs", "AsyncTail"),
+    "tails": ("Jobs", "Tail"),
     "worker": ("AsyncWorker", "Worker"),
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}

@@ -1,9 +1,9 @@
 """Exports and uploads of any length, also to stages (`docs/spec/pipeline.md` section 1): their calls, and the state of
 an export.
 
-Pure: no I/O. The clients open the streams and hand in the bytes. `Export` decodes them, and knows where an export
-continues after a broken connection. The functions `export`, `export_stream`, `ingest` and `stage` are the methods of
-both clients, with their parameters and docstrings.
+Pure: no I/O. The clients open the streams and hand in the bytes. `ExportDownload` decodes them, and knows where an
+export continues after a broken connection. The functions `export`, `export_stream`, `ingest` and `stage` are the
+methods of both clients, with their parameters and docstrings.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from topics.client import calls, results
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.errors import ConnectionFailed, ProtocolError
-from topics.client.lines import Lines
+from topics.client.lines import LineDecoder
 from topics.client.results import Record, Tombstone
 
 LINES: Final = "application/x-ndjson"
@@ -60,7 +60,7 @@ def export_stream(
     include_data: bool = True,
     epoch: int | None = None,
     accept: str = LINES,
-) -> Call[bytes]:
+) -> ClientCall[bytes]:
     """The bytes of an export as the daemon sends them, for a `with` block, at whose end the stream is closed.
 
     `accept` is the format: NDJSON, or an Arrow stream (`application/vnd.apache.arrow.stream`); a daemon without pyarrow
@@ -81,7 +81,7 @@ def export_stream(
         include_data=None if include_data else False,
         epoch=epoch,
     )
-    return Call(method="GET", target=where, accept=accept, repeatable=True)
+    return ClientCall(method="GET", target=where, accept=accept, repeatable=True)
 
 
 def export(
@@ -97,7 +97,7 @@ def export(
     include_meta: bool = True,
     include_data: bool = True,
     epoch: int | None = None,
-) -> Export:
+) -> ExportDownload:
     """The records of a topic from after `from_seq` up to and including `to_seq` (None: the head when the export
     begins), in one stream.
 
@@ -110,7 +110,7 @@ def export(
     record that has come. Raises NotFound where there is no such topic.
     """
     nodes = [node] if isinstance(node, str) else list(node)
-    return Export(
+    return ExportDownload(
         topic,
         from_seq,
         to_seq,
@@ -132,7 +132,7 @@ class ExportOptions:
     include_data: bool = True
 
 
-class Export:
+class ExportDownload:
     """One export, over as many connections as it takes. `begin` it with the answer to `state_call`; then, until it is
     `done`, `feed` it the bytes of the stream that `call` asks for."""
 
@@ -147,9 +147,9 @@ class Export:
         self._to_seq = to_seq
         self._epoch = epoch
         self._options = options
-        self._lines = Lines()
+        self._lines = LineDecoder()
 
-    def state_call(self) -> Call[results.TopicState]:
+    def state_call(self) -> ClientCall[results.TopicState]:
         """The call for the state of the topic, which says where the export ends."""
         return calls.state(self._topic, touch=False)
 
@@ -158,7 +158,7 @@ class Export:
         self._to_seq = state.head_seq if self._to_seq is None else self._to_seq
         self._epoch = state.epoch if self._epoch is None else self._epoch
 
-    def call(self) -> Call[bytes]:
+    def call(self) -> ClientCall[bytes]:
         """The call for the records after `position`. The rest of a line that was cut off is forgotten."""
         self._lines.clear()
         options = self._options
@@ -218,7 +218,7 @@ def ingest(
     idempotency_key: str | None = None,
     create: bool | None = None,
     disable_backpressure: bool = False,
-) -> Call[results.Ingested]:
+) -> ClientCall[results.Ingested]:
     """Upload any number of records in one stream. An item is a NewRecord, or a JSON value, which becomes the data of a
     record.
 
@@ -239,7 +239,7 @@ def ingest_async(
     idempotency_key: str | None = None,
     create: bool | None = None,
     disable_backpressure: bool = False,
-) -> Call[results.Ingested]:
+) -> ClientCall[results.Ingested]:
     """As `Client.ingest`; `records` may be an asynchronous iterable too. If the call is cancelled, the batches that the
     daemon has received completely may be stored."""
     upload = pieces_async(records)
@@ -254,8 +254,8 @@ def _upload(
     node: str | None,
     create: bool | None,
     disable_backpressure: bool,
-) -> Call[results.Ingested]:
-    return Call(
+) -> ClientCall[results.Ingested]:
+    return ClientCall(
         method="POST",
         target=_upload_target(topic, node=node, create=create, disable_backpressure=disable_backpressure),
         answer=results.Ingested,
@@ -286,7 +286,7 @@ def stage(
     idempotency_key: str | None = calls.AUTO,
     create: bool | None = None,
     disable_backpressure: bool = False,
-) -> Call[results.Staged]:
+) -> ClientCall[results.Staged]:
     """Append records to a stage of a topic, where no reader sees them until `commit`.
 
     Items and keys are as in `append`; the records must fit into memory. The first records create the stage, and the
@@ -306,10 +306,10 @@ def staged(
     node: str | None = None,
     create: bool | None = None,
     disable_backpressure: bool = False,
-) -> Call[results.Staged]:
+) -> ClientCall[results.Staged]:
     """As `stage`, with records that are lines of NDJSON already. The key must be used for this stage alone."""
     where = _upload_target(topic, node=node, create=create, disable_backpressure=disable_backpressure, stage=stage)
-    return Call(
+    return ClientCall(
         method="POST",
         target=where,
         answer=results.Staged,
@@ -324,7 +324,7 @@ def staged(
 def pieces(records: Iterable[object]) -> Iterator[bytes]:
     """The NDJSON of records, in pieces of about `PIECE_BYTES`. Raises TypeError or ValueError for a value that JSON
     cannot express, and what `records` raises."""
-    gathered = Pieces()
+    gathered = UploadPieces()
     for record in records:
         if (piece := gathered.add(record)) is not None:
             yield piece
@@ -338,7 +338,7 @@ async def pieces_async(records: Iterable[object] | AsyncIterable[object]) -> Asy
         for piece in pieces(records):
             yield piece
         return
-    gathered = Pieces()
+    gathered = UploadPieces()
     async for record in records:
         if (full := gathered.add(record)) is not None:
             yield full
@@ -346,7 +346,7 @@ async def pieces_async(records: Iterable[object] | AsyncIterable[object]) -> Asy
         yield rest
 
 
-class Pieces:
+class UploadPieces:
     """Gathers encoded records into pieces that are large enough to be sent."""
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Each call of `/v0` as a value (`docs/spec/api.md`).
 
-One function for each call. It sends nothing, and leaves validation to the daemon: it returns a `Call`, which holds the
-request, the type of the answer, and whether the call may be repeated when its outcome is unknown. The functions are
-the methods of both clients, with their parameters and docstrings.
+One function for each call. It sends nothing, and leaves validation to the daemon: it returns a `ClientCall`, which
+holds the request, the type of the answer, and whether the call may be repeated when its outcome is unknown. The
+functions are the methods of both clients, with their parameters and docstrings.
 
 The functions raise only TypeError or ValueError, for values that JSON cannot express. As methods of a client they raise
 a TopicsError as well: NotFound where a topic or router does not exist, Conflict where its state forbids the call,
@@ -33,7 +33,7 @@ AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[T]):
+class ClientCall(Generic[T]):
     """One request to the daemon, and the type `T` of its result. `Client.run` makes it."""
 
     method: str
@@ -132,49 +132,49 @@ def _names(node: str | Iterable[str]) -> list[str]:
 # --- the daemon ------------------------------------------------------------------------------------------------------
 
 
-def health() -> Call[results.Health]:
+def health() -> ClientCall[results.Health]:
     """The daemon's version and uptime. Answered also while the daemon is starting. Never repeated: raises
     ConnectionFailed at once where no daemon answers."""
-    return Call(method="GET", target="/v0/health", answer=results.Health, repeatable=True, probe=True)
+    return ClientCall(method="GET", target="/v0/health", answer=results.Health, repeatable=True, probe=True)
 
 
-def ready() -> Call[results.Ready]:
+def ready() -> ClientCall[results.Ready]:
     """Wait until the daemon serves. Raises Unavailable if it still does not when the client gives up repeating the
     call (`Retry.give_up_after`)."""
-    return Call(method="GET", target="/v0/ready", answer=results.Ready, repeatable=True)
+    return ClientCall(method="GET", target="/v0/ready", answer=results.Ready, repeatable=True)
 
 
-def metrics() -> Call[dict[str, results.Metric]]:
+def metrics() -> ClientCall[dict[str, results.Metric]]:
     """All metrics of the daemon by their names (`docs/spec/api.md` section 11)."""
-    return Call(method="GET", target="/v0/metrics", answer=dict[str, results.Metric], repeatable=True)
+    return ClientCall(method="GET", target="/v0/metrics", answer=dict[str, results.Metric], repeatable=True)
 
 
-def metrics_text() -> Call[str]:
+def metrics_text() -> ClientCall[str]:
     """All metrics of the daemon in the text format of Prometheus."""
-    return Call(method="GET", target="/v0/metrics", answer=str, accept="text/plain", repeatable=True)
+    return ClientCall(method="GET", target="/v0/metrics", answer=str, accept="text/plain", repeatable=True)
 
 
-def openapi() -> Call[dict[str, Any]]:
+def openapi() -> ClientCall[dict[str, Any]]:
     """The OpenAPI document of the daemon's interface."""
-    return Call(method="GET", target="/v0/openapi.json", answer=dict[str, Any], repeatable=True)
+    return ClientCall(method="GET", target="/v0/openapi.json", answer=dict[str, Any], repeatable=True)
 
 
-def checkpoint(*, hold_ms: int = 0) -> Call[results.Checkpoint]:
+def checkpoint(*, hold_ms: int = 0) -> ClientCall[results.Checkpoint]:
     """Take a checkpoint now, and list its files. The daemon removes none of them for `hold_ms`, so that they can be
     copied (`docs/spec/api.md` section 11)."""
     where = target("/v0/admin/checkpoint", hold_ms=hold_ms)
-    return Call(method="POST", target=where, answer=results.Checkpoint, repeatable=True, waits=300.0)
+    return ClientCall(method="POST", target=where, answer=results.Checkpoint, repeatable=True, waits=300.0)
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 
-def create(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicChanged]:
+def create(topic: str, **config: Unpack[TopicSettings]) -> ClientCall[results.TopicChanged]:
     """Create a topic. If it exists, change the settings that are given (`docs/spec/api.md` section 3).
 
     Raises Conflict for a `type` other than that of the existing topic.
     """
-    return Call(
+    return ClientCall(
         method="PUT",
         target=topic_path(topic),
         answer=results.TopicChanged,
@@ -183,9 +183,9 @@ def create(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicCha
     )
 
 
-def update(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicChanged]:
+def update(topic: str, **config: Unpack[TopicSettings]) -> ClientCall[results.TopicChanged]:
     """Change the settings of a topic that are given. Raises NotFound where there is no such topic."""
-    return Call(
+    return ClientCall(
         method="PUT",
         target=target(topic_path(topic), create=False),
         answer=results.TopicChanged,
@@ -194,25 +194,25 @@ def update(topic: str, **config: Unpack[TopicSettings]) -> Call[results.TopicCha
     )
 
 
-def state(topic: str, *, touch: bool = True) -> Call[results.TopicState]:
+def state(topic: str, *, touch: bool = True) -> ClientCall[results.TopicState]:
     """The settings of a topic, its head and floor, and what it holds. With `touch=False` the call does not count as a
     use of the topic, which raises its automatic priority."""
     where = target(topic_path(topic), touch=None if touch else False)
-    return Call(method="GET", target=where, answer=results.TopicState, repeatable=True)
+    return ClientCall(method="GET", target=where, answer=results.TopicState, repeatable=True)
 
 
-def topic_page(*, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> Call[results.TopicPage]:
+def topic_page(*, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> ClientCall[results.TopicPage]:
     """One page of the topics whose names begin with `prefix`, in the order of names. `cursor` is `next_cursor` of the
     page before; None: the first page."""
     where = target("/v0/topics", prefix=prefix or None, page_size=page_size, cursor=cursor)
-    return Call(method="GET", target=where, answer=results.TopicPage, repeatable=True)
+    return ClientCall(method="GET", target=where, answer=results.TopicPage, repeatable=True)
 
 
-def delete_topic(topic: str, *, if_empty: bool = False) -> Call[results.TopicDeletion]:
+def delete_topic(topic: str, *, if_empty: bool = False) -> ClientCall[results.TopicDeletion]:
     """Delete a topic with all its records, and the routers from and to it. With `if_empty` a topic that holds records
     is not deleted: raises Conflict."""
     where = target(topic_path(topic), if_empty=if_empty or None)
-    return Call(method="DELETE", target=where, answer=results.TopicDeletion, repeatable=False)
+    return ClientCall(method="DELETE", target=where, answer=results.TopicDeletion, repeatable=False)
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def append(
     config: TopicSettings | None = None,
     disable_backpressure: bool = False,
     return_seqs: bool = True,
-) -> Call[results.Appended]:
+) -> ClientCall[results.Appended]:
     """Append records, all or none (`docs/spec/api.md` section 4). Returns when they are as safe as the `durability` of
     the topic says.
 
@@ -278,12 +278,12 @@ def append(
 
 def encoded_append(
     topic: str, records: Iterable[bytes], rest: Mapping[str, object], *, return_seqs: bool
-) -> Call[results.Appended]:
+) -> ClientCall[results.Appended]:
     """An append of records that are encoded already (`encode_record`). `rest` are the other fields of the body; a field
     that is None is left out."""
     said = encode({name: value for name, value in rest.items() if value is not None})
     body = b'{"records":[' + b",".join(records) + b"]" + (b"," + said[1:] if len(said) > 2 else b"}")
-    return Call(
+    return ClientCall(
         method="POST",
         target=target(topic_path(topic), return_seqs=None if return_seqs else False),
         answer=results.Appended,
@@ -304,7 +304,7 @@ def diff(
     include_meta: bool = True,
     wait_ms: int = 0,
     max_batch_bytes: int | None = None,
-) -> Call[results.Page]:
+) -> ClientCall[results.Page]:
     """One page of at most `limit` records after `from_seq` (`docs/spec/api.md` section 5).
 
     `epoch` is the instance of the topic that `from_seq` belongs to; where the topic was made again since, the page has
@@ -323,18 +323,18 @@ def diff(
         wait_ms=wait_ms or None,
         max_batch_bytes=max_batch_bytes,
     )
-    return Call(method="GET", target=where, answer=results.Page, repeatable=True, waits=wait_ms / 1000)
+    return ClientCall(method="GET", target=where, answer=results.Page, repeatable=True, waits=wait_ms / 1000)
 
 
 def delete_records(
     topic: str, *, before_seq: int | None = None, match: Match | None = None
-) -> Call[results.RecordsDeletion]:
+) -> ClientCall[results.RecordsDeletion]:
     """Delete the records whose seqs are below `before_seq` and whose tags match (`docs/spec/api.md` section 6).
 
     At least one of the two conditions is needed. Records that are appended while the call runs stay. The deletion
     leaves no tombstone.
     """
-    return Call(
+    return ClientCall(
         method="POST",
         target=topic_path(topic, "delete"),
         answer=results.RecordsDeletion,
@@ -346,14 +346,14 @@ def delete_records(
 # --- stages ----------------------------------------------------------------------------------------------------------
 
 
-def commit(topic: str, stages: Iterable[str], idempotency_key: str) -> Call[results.Committed]:
+def commit(topic: str, stages: Iterable[str], idempotency_key: str) -> ClientCall[results.Committed]:
     """Append the records of stages to their topic, all at once, in the order in which the stages are named
     (`docs/spec/pipeline.md` section 1).
 
     It happens once for each `idempotency_key`: a repeat returns the result of the first call, with `deduped` set.
     Raises NotFound if a stage does not exist, and publishes nothing then.
     """
-    return Call(
+    return ClientCall(
         method="POST",
         target=topic_path(topic, "commit"),
         answer=results.Committed,
@@ -363,10 +363,10 @@ def commit(topic: str, stages: Iterable[str], idempotency_key: str) -> Call[resu
     )
 
 
-def delete_stage(topic: str, stage: str) -> Call[results.StageDeletion]:
+def delete_stage(topic: str, stage: str) -> ClientCall[results.StageDeletion]:
     """Drop a stage with all its records. A stage that does not exist is no error."""
     where = topic_path(topic, "stages", quote(stage, safe=":"))
-    return Call(method="DELETE", target=where, answer=results.StageDeletion, repeatable=False)
+    return ClientCall(method="DELETE", target=where, answer=results.StageDeletion, repeatable=False)
 
 
 # --- routers ---------------------------------------------------------------------------------------------------------
@@ -374,14 +374,14 @@ def delete_stage(topic: str, stage: str) -> Call[results.StageDeletion]:
 
 def create_router(
     router: str, source: str, dest: str, **settings: Unpack[RouterSettings]
-) -> Call[results.RouterChanged]:
+) -> ClientCall[results.RouterChanged]:
     """Create a router that copies records from the topic `source` to the topic `dest`. If it exists, change the
     settings that are given (`docs/spec/api.md` section 7).
 
     Raises Conflict for an existing router with another source or dest, and for one that would close a cycle.
     """
     fields = {name.rstrip("_"): value for name, value in settings.items()}
-    return Call(
+    return ClientCall(
         method="PUT",
         target=router_path(router),
         answer=results.RouterChanged,
@@ -392,12 +392,12 @@ def create_router(
 
 def update_router(
     router: str, source: str | None = None, dest: str | None = None, **settings: Unpack[RouterSettings]
-) -> Call[results.RouterChanged]:
+) -> ClientCall[results.RouterChanged]:
     """Change the settings of a router that are given. Raises NotFound where there is no such router, and Conflict where
     its source or dest is not the given one."""
     fields = {name.rstrip("_"): value for name, value in settings.items()}
     ends = {name: topic for name, topic in (("source", source), ("dest", dest)) if topic is not None}
-    return Call(
+    return ClientCall(
         method="PUT",
         target=target(router_path(router), create=False),
         answer=results.RouterChanged,
@@ -406,9 +406,9 @@ def update_router(
     )
 
 
-def router(router: str) -> Call[results.RouterState]:
+def router(router: str) -> ClientCall[results.RouterState]:
     """The settings of a router, its cursor, its lag, and how many records it has copied."""
-    return Call(method="GET", target=router_path(router), answer=results.RouterState, repeatable=True)
+    return ClientCall(method="GET", target=router_path(router), answer=results.RouterState, repeatable=True)
 
 
 def router_page(
@@ -418,16 +418,16 @@ def router_page(
     dest: str | None = None,
     page_size: int = 100,
     cursor: str | None = None,
-) -> Call[results.RouterPage]:
+) -> ClientCall[results.RouterPage]:
     """One page of the routers whose names begin with `prefix`, in the order of names; with `source` or `dest` only the
     routers from or to that topic. `cursor` is `next_cursor` of the page before; None: the first page."""
     where = target("/v0/routers", prefix=prefix or None, source=source, dest=dest, page_size=page_size, cursor=cursor)
-    return Call(method="GET", target=where, answer=results.RouterPage, repeatable=True)
+    return ClientCall(method="GET", target=where, answer=results.RouterPage, repeatable=True)
 
 
-def delete_router(router: str) -> Call[results.RouterDeletion]:
+def delete_router(router: str) -> ClientCall[results.RouterDeletion]:
     """Delete a router. The records that it has copied stay."""
-    return Call(method="DELETE", target=router_path(router), answer=results.RouterDeletion, repeatable=False)
+    return ClientCall(method="DELETE", target=router_path(router), answer=results.RouterDeletion, repeatable=False)
 
 
 # --- queues ----------------------------------------------------------------------------------------------------------
@@ -435,14 +435,14 @@ def delete_router(router: str) -> Call[results.RouterDeletion]:
 
 def claim(
     topic: str, node: str, *, max: int = 1, lease_ms: int | None = None, wait_ms: int = 0
-) -> Call[results.Claimed]:
+) -> ClientCall[results.Claimed]:
     """Lease up to `max` jobs to `node` for `lease_ms`; None: as the topic says (`docs/spec/api.md` section 9).
 
     `wait_ms` is how long the daemon waits for a first job where none is ready; the result may be empty. A claim whose
     answer was lost is not repeated: the jobs that it has leased become ready again when their leases end. Raises
     Conflict for a topic that is no queue.
     """
-    return Call(
+    return ClientCall(
         method="POST",
         target=topic_path(topic, "claim"),
         answer=results.Claimed,
@@ -452,13 +452,15 @@ def claim(
     )
 
 
-def ack(topic: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] | None = None) -> Call[results.Acked]:
+def ack(
+    topic: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] | None = None
+) -> ClientCall[results.Acked]:
     """Delete jobs that are done.
 
     With `lease_ids`, one for each seq, a job is deleted only under that lease, and the call may be repeated. `skipped`
     of the result are the seqs that `node` does not hold; a repeat skips those that an earlier attempt has acked.
     """
-    return Call(
+    return ClientCall(
         method="POST",
         target=topic_path(topic, "ack"),
         answer=results.Acked,
@@ -469,10 +471,10 @@ def ack(topic: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] 
 
 def nack(
     topic: str, node: str, seqs: Sequence[int], *, delay_ms: int = 0, lease_ids: Sequence[str] | None = None
-) -> Call[results.Nacked]:
+) -> ClientCall[results.Nacked]:
     """Give jobs back. They become ready again after `delay_ms`; those that have been given out `max_deliveries` times
     go to the dead-letter topic instead, if there is one. `lease_ids` and `skipped` are as in `ack`."""
-    return Call(
+    return ClientCall(
         method="POST",
         target=topic_path(topic, "nack"),
         answer=results.Nacked,
@@ -483,9 +485,9 @@ def nack(
 
 def extend(
     topic: str, node: str, seqs: Sequence[int], *, lease_ms: int, lease_ids: Sequence[str] | None = None
-) -> Call[results.Extended]:
+) -> ClientCall[results.Extended]:
     """Extend the leases of jobs to `lease_ms` from now. `lease_ids` and `skipped` are as in `ack`."""
-    return Call(
+    return ClientCall(
         method="POST",
         target=topic_path(topic, "extend"),
         answer=results.Extended,
@@ -494,10 +496,10 @@ def extend(
     )
 
 
-def open_work(topic: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> Call[bytes]:
+def open_work(topic: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> ClientCall[bytes]:
     """The stream of the jobs that are leased to it, at most `max` at a time (`docs/spec/api.md` section 9)."""
     where = target(topic_path(topic, "work"), node=node, max=max, lease_ms=lease_ms)
-    return Call(method="GET", target=where, accept="text/event-stream", repeatable=False)
+    return ClientCall(method="GET", target=where, accept="text/event-stream", repeatable=False)
 
 
 # --- live delivery ---------------------------------------------------------------------------------------------------
@@ -516,13 +518,13 @@ def create_watch(
     include_tags: bool = True,
     consistency: Literal["eventual", "strong"] = "eventual",
     create: bool = False,
-) -> Call[results.Watch]:
+) -> ClientCall[results.Watch]:
     """Make a watch session (`docs/spec/api.md` section 8).
 
     `topics` maps names to `{"from_seq": n}` or `{"tail": true}`. A topic that does not exist raises
     NotFound; with `lenient` it is left out, with `create` the session waits for it.
     """
-    return Call(
+    return ClientCall(
         method="POST",
         target=target("/v0/watch", lenient=lenient or None),
         answer=results.Watch,
@@ -542,10 +544,10 @@ def create_watch(
     )
 
 
-def open_watch(stream_url: str, last_event_id: str | None = None) -> Call[bytes]:
+def open_watch(stream_url: str, last_event_id: str | None = None) -> ClientCall[bytes]:
     """The stream of a watch session, after the frame with the id `last_event_id`; None: from the session's start."""
     headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
-    return Call(method="GET", target=stream_url, accept="text/event-stream", headers=headers, repeatable=True)
+    return ClientCall(method="GET", target=stream_url, accept="text/event-stream", headers=headers, repeatable=True)
 
 
 # --- what several calls have in common -------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 import anyio
 import httpx
 
-from topics.client import async_tailing, bulk, calls, pages
-from topics.client.bulk import Export
-from topics.client.calls import Call
+from topics.client import async_tails, bulk, calls, pages
+from topics.client.bulk import ExportDownload
+from topics.client.calls import ClientCall
 from topics.client.errors import TopicsError
 from topics.client.pages import Pages
 from topics.client.results import Record, Tombstone
-from topics.client.transport import BaseClient, Connection, refusal, result, signed
+from topics.client.transport import BaseClient, DaemonEndpoint, refusal, result, signed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 # Each of these makes a method of the client out of a function that says what the method does, without I/O.
 
 
-def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+def _method(make: Callable[P, ClientCall[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.run(make(*args, **kwargs))
 
@@ -47,7 +47,9 @@ def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[AsyncClient, P],
     return method
 
 
-def _exported(make: Callable[P, Export]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[Record | Tombstone]]:
+def _exported(
+    make: Callable[P, ExportDownload],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[Record | Tombstone]]:
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Record | Tombstone]:
         export = make(*args, **kwargs)
         export.begin(await self.run(export.state_call()))
@@ -69,7 +71,7 @@ def _exported(make: Callable[P, Export]) -> Callable[Concatenate[AsyncClient, P]
 
 
 def _streamed(
-    make: Callable[P, Call[bytes]],
+    make: Callable[P, ClientCall[bytes]],
 ) -> Callable[Concatenate[AsyncClient, P], AbstractAsyncContextManager[AsyncIterator[bytes]]]:
     @asynccontextmanager
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -88,7 +90,7 @@ class AsyncClient(BaseClient):
     out a call that was cancelled.
     """
 
-    def _set_up(self, connection: Connection) -> None:
+    def _set_up(self, connection: DaemonEndpoint) -> None:
         super()._set_up(connection)
         self._http = httpx.AsyncClient(**connection.options())
 
@@ -104,7 +106,7 @@ class AsyncClient(BaseClient):
 
     # -- I/O ---------------------------------------------------------------------------------------------------------
 
-    async def run(self, call: Call[T]) -> T:
+    async def run(self, call: ClientCall[T]) -> T:
         """Make a call, and repeat it for as long as `retry` allows if it fails and a repeat does no harm
         (`docs/design/clients.md`). Raises the TopicsError of the last attempt."""
         attempts = self.connection.attempts(call, now=anyio.current_time(), rng=self._rng)
@@ -115,7 +117,7 @@ class AsyncClient(BaseClient):
                 wait = attempts.after(error, anyio.current_time())
             await anyio.sleep(wait)
 
-    async def once(self, call: Call[T]) -> T:
+    async def once(self, call: ClientCall[T]) -> T:
         """Make one attempt at a call. Raises a TopicsError if it fails."""
         try:
             answer = await self._http.request(**self.connection.request(call))
@@ -124,7 +126,7 @@ class AsyncClient(BaseClient):
         return result(call, answer.status_code, answer.headers, answer.content)
 
     @asynccontextmanager
-    async def opened(self, call: Call[bytes], *, silence: float | None = None) -> AsyncIterator[httpx.Response]:
+    async def opened(self, call: ClientCall[bytes], *, silence: float | None = None) -> AsyncIterator[httpx.Response]:
         """Make one attempt at a call, and give its answer as a stream, which is closed at the end of the block.
 
         `silence` is how long the stream may bring no byte before it counts as broken, in seconds; None: the client's
@@ -175,9 +177,9 @@ class AsyncClient(BaseClient):
 
     # -- live delivery -----------------------------------------------------------------------------------------------
 
-    tail = async_tailing.tail
-    watch = async_tailing.watch
-    work = async_tailing.work
+    tail = async_tails.tail
+    watch = async_tails.watch
+    work = async_tails.work
 
     # -- routers -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ MAX_LINE_BYTES: Final = 256 << 20
 """A bound for memory. The daemon writes no line so long: it bounds its batches, and a record by the size of a body."""
 
 
-class Lines:
+class LineDecoder:
     """Takes the pieces of a stream, and returns complete lines. Keeps the beginning of a line that is not complete."""
 
     __slots__ = ("_rest", "_size")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from topics.client import calls, results
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.results import Record, Tombstone
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Pages(Protocol[T_co]):
     """A list that is fetched page by page: make `next_call`, hand its result to `values`, and so on."""
 
-    def next_call(self) -> Call[Any] | None:
+    def next_call(self) -> ClientCall[Any] | None:
         """The call for the next page; None after the last page."""
         ...
 
@@ -47,7 +47,7 @@ def read(
     """
     nodes = (node,) if isinstance(node, str) else tuple(node)
 
-    def page(position: int, epoch: int | None) -> Call[results.Page]:
+    def page(position: int, epoch: int | None) -> ClientCall[results.Page]:
         return calls.diff(
             topic,
             position,
@@ -79,14 +79,14 @@ def all_routers(*, prefix: str = "", source: str | None = None, dest: str | None
 
 class _RecordPages:
     def __init__(
-        self, page: Callable[[int, int | None], Call[results.Page]], from_seq: int, to_seq: int | None
+        self, page: Callable[[int, int | None], ClientCall[results.Page]], from_seq: int, to_seq: int | None
     ) -> None:
         self._page = page
         self._to_seq = to_seq
         self._next: tuple[int, int | None] | None = (from_seq, None)
         """The position and the epoch of the next page; the epoch is not known before the first page."""
 
-    def next_call(self) -> Call[results.Page] | None:
+    def next_call(self) -> ClientCall[results.Page] | None:
         return None if self._next is None else self._page(*self._next)
 
     def values(self, page: results.Page) -> Iterator[Record | Tombstone]:
@@ -104,12 +104,12 @@ _P = TypeVar("_P", bound=_CursorPage)
 
 
 class _CursorPages(Generic[_P, T]):
-    def __init__(self, page: Callable[[str | None], Call[_P]], items: Callable[[_P], Iterable[T]]) -> None:
+    def __init__(self, page: Callable[[str | None], ClientCall[_P]], items: Callable[[_P], Iterable[T]]) -> None:
         self._page = page
         self._items = items
-        self._call: Call[_P] | None = page(None)
+        self._call: ClientCall[_P] | None = page(None)
 
-    def next_call(self) -> Call[_P] | None:
+    def next_call(self) -> ClientCall[_P] | None:
         return self._call
 
     def values(self, page: _P) -> Iterable[T]:

@@ -1,8 +1,8 @@
 """`Producer` and `AsyncProducer`: take records one by one, and append them in batches.
 
-Responsible for what `topics.client.batching` leaves to others: the clock, the loop that sends batches, and the waiting
-of threads (`Producer`) and tasks (`AsyncProducer`). `_Sender` is the loop of both. `Producer` runs it in a thread of
-its own, on asyncio; its callers put records into the buffer in their own threads.
+Responsible for what `topics.client.producer_buffer` leaves to others: the clock, the loop that sends batches, and the
+waiting of threads (`Producer`) and tasks (`AsyncProducer`). `_Sender` is the loop of both. `Producer` runs it in a
+thread of its own, on asyncio; its callers put records into the buffer in their own threads.
 
 **Exactly once, in order**, for each topic and each sender: a batch is repeated under the same idempotency key until its
 outcome is known, and the next batch of its topic waits for that. This holds across restarts of the daemon, except for
@@ -34,16 +34,16 @@ import anyio.lowlevel
 import msgspec
 
 from topics.client import calls
-from topics.client.batching import (
-    Batch,
-    Buffer,
-    BufferFull,
-    DeliveryFailed,
-    Limits,
-    ProducerClosed,
-)
 from topics.client.concurrent import AsyncClient
 from topics.client.errors import ProtocolError, TopicsError
+from topics.client.producer_buffer import (
+    Buffer,
+    BufferFull,
+    BufferLimits,
+    DeliveryFailed,
+    ProducerBatch,
+    ProducerClosed,
+)
 from topics.client.retry import Attempts
 from topics.client.sync import Client
 
@@ -78,7 +78,7 @@ os.register_at_fork(after_in_child=_count_fork)
 class _Delivery(msgspec.Struct, eq=False, gc=False):
     """What became of one record. It is small, because there is one for each record: all else belongs to its batch."""
 
-    _batch: Batch
+    _batch: ProducerBatch
     _index: int
 
     @property
@@ -202,7 +202,7 @@ class _Sender(Generic[D]):
             self._abandon("the producer was closed before the record was sent")
             self.ended.set()
 
-    async def _deliver(self, batch: Batch) -> None:
+    async def _deliver(self, batch: ProducerBatch) -> None:
         first_seq = 0
         error: Exception | None = ProducerClosed("the producer was closed before it was known whether it was appended")
         try:
@@ -217,7 +217,7 @@ class _Sender(Generic[D]):
                 self._abandon("not sent, because records before it have failed")
             self._buffer.finish(batch, time.monotonic())
 
-    async def _append(self, batch: Batch) -> int:
+    async def _append(self, batch: ProducerBatch) -> int:
         """Append a batch, and repeat that until its outcome is known or it is time to give up. Returns the first
         seq."""
         fields = {"idempotency_key": batch.key, "create": self._create}
@@ -240,7 +240,7 @@ class _Sender(Generic[D]):
             self._tell(batch)
             self._buffer.finish_abandoned(batch)
 
-    def _tell(self, batch: Batch) -> None:
+    def _tell(self, batch: ProducerBatch) -> None:
         if self._on_delivery is None or batch.deliveries is None:
             return
         for delivery in batch.deliveries:
@@ -253,7 +253,7 @@ class _Sender(Generic[D]):
 class _Producer(Generic[C, D]):
     """What both producers have in common. `client` is the client, or the url to make one for."""
 
-    _delivery: Callable[[Batch, int], D]
+    _delivery: Callable[[ProducerBatch, int], D]
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class _Producer(Generic[C, D]):
         `on_delivery` is called with each delivery when it is done, in the event loop that sends, and must not block.
         The next `flush` or `close` raises the first exception that it has raised.
         """
-        limits = Limits(
+        limits = BufferLimits(
             batch_records=batch_records,
             batch_bytes=batch_bytes,
             linger=linger_ms / 1000,

@@ -291,7 +291,7 @@ class RecordsDeletion(Struct, kw_only=True):
 # --- routers ---------------------------------------------------------------------------------------------------------
 
 
-class RouterFacts(Struct, kw_only=True):
+class RouterFields(Struct, kw_only=True):
     """The settings of a router (`docs/spec/api.md` section 7). `from_` is `from` in the daemon's answer."""
 
     router: str
@@ -306,13 +306,13 @@ class RouterFacts(Struct, kw_only=True):
     from_: str = field(name="from")
 
 
-class RouterChanged(RouterFacts, kw_only=True):
+class RouterChanged(RouterFields, kw_only=True):
     """A router was created or its settings were changed."""
 
     created: bool
 
 
-class RouterState(RouterFacts, kw_only=True):
+class RouterState(RouterFields, kw_only=True):
     """The settings and the progress of a router."""
 
     forwarded_total: int

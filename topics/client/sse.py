@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from topics.client.errors import ProtocolError
-from topics.client.lines import MAX_LINE_BYTES, Lines
+from topics.client.lines import MAX_LINE_BYTES, LineDecoder
 
 MAX_EVENT_BYTES: Final = MAX_LINE_BYTES
 """The daemon writes the data of an event as one line."""
@@ -32,7 +32,7 @@ class EventDecoder:
     __slots__ = ("_data", "_id", "_lines", "_name", "_size")
 
     def __init__(self) -> None:
-        self._lines = Lines()
+        self._lines = LineDecoder()
         self._size = 0
         """Bytes of `_data`."""
         self._name = ""

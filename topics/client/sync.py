@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from topics.client import bulk, calls, pages, tailing
-from topics.client.bulk import Export
-from topics.client.calls import Call
+from topics.client import bulk, calls, pages, tails
+from topics.client.bulk import ExportDownload
+from topics.client.calls import ClientCall
 from topics.client.errors import TopicsError
 from topics.client.pages import Pages
 from topics.client.results import Record, Tombstone
-from topics.client.transport import BaseClient, Connection, refusal, result, signed
+from topics.client.transport import BaseClient, DaemonEndpoint, refusal, result, signed
 
 if TYPE_CHECKING:
     from topics.client.concurrent import AsyncClient
@@ -31,7 +31,7 @@ T = TypeVar("T")
 # Each of these makes a method of the client out of a function that says what the method does, without I/O.
 
 
-def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+def _method(make: Callable[P, ClientCall[T]]) -> Callable[Concatenate[Client, P], T]:
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.run(make(*args, **kwargs))
 
@@ -49,7 +49,7 @@ def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[Client, P], Iter
     return method
 
 
-def _exported(make: Callable[P, Export]) -> Callable[Concatenate[Client, P], Iterator[Record | Tombstone]]:
+def _exported(make: Callable[P, ExportDownload]) -> Callable[Concatenate[Client, P], Iterator[Record | Tombstone]]:
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Record | Tombstone]:
         export = make(*args, **kwargs)
         export.begin(self.run(export.state_call()))
@@ -70,7 +70,7 @@ def _exported(make: Callable[P, Export]) -> Callable[Concatenate[Client, P], Ite
 
 
 def _streamed(
-    make: Callable[P, Call[bytes]],
+    make: Callable[P, ClientCall[bytes]],
 ) -> Callable[Concatenate[Client, P], AbstractContextManager[Iterator[bytes]]]:
     @contextmanager
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Iterator[bytes]]:
@@ -91,7 +91,7 @@ class Client(BaseClient):
     a repeat does no harm. KeyboardInterrupt ends a call at once; the daemon may have carried it out.
     """
 
-    def _set_up(self, connection: Connection) -> None:
+    def _set_up(self, connection: DaemonEndpoint) -> None:
         super()._set_up(connection)
         self._http = httpx.Client(**connection.options())
 
@@ -113,7 +113,7 @@ class Client(BaseClient):
 
     # -- I/O ---------------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call[T]) -> T:
+    def run(self, call: ClientCall[T]) -> T:
         """Make a call, and repeat it for as long as `retry` allows if it fails and a repeat does no harm
         (`docs/design/clients.md`). Raises the TopicsError of the last attempt."""
         attempts = self.connection.attempts(call, now=time.monotonic(), rng=self._rng)
@@ -123,7 +123,7 @@ class Client(BaseClient):
             except TopicsError as error:
                 time.sleep(attempts.after(error, time.monotonic()))
 
-    def once(self, call: Call[T]) -> T:
+    def once(self, call: ClientCall[T]) -> T:
         """Make one attempt at a call. Raises a TopicsError if it fails."""
         try:
             answer = self._http.request(**self.connection.request(call))
@@ -132,7 +132,7 @@ class Client(BaseClient):
         return result(call, answer.status_code, answer.headers, answer.content)
 
     @contextmanager
-    def opened(self, call: Call[bytes], *, silence: float | None = None) -> Iterator[httpx.Response]:
+    def opened(self, call: ClientCall[bytes], *, silence: float | None = None) -> Iterator[httpx.Response]:
         """Make one attempt at a call, and give its answer as a stream, which is closed at the end of the block.
 
         `silence` is how long the stream may bring no byte before it counts as broken, in seconds; None: the client's
@@ -183,9 +183,9 @@ class Client(BaseClient):
 
     # -- live delivery -----------------------------------------------------------------------------------------------
 
-    tail = tailing.tail
-    watch = tailing.watch
-    work = tailing.work
+    tail = tails.tail
+    watch = tails.watch
+    work = tails.work
 
     # -- routers -----------------------------------------------------------------------------------------------------
 

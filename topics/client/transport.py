@@ -1,7 +1,8 @@
 """What both clients have in common: the connection's settings, the request of a call, the meaning of an answer.
 
-Responsible for turning a `Call` into the arguments of httpx, and httpx's answers and failures into results and errors.
-It opens no connection and waits for nothing: that is left to `topics.client.sync` and `topics.client.concurrent`.
+Responsible for turning a `ClientCall` into the arguments of httpx, and httpx's answers and failures into results and
+errors. It opens no connection and waits for nothing: that is left to `topics.client.sync` and
+`topics.client.concurrent`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 import msgspec
 
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.errors import ConnectionFailed, ProtocolError, TopicsError, error_of
 from topics.client.retry import Attempts, Retry
 
@@ -28,7 +29,7 @@ NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class DaemonEndpoint:
     """How a client reaches its daemon, and how it repeats calls."""
 
     url: str
@@ -41,7 +42,9 @@ class Connection:
     gzip: bool
 
     @classmethod
-    def made(cls, url: str | None, token: str | None, *, timeout: float, retry: Retry | None, gzip: bool) -> Connection:
+    def made(
+        cls, url: str | None, token: str | None, *, timeout: float, retry: Retry | None, gzip: bool
+    ) -> DaemonEndpoint:
         """Check the settings of a client, and fill in TOPICS_URL and TOPICS_TOKEN where an argument is None. Raises
         ValueError for a url that is not `http(s)://host[:port]`, and for a token that no header can hold."""
         url = (url or os.environ.get("TOPICS_URL") or DEFAULT_URL).rstrip("/")
@@ -77,7 +80,7 @@ class Connection:
             "limits": httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=30.0),
         }
 
-    def request(self, call: Call[Any], silence: float | None = None) -> dict[str, Any]:
+    def request(self, call: ClientCall[Any], silence: float | None = None) -> dict[str, Any]:
         """The arguments of one request. `silence` is how long a stream may bring no byte before it counts as broken, in
         seconds; None: the client's `timeout`, and on top of it the time for which the daemon may wait on purpose."""
         headers = {"Accept": call.accept, **call.headers}
@@ -93,7 +96,7 @@ class Connection:
             "timeout": httpx.Timeout(self.timeout, read=reading),
         }
 
-    def attempts(self, call: Call[Any], *, now: float, rng: Random) -> Attempts:
+    def attempts(self, call: ClientCall[Any], *, now: float, rng: Random) -> Attempts:
         """The attempts at a call that begins at `now`. A probe, and an upload whose body is made while it is sent, get
         one attempt only."""
         retry = None if call.probe or call.upload is not None else self.retry
@@ -125,16 +128,16 @@ class BaseClient:
         seconds. `retry` says how long calls are repeated; None: never. With `gzip` the daemon is asked to compress its
         answers, which pays where the network is slower than the daemon's processor.
         """
-        self._set_up(Connection.made(url, token, timeout=timeout, retry=retry, gzip=gzip))
+        self._set_up(DaemonEndpoint.made(url, token, timeout=timeout, retry=retry, gzip=gzip))
 
     @classmethod
-    def over(cls, connection: Connection) -> Self:
+    def over(cls, connection: DaemonEndpoint) -> Self:
         """A client with the settings of another one, and connections of its own."""
         client = cls.__new__(cls)
         client._set_up(connection)
         return client
 
-    def _set_up(self, connection: Connection) -> None:
+    def _set_up(self, connection: DaemonEndpoint) -> None:
         self.connection = connection
         self._rng = Random()
 
@@ -147,7 +150,7 @@ class BaseClient:
         return self.connection.url
 
 
-def result(call: Call[T], status: int, headers: httpx.Headers, body: bytes) -> T:
+def result(call: ClientCall[T], status: int, headers: httpx.Headers, body: bytes) -> T:
     """The result of a call out of its answer. Raises the ApiError that an answer without success stands for, and
     ProtocolError for a body that is not what the call is answered with."""
     if not 200 <= status < 300:

@@ -1,9 +1,9 @@
 """`AsyncWorker` and `Worker`: run a handler for every job of a queue, and keep its lease meanwhile.
 
 Responsible for the tasks and the clock. One task claims jobs, one acks and nacks them, one extends leases, one ends the
-others, and each job has a task of its own for its handler. They share a `leasing.Hand`, which decides what the next
-ack, nack or extension holds, and wait for its changes. The client repeats no call (`AsyncClient.once`): by the time of
-a repeat there are more jobs to ack, and an extension must not wait for long while a short lease runs out.
+others, and each job has a task of its own for its handler. They share a `held_jobs.HeldJobs`, which decides what the
+next ack, nack or extension holds, and wait for its changes. The client repeats no call (`AsyncClient.once`): by the
+time of a repeat there are more jobs to ack, and an extension must not wait for long while a short lease runs out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import anyio.to_thread
 import trio
 
 from topics.client import calls
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.errors import ConnectionFailed, TopicsError
-from topics.client.leasing import Backoff, Hand, Held, Nack, Stats
+from topics.client.held_jobs import Backoff, HeldJob, HeldJobs, Nack, Stats
 from topics.client.results import Job
 from topics.client.retry import Retry, may_repeat
 from topics.client.sync import Client
@@ -53,12 +53,12 @@ _logger = logging.getLogger(__name__)
 class Caller(Protocol):
     """The part of an AsyncClient that a worker uses."""
 
-    async def once(self, call: Call[T]) -> T:
+    async def once(self, call: ClientCall[T]) -> T:
         """Make one attempt at a call. Raises a TopicsError if it fails."""
         ...
 
 
-class Options(TypedDict, total=False):
+class WorkerOptions(TypedDict, total=False):
     """The keyword arguments of an AsyncWorker, for `Worker`."""
 
     node: str | None
@@ -133,7 +133,7 @@ class AsyncWorker:
         self._on_error = on_error
         self._drain_s = drain_s
         self._max_jobs = math.inf if max_jobs is None else max_jobs
-        self._hand = Hand(concurrency)
+        self._hand = HeldJobs(concurrency)
         self._concurrency = concurrency
         self._patient = Retry()
         self._pressing = Retry()
@@ -180,7 +180,7 @@ class AsyncWorker:
         self._changed = anyio.Event()
         self._claiming = anyio.CancelScope()
         self._limiter = anyio.CapacityLimiter(self._concurrency)
-        self._settling = _Row(f"{self.topic}: ack")
+        self._settling = _FailureStreak(f"{self.topic}: ack")
         try:
             async with anyio.create_task_group() as self._group:
                 for task in (self._claim, self._settle, self._extend, self._end):
@@ -194,7 +194,7 @@ class AsyncWorker:
 
     async def _claim(self) -> None:
         """Claim jobs while there is room, until it is cancelled (`_end`) or `max_jobs` are claimed."""
-        row = _Row(f"{self.topic}: claim")
+        row = _FailureStreak(f"{self.topic}: claim")
         with self._claiming:
             lease_ms = self._lease_ms
             if lease_ms is None:
@@ -215,7 +215,7 @@ class AsyncWorker:
                     await anyio.sleep(PAUSE_S)
             self.stop(math.inf)
 
-    async def _handle(self, held: Held) -> None:
+    async def _handle(self, held: HeldJob) -> None:
         """Run the handler of one job. If it is cancelled, the job stays in hand."""
         job = held.job
         try:
@@ -244,7 +244,7 @@ class AsyncWorker:
         """The result of a handler in a thread, in a tuple: trio does not let a thread return an awaitable."""
         return (self._handler(job),)
 
-    def _fail(self, held: Held, error: Exception) -> None:
+    def _fail(self, held: HeldJob, error: Exception) -> None:
         delay_ms = self._backoff(held.job.deliveries)
         self._hand.failed(held, delay_ms)
         self._report(held.job, error, delay_ms)
@@ -282,7 +282,7 @@ class AsyncWorker:
 
     async def _extend(self) -> None:
         """Extend all leases when the oldest of them is due."""
-        row = _Row(f"{self.topic}: extend")
+        row = _FailureStreak(f"{self.topic}: extend")
         while True:
             due = await self._until(self._hand.extend_at)
             if due > anyio.current_time():
@@ -322,7 +322,7 @@ class AsyncWorker:
         """Ack and nack the jobs in hand after all handlers have ended, for at most `GIVE_BACK_S`. Cancellation does not
         end it."""
         self._hand.give_up()
-        self._settling = _Row(f"{self.topic}: last ack")
+        self._settling = _FailureStreak(f"{self.topic}: last ack")
         self._pressing = Retry(longest_wait=GIVE_BACK_S / 10)
         with anyio.move_on_after(GIVE_BACK_S, shield=True), contextlib.suppress(TopicsError):
             while self._hand.unsettled:
@@ -351,7 +351,7 @@ class AsyncWorker:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _persist(self, call: Call[T], row: _Row) -> T:
+    async def _persist(self, call: ClientCall[T], row: _FailureStreak) -> T:
         """Make a call, and repeat it until it succeeds. Raises a TopicsError that waiting does not cure."""
         while True:
             try:
@@ -362,7 +362,7 @@ class AsyncWorker:
                 row.ends()
                 return answer
 
-    async def _attempt(self, call: Call[T]) -> T:
+    async def _attempt(self, call: ClientCall[T]) -> T:
         """Make one attempt at a call that must end well before a lease does. Raises a TopicsError if it fails."""
         with anyio.move_on_after(self._attempt_s):
             return await self._client.once(call)
@@ -378,7 +378,7 @@ class AsyncWorker:
         return True
 
 
-class _Row:
+class _FailureStreak:
     """Counts the failures in a row of one kind of call."""
 
     def __init__(self, what: str) -> None:
@@ -418,7 +418,7 @@ class Worker:
         handler: Callable[[Job], object],
         *,
         install_signal_handlers: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[WorkerOptions],
     ) -> None:
         self._client = client.asynchronous()
         self._worker = AsyncWorker(self._client, topic, handler, **options)

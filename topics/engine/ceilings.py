@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from topics.engine.commits import Commits
 from topics.engine.registry import Registry
-from topics.engine.topic import Gate, Topic
+from topics.engine.topic import CommitPoint, Topic
 from topics.errors import ApiError
 from topics.log.seq_ceiling import IDLE_MS
 from topics.runtime.clock import Clock
@@ -69,11 +69,11 @@ class Ceilings:
         """Forget a topic that was deleted."""
         self._raised.pop(topic.id, None)
 
-    def gate(self, topic: Topic, last_seq: int, ts: int) -> Gate:
+    def gate(self, topic: Topic, last_seq: int, ts: int) -> CommitPoint:
         """Return what a commit of records up to `last_seq` must wait for: the gate of the topic's class, or a sync if
         the ceiling has to be raised first (`docs/spec/semantics.md` section 1). Queues the next raise ahead of need."""
         gate = topic.gate
-        if gate is Gate.SYNCED:
+        if gate is CommitPoint.SYNCED:
             return gate
         ceiling = topic.ceiling
         if last_seq + ceiling.block // 2 > ceiling.queued:
@@ -81,7 +81,7 @@ class Ceilings:
             self._raised[topic.id] = topic
             topic.mark_changed()
             self._commits.writer(topic).submit(CeilingBatch(topic, raised, ts))
-        return gate if last_seq <= ceiling.synced else Gate.SYNCED
+        return gate if last_seq <= ceiling.synced else CommitPoint.SYNCED
 
     def lower_idle(self) -> None:
         """Give back the reserves of synced topics that have had no append for `IDLE_MS`. Called every second."""

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, Gate, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, read_only
 from topics.model import Performance
 from topics.runtime.withdrawal import interruptible
 from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch
-from topics.storage.wal.frames import NOTHING, FrameType, Unsealed, seal_batch
+from topics.storage.wal.frames import NOTHING, FrameType, UnsealedFrames, seal_batch
 from topics.storage.wal.shard_writer import ShardWriter
 
 
@@ -79,7 +79,7 @@ class Commits:
         """Queue a commit; publish it now if it waits for nothing."""
         commit.join()
         topic = commit.topic
-        if commit.frames or commit.gate is Gate.SYNCED:
+        if commit.frames or commit.gate is CommitPoint.SYNCED:
             try:
                 self.writer(topic).submit(commit, patient=commit.patient)
             except ApiError as error:
@@ -115,7 +115,7 @@ def time_commit(commit: Commit, perf: Performance) -> None:
         perf.wal_append_ms = (commit.written_ns - commit.submitted_ns) / 1e6
     else:
         perf.wal_append_ms = 0.0
-    waited = commit.gate is Gate.SYNCED and commit.synced_ns and commit.written_ns
+    waited = commit.gate is CommitPoint.SYNCED and commit.synced_ns and commit.written_ns
     perf.fsync_ms = (commit.synced_ns - commit.written_ns) / 1e6 if waited else 0.0
 
 
@@ -135,7 +135,7 @@ def unlogged_floor(topic: Topic) -> dict[str, Any] | None:
 
 def deletion_batch(
     topic: Topic, selector: Mapping[str, Any], ts: int, lead: Sequence[tuple[FrameType, Mapping[str, Any]]] = ()
-) -> tuple[Unsealed, int]:
+) -> tuple[UnsealedFrames, int]:
     """Return the batch from which replay repeats a deletion, and its number of frames. `lead` comes before the
     deletion."""
     entries = [*lead, (FrameType.DELETE, selector)]

@@ -31,39 +31,39 @@ import trio
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
-from topics.engine.delivery.topic_delivery import Delivery
-from topics.engine.delivery.watch_sessions import Watching
+from topics.engine.delivery.topic_delivery import TopicDelivery
+from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine_metrics import EngineMetrics
-from topics.engine.forwarding.forwarders import Forwarding
-from topics.engine.forwarding.router_lifecycle import Routers
+from topics.engine.forwarding.forwarders import Forwarders
+from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appending
-from topics.engine.operations.delete import Deleting
-from topics.engine.operations.export import Exporting
-from topics.engine.operations.read import Reading
+from topics.engine.operations.append import Appends
+from topics.engine.operations.delete import Deletions
+from topics.engine.operations.export import Exports
+from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
-from topics.engine.operations.stage_lifecycle import Staging
-from topics.engine.operations.topic_lifecycle import Configuring
-from topics.engine.queues.claims import Claiming
+from topics.engine.operations.stage_lifecycle import StageLifecycle
+from topics.engine.operations.topic_lifecycle import TopicLifecycle
+from topics.engine.queues.claims import Claims
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.lease_commits import LeaseCommits
-from topics.engine.queues.queue_calls import Queueing
+from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
 from topics.engine.topic import Fanout, Topic
 from topics.engine.topic_states import TopicStates
 from topics.errors import ApiError, read_only
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
-from topics.runtime.offload import Kind, Offload
-from topics.sched.governor import Governor, Hands
-from topics.sched.workers import Scheduler, Served
+from topics.runtime.offload import Offload, Pool
+from topics.sched.governor import Governor, GovernorControls
+from topics.sched.workers import Scheduler, ServiceResult
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.files.fs import Fs
 from topics.storage.maintenance.compactor import Compactor
-from topics.storage.maintenance.file_holds import Upkeep
+from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.maintenance.relocator import Relocator
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
@@ -73,7 +73,7 @@ from topics.storage.snapshots.snapshot import KEPT
 from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -104,7 +104,7 @@ class Engine:
         self.registry = Registry(clock, self.store.windows, self.cache)
         self._fs = fs
         self._offload = offload
-        self._background = Background()
+        self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""
         self._commits = Commits(self.store, self.registry)
@@ -114,7 +114,7 @@ class Engine:
         )
         self._make_records()
         self._make_delivery()
-        self._make_routing(self._make_upkeep())
+        self._make_routing(self._make_maintenance())
         self._make_queues()
         self._make_answers()
 
@@ -123,7 +123,7 @@ class Engine:
         settings, registry, commits, loader = self.settings, self.registry, self._commits, self.loader
         self.ceilings = Ceilings(self.clock, registry, commits)
         self.keys = IdempotencyKeys(settings, registry)
-        self.topic_lifecycle = Configuring(
+        self.topic_lifecycle = TopicLifecycle(
             settings,
             self.store,
             registry,
@@ -133,26 +133,26 @@ class Engine:
             loader=loader,
             background=self._background,
         )
-        self.appends = Appending(
+        self.appends = Appends(
             settings,
             self.clock,
             registry,
             commits=commits,
             ceilings=self.ceilings,
             keys=self.keys,
-            configuring=self.topic_lifecycle,
+            topic_lifecycle=self.topic_lifecycle,
             loader=loader,
         )
-        self.deletions = Deleting(
+        self.deletions = Deletions(
             settings, self.clock, registry, commits=commits, loader=loader, background=self._background
         )
-        self.stages = Staging(
+        self.stages = StageLifecycle(
             settings,
             self.store,
             registry,
             commits=commits,
-            configuring=self.topic_lifecycle,
-            appending=self.appends,
+            topic_lifecycle=self.topic_lifecycle,
+            appends=self.appends,
             background=self._background,
         )
         self.stage_commits = StageCommits(
@@ -161,8 +161,8 @@ class Engine:
             self.store,
             commits=commits,
             ceilings=self.ceilings,
-            appending=self.appends,
-            staging=self.stages,
+            appends=self.appends,
+            stage_lifecycle=self.stages,
             loader=loader,
             background=self._background,
         )
@@ -176,43 +176,45 @@ class Engine:
         common.news = self._scheduler.mark
         common.is_synced = self._is_synced
         common.when_synced = self._when_synced
-        self.delivery = Delivery(self.registry, self.loader, self._background, self._scheduler)
-        self.watching = Watching(self.settings, self.registry, self.delivery)
-        hands = Hands(
+        self.delivery = TopicDelivery(self.registry, self.loader, self._background, self._scheduler)
+        self.watch_sessions = WatchSessions(self.settings, self.registry, self.delivery)
+        controls = GovernorControls(
             busy_share=self._offload.busy_share,
             set_commit_window=self._commits.set_window,
             set_saturated=self._commits.set_saturated,
             announce_pause=self.delivery.announce_pause,
         )
-        self.governor = Governor(self._scheduler, hands)
+        self.governor = Governor(self._scheduler, controls)
 
-    def _make_upkeep(self) -> Upkeep:
+    def _make_maintenance(self) -> FileHolds:
         """What keeps the files in order."""
         settings, registry, offload = self.settings, self.registry, self._offload
         self.length_check = LengthCheck(self.loader.spans, registry.by_id, registry.account, offload)
         checkpoints = TopicCheckpoints(
             settings, self.store, registry, self._indexes, fs=self._fs, clock=self.clock, offload=offload
         )
-        upkeep = Upkeep(self.store, registry, self.clock)
-        self.compactor = Compactor(settings, self.store, registry, checkpoints, upkeep, fs=self._fs, offload=offload)
+        file_holds = FileHolds(self.store, registry, self.clock)
+        self.compactor = Compactor(
+            settings, self.store, registry, checkpoints, file_holds, fs=self._fs, offload=offload
+        )
         self.reclaimer = Reclaimer(
             settings,
             registry,
             checkpoints,
-            upkeep,
+            file_holds,
             self.loader.spans,
             self._indexes,
             self.loader.expire,
             clock=self.clock,
             offload=offload,
         )
-        self.relocator = Relocator(settings, registry, checkpoints, upkeep, offload=offload)
+        self.relocator = Relocator(settings, registry, checkpoints, file_holds, offload=offload)
         registry.on_removed = self.reclaimer.remove_topic
-        return upkeep
+        return file_holds
 
-    def _make_routing(self, upkeep: Upkeep) -> None:
+    def _make_routing(self, file_holds: FileHolds) -> None:
         """Routers, and who forwards for them."""
-        self.forwarding = Forwarding(
+        self.forwarders = Forwarders(
             self.settings,
             self.clock,
             self.status,
@@ -220,19 +222,19 @@ class Engine:
             self.store,
             commits=self._commits,
             ceilings=self.ceilings,
-            appending=self.appends,
+            appends=self.appends,
             loader=self.loader,
             background=self._background,
             scheduler=self._scheduler,
-            is_busy=upkeep.is_replacing,
+            is_busy=file_holds.is_replacing,
         )
-        self.routers = Routers(
+        self.routers = RouterLifecycle(
             self.settings,
             self.clock,
             self.registry,
             commits=self._commits,
-            configuring=self.topic_lifecycle,
-            forwarding=self.forwarding,
+            topic_lifecycle=self.topic_lifecycle,
+            forwarders=self.forwarders,
             background=self._background,
         )
         self.topic_lifecycle.on_gone = self.routers.forget_topic
@@ -245,23 +247,23 @@ class Engine:
             self.registry,
             commits=self._commits,
             lease_commits=lease_commits,
-            appending=self.appends,
+            appends=self.appends,
             loader=self.loader,
             background=self._background,
         )
-        claiming = Claiming(
+        claims = Claims(
             self.status,
             commits=lease_commits,
             loader=self.loader,
             background=self._background,
             dead_letters=dead_letters,
         )
-        self.queues = Queueing(
+        self.queues = QueueCalls(
             self.settings,
             self.registry,
             commits=self._commits,
             lease_commits=lease_commits,
-            claiming=claiming,
+            claims=claims,
             dead_letters=dead_letters,
             background=self._background,
             catch_up=self.routers.catch_up,
@@ -271,8 +273,8 @@ class Engine:
     def _make_answers(self) -> None:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
-        self.reads = Reading(self.status, registry, loader, catch_up=catch_up)
-        self.exports = Exporting(self.status, registry, loader, self.clock, catch_up=catch_up)
+        self.reads = Reads(self.status, registry, loader, catch_up=catch_up)
+        self.exports = Exports(self.status, registry, loader, self.clock, catch_up=catch_up)
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)
         self.metrics = EngineMetrics(
             self.clock,
@@ -280,9 +282,9 @@ class Engine:
             registry,
             self.store,
             routers=self.routers,
-            forwarding=self.forwarding,
+            forwarders=self.forwarders,
             queues=self.queues,
-            watching=self.watching,
+            watch_sessions=self.watch_sessions,
             scheduler=self._scheduler,
             governor=self.governor,
             restarts=self.restarts,
@@ -301,7 +303,7 @@ class Engine:
             self.store.cold.take_time()
         self.status.replay_progress = 1.0
         self.wake_all()
-        self.forwarding.start_all()
+        self.forwarders.start_all()
         for topic in self.registry.topics.values():
             self.queues.look_after(topic)
 
@@ -345,7 +347,7 @@ class Engine:
             reclaimer=self.reclaimer,
         )
         self.length_check.pending = self.store.unchecked
-        await self._offload.run(Kind.FILES, self.store.write_clock_mark)
+        await self._offload.run(Pool.FILES, self.store.write_clock_mark)
         if self.store.layout_differs:
             await self.compactor.change_layout()
         elif self.store.salvaged or self.store.short_of_snapshots:
@@ -363,10 +365,10 @@ class Engine:
             return max(priority - BAND, 0)
         return priority
 
-    def _serve(self, item: Topic | Fanout[Any]) -> Served:
-        return self.delivery.serve(item) if isinstance(item, Topic) else self.forwarding.serve(item)
+    def _serve(self, item: Topic | Fanout[Any]) -> ServiceResult:
+        return self.delivery.serve(item) if isinstance(item, Topic) else self.forwarders.serve(item)
 
-    def _is_synced(self, shard: int, end: Position) -> bool:
+    def _is_synced(self, shard: int, end: LogPosition) -> bool:
         return self.store.writers[shard].synced_position()[0] >= end
 
     def _when_synced(self, shard: int, call: Callable[[], None]) -> None:
@@ -380,7 +382,7 @@ class Engine:
 
     async def _note_failure(self, shard: int) -> None:
         try:
-            await self._offload.run(Kind.FILES, partial(self.store.note_failure_blocking, shard))
+            await self._offload.run(Pool.FILES, partial(self.store.note_failure_blocking, shard))
         except OSError as error:
             log.error(
                 "shard_failure_not_noted",
@@ -389,7 +391,7 @@ class Engine:
                 consequence="unless another shard could note it, the next start takes unsynced records for safe",
             )
 
-    # -- upkeep ------------------------------------------------------------------------------------------------------
+    # -- maintenance ------------------------------------------------------------------------------------------------------
 
     def expire_stages(self) -> None:
         """Called every second: drop stages that nobody uses, forget commits whose window is over."""

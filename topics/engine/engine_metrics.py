@@ -14,10 +14,10 @@ from typing import Any, Final
 import trio
 
 from topics.auth.keys import OPEN, Key
-from topics.engine.delivery.watch_sessions import Watching
-from topics.engine.forwarding.forwarders import Forwarding
-from topics.engine.forwarding.router_lifecycle import Routers
-from topics.engine.queues.queue_calls import Queueing
+from topics.engine.delivery.watch_sessions import WatchSessions
+from topics.engine.forwarding.forwarders import Forwarders
+from topics.engine.forwarding.router_lifecycle import RouterLifecycle
+from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry, names_with
 from topics.engine.topic import Topic
 from topics.log.span import NotLoaded
@@ -45,10 +45,10 @@ class EngineMetrics:
         registry: Registry,
         store: Store,
         *,
-        routers: Routers,
-        forwarding: Forwarding,
-        queues: Queueing,
-        watching: Watching,
+        routers: RouterLifecycle,
+        forwarders: Forwarders,
+        queues: QueueCalls,
+        watch_sessions: WatchSessions,
         scheduler: Scheduler[Any],
         governor: Governor,
         restarts: Mapping[str, int],
@@ -58,9 +58,9 @@ class EngineMetrics:
         self._registry = registry
         self._store = store
         self._routers = routers
-        self._forwarding = forwarding
+        self._forwarders = forwarders
         self._queues = queues
-        self._watching = watching
+        self._watching = watch_sessions
         self._scheduler = scheduler
         self._governor = governor
         self._restarts = restarts
@@ -98,7 +98,7 @@ class EngineMetrics:
             routers=len(self._routers),
             router_samples=routers,
             routers_truncated=routers_truncated,
-            router_failures=self._forwarding.failures,
+            router_failures=self._forwarders.failures,
             restarts=dict(self._restarts),
             delivery=self._delivery_figures(),
         )
@@ -117,9 +117,9 @@ class EngineMetrics:
             if topic.queue is not None:
                 census.queue_topics += 1
                 census.queue_leases += topic.queue.leases.in_flight
-            if topic.shelf is not None:
-                counted += len(topic.shelf.segments)
-                for segment in topic.shelf.segments:
+            if topic.segment_set is not None:
+                counted += len(topic.segment_set.segments)
+                for segment in topic.segment_set.segments:
                     census.segments[segment.tier] += 1
         return census
 
@@ -138,11 +138,11 @@ class EngineMetrics:
         return TopicFigures(topic.name, log.head_seq, log.earliest_seq, log.count, log.bytes, jobs)
 
     def _delivery_figures(self) -> DeliveryFigures:
-        steps, watching = self._governor.steps, self._watching
+        steps, watch_sessions = self._governor.steps, self._watching
         return DeliveryFigures(
-            sse_connections=watching.places.sse,
-            ws_connections=watching.places.ws,
-            watch_sessions=watching.session_count,
+            sse_connections=watch_sessions.places.sse,
+            ws_connections=watch_sessions.places.ws,
+            watch_sessions=watch_sessions.session_count,
             pressure=self._governor.pressure,
             coalesce_ms=steps.coalesce_ms,
             commit_window_ms=steps.commit_window_ms,

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from topics.errors import ApiError
-from topics.queue.lease_events import Claimed, Event, Extended
+from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent
 from topics.queue.leases import Leases
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.queue_dump import FrozenQueue
@@ -159,9 +159,9 @@ class JobQueue:
     def apply(self, event: Event) -> array[int]:
         """Carry out an event, at its commit point. Return the seqs that it changed."""
         done = self.leases.apply(event)
-        if isinstance(event, Extended):
+        if isinstance(event, ExtendEvent):
             self._look_again(done)
-        elif not isinstance(event, Claimed):
+        elif not isinstance(event, ClaimEvent):
             self._freed(done)
         return done
 

@@ -14,18 +14,18 @@ from typing import Final, NamedTuple, TypeVar
 
 import trio
 
-from topics.engine.record_collector import Collector, Columns, Need, Records
+from topics.engine.record_collector import Collector, ColumnsNeeded, Need, RecordsNeeded
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
 from topics.log.frame_ranges import FrameRange, locate
 from topics.log.span import NotLoaded, Span
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import Performance
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.cache.payload_cache import block_of_records, read_records
 from topics.storage.cache.span_loader import SpanLoader
@@ -86,7 +86,7 @@ class Loader:
         registry: Registry,
         store: Store,
         indexes: IndexCache,
-        background: Background,
+        background: BackgroundTasks,
         *,
         fs: Fs,
         clock: Clock,
@@ -147,7 +147,7 @@ class Loader:
         """Advance the floors to now (`docs/spec/crash.md` 7)."""
         await self.prepared(topic, partial(self._registry.expire, topic))
 
-    async def candidates(self, topic: Topic, match: Match, bound: int) -> array[int]:
+    async def candidates(self, topic: Topic, match: TagMatch, bound: int) -> array[int]:
         """Return the seqs that match according to segment files (`SpanLoader.candidates`)."""
         try:
             return await self.spans.candidates(topic, match, bound)
@@ -183,9 +183,9 @@ class Loader:
 
         Raises `503 not_ready` if the disk does not answer.
         """
-        if isinstance(need, Columns):
+        if isinstance(need, ColumnsNeeded):
             await self.columns(found.topic, need.spans)
-        elif isinstance(need, Records):
+        elif isinstance(need, RecordsNeeded):
             found.loaded = await self.load(found.topic, need.first, need.last, perf)
         elif isinstance(need, trio.Event):
             await need.wait()
@@ -238,7 +238,7 @@ class Loader:
         name = segment_name(segment.first, "data")
         read = partial(store.read_range, segment.topic_id, name, wanted.offset, wanted.length)
         try:
-            window = await self._offload.run(Kind.COLD_READ if cold else Kind.HOT_READ, read)
+            window = await self._offload.run(Pool.COLD_READ if cold else Pool.HOT_READ, read)
         except FileNotFoundError:
             window = b""  # the segment was replaced; if it was not, decoding fails and says so
         except OSError as error:
@@ -297,7 +297,7 @@ class Loader:
             file = self._store.files.get(wanted.file)
             try:
                 records, damaged = await self._offload.run(
-                    Kind.HOT_READ, partial(read_records, self._fs, file.path, wanted, file.head.salt)
+                    Pool.HOT_READ, partial(read_records, self._fs, file.path, wanted, file.head.salt)
                 )
                 return [block_of_records(records)] if records else [], damaged
             except FileNotFoundError:
@@ -308,7 +308,7 @@ class Loader:
         try:
             store = self._store.tiers.of(segment)
             read = partial(store.read_range, segment.topic_id, name, wanted.offset, wanted.length)
-            window = await self._offload.run(Kind.COLD_READ if cold else Kind.HOT_READ, read)
+            window = await self._offload.run(Pool.COLD_READ if cold else Pool.HOT_READ, read)
         except FileNotFoundError:
             if cold and segment.tier == "cold":
                 raise
@@ -325,7 +325,7 @@ class Loader:
         times = [topic.log.index.ts_of(seq) for seq in wanted.seqs]
         read = partial(read_copies, self._fs, self._store.tiers, self._store.files, wanted, runs, times)
         try:
-            records, damaged = await self._offload.run(Kind.HOT_READ, read)
+            records, damaged = await self._offload.run(Pool.HOT_READ, read)
         except (FileNotFoundError, KeyError):
             # The copies are in a segment of their own by now; if the index still points there, the file is missing.
             records, damaged = [], list(wanted.seqs)
@@ -356,11 +356,11 @@ class Loader:
     async def _read_again(self, topic: Topic, wanted: FrameRange, damaged: list[int]) -> tuple[list[Block], list[int]]:
         """Read damaged-looking records again, with no other task at work on the files, and by columns taken from
         `.data` itself: the segment may have been replaced during the read, or its index may be wrong."""
-        shelf = topic.shelf
-        assert shelf is not None
+        segment_set = topic.segment_set
+        assert segment_set is not None
         while not topic.deleted and any(topic.log.stored.at(seq) is not None for seq in damaged):
             cold = _is_cold(topic, damaged)
-            async with shelf.cold if cold else shelf.upkeep:
+            async with segment_set.cold_lock if cold else segment_set.hot_lock:
                 if _is_cold(topic, damaged) is not cold:
                     continue  # it moved while the lock was waited for
                 if topic.deleted or not any(topic.log.stored.at(seq) is not None for seq in damaged):

@@ -22,7 +22,7 @@ from topics.errors import topic_not_found
 from topics.log.block import Block, Projection, block_with
 from topics.log.losses import Gap
 from topics.log.span import NotLoaded, Span
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import Tombstone
 
 SCAN_SLICE: Final = 10_000
@@ -32,7 +32,7 @@ MOST_RUNS: Final = 500
 """Runs that a read returns at most, because each costs some microseconds."""
 
 
-class Wish(NamedTuple):
+class RecordRequest(NamedTuple):
     """The records that a reader wants. `limit` counts records, `max_bytes` their JSON; at least one record is given
     whatever its size. `nodes` are the writers to leave out, `match` is the condition on tags."""
 
@@ -40,14 +40,14 @@ class Wish(NamedTuple):
     max_bytes: int
     nodes: frozenset[str] = frozenset()
     projection: Projection = Projection()
-    match: Match | None = None
+    match: TagMatch | None = None
     separator: bytes = b","
     """One byte, between the records of a piece."""
     runs: bool = False
     """True for records as runs, from which columns can be made; the projection must be the default one then."""
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Consecutive records of a block, in the block's own form. A column that no record of the block has is None."""
 
     text: bytes
@@ -62,26 +62,26 @@ class Run(NamedTuple):
     node_ids: array[int] | None
 
 
-class Columns(NamedTuple):
+class ColumnsNeeded(NamedTuple):
     """The read needs these columns of the index."""
 
     spans: tuple[Span, ...]
 
 
-class Records(NamedTuple):
+class RecordsNeeded(NamedTuple):
     """The read needs the live records from `first` to `last`, which are on disk."""
 
     first: int
     last: int
 
 
-class Pause(Enum):
+class PauseNeeded(Enum):
     """The read needs a pause in which other tasks run."""
 
     PAUSE = "pause"
 
 
-Need = Columns | Records | Pause | trio.Event
+Need = ColumnsNeeded | RecordsNeeded | PauseNeeded | trio.Event
 """What a read waits for. An event is the topic's `working`."""
 
 
@@ -115,7 +115,7 @@ class Collector:
         self,
         registry: Registry,
         topic: Topic,
-        wish: Wish,
+        wish: RecordRequest,
         from_seq: int,
         *,
         same_epoch: bool = True,
@@ -129,7 +129,7 @@ class Collector:
         """`position` between the tombstone and the first record."""
         self.pieces: list[bytes] = []
         """JSON of the records found, to be joined by the separator."""
-        self.runs: list[Run] = []
+        self.runs: list[BlockRun] = []
         """The records found, as runs, if the wish is for runs."""
         self.count = 0
         self.scanned = 0
@@ -172,7 +172,7 @@ class Collector:
         except NotLoaded as missing:
             # All columns that it has needed so far, because loading some may drop others.
             self._needed.update(dict.fromkeys(missing.spans))
-            return Columns(tuple(self._needed))
+            return ColumnsNeeded(tuple(self._needed))
         self._needed.clear()
         return need
 
@@ -203,12 +203,12 @@ class Collector:
                 continue
             block = self.topic.blocks.find(step.first) or block_with(self.loaded, step.first)
             if block is None:
-                return Records(step.first, step.last)
+                return RecordsNeeded(step.first, step.last)
             if not self._take(block, step.first, min(step.last, block.last_seq, end), hidden):
                 return None
             if self._since_pause >= SCAN_SLICE:
                 self._since_pause = 0
-                return Pause.PAUSE
+                return PauseNeeded.PAUSE
         return None
 
     def _take(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> bool:
@@ -265,7 +265,7 @@ class Collector:
         return to == last
 
 
-def _separated(block: Block, wish: Wish, first: int, last: int, taken: bytes) -> bytes:
+def _separated(block: Block, wish: RecordRequest, first: int, last: int, taken: bytes) -> bytes:
     """Return the records `first` to `last` that were cut from a block, with the wanted separator in place of the
     commas."""
     _, starts = block.view(wish.projection)
@@ -277,7 +277,7 @@ def _separated(block: Block, wish: Wish, first: int, last: int, taken: bytes) ->
     return bytes(text)
 
 
-def run_of(block: Block, first: int, last: int, text: bytes) -> Run:
+def run_of(block: Block, first: int, last: int, text: bytes) -> BlockRun:
     """Return records `first` to `last` of a block, whose JSON is `text`, as a run that keeps no reference to the
     block."""
     i, j = first - block.first_seq, last - block.first_seq + 1
@@ -285,7 +285,7 @@ def run_of(block: Block, first: int, last: int, text: bytes) -> Run:
     if block.tags is not None and block.tag_starts is not None:
         tags = bytes(block.tags[block.tag_starts[i] : block.tag_starts[j]])
         tag_starts = block.tag_starts[i : j + 1]
-    return Run(
+    return BlockRun(
         text,
         block.starts[i : j + 1],
         tags,
@@ -296,7 +296,7 @@ def run_of(block: Block, first: int, last: int, text: bytes) -> Run:
     )
 
 
-def _beginning_of(match: Match) -> bytes:
+def _beginning_of(match: TagMatch) -> bytes:
     """Return the beginning of a matching tag's text in a block. Text is escaped character by character, so a tag that
     begins with the pattern begins with the escaped pattern."""
     pattern = msgspec.json.encode(match.pattern)

@@ -22,7 +22,7 @@ BLOCK_RECORDS: Final = 1000
 _json = msgspec.json.encode
 
 
-class Columns(NamedTuple):
+class AppendColumns(NamedTuple):
     """The records of an append, column by column; None for a column in which no record has anything."""
 
     datas: list[bytes]
@@ -32,7 +32,7 @@ class Columns(NamedTuple):
     sizes: array[int]
 
 
-def columns_of(request: AppendRequest) -> Columns:
+def columns_of(request: AppendRequest) -> AppendColumns:
     """Return the columns of a request. Records without a node get the request's."""
     nodes: list[str | None] | None
     tags: list[str | None] | None
@@ -53,7 +53,7 @@ def columns_of(request: AppendRequest) -> Columns:
     sizes = array("I", map(len, datas))
     if metas is not None:
         sizes = array("I", map(add, sizes, map(len, metas)))
-    return Columns(datas, nodes, tags, metas, sizes)
+    return AppendColumns(datas, nodes, tags, metas, sizes)
 
 
 def utf8(texts: Sequence[str | None] | None) -> list[bytes] | None:

@@ -12,10 +12,10 @@ from typing import Any, Final, Literal
 from sortedcontainers import SortedDict
 
 from topics.engine.job_queue import JobQueue
-from topics.engine.topic import Common, Topic
+from topics.engine.topic import Topic, TopicTotals
 from topics.errors import ApiError, throttled, topic_not_found
 from topics.log.retention import expire
-from topics.log.stages import StageOf
+from topics.log.stages import StageTarget
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.runtime.clock import Clock
@@ -23,7 +23,7 @@ from topics.runtime.instant import Instant
 from topics.runtime.window_clock import WindowClock
 from topics.sched.priority import effective_priority
 from topics.storage.cache.payload_cache import PayloadCache
-from topics.storage.segments.topic_segments import Shelf
+from topics.storage.segments.topic_segments import SegmentSet
 
 LIVE_MS: Final = 100
 """How long after an append (ms) the daemon counts as busy (`Registry.lively`)."""
@@ -90,8 +90,8 @@ class Registry:
         self.total_bytes = 0
         self.windows = windows
         """The clock by which keys, stages, leases and delays end."""
-        self.common = Common()
-        self.on_removed: Callable[[int, Shelf | None], None] | None = None
+        self.common = TopicTotals()
+        self.on_removed: Callable[[int, SegmentSet | None], None] | None = None
         """Called with topics whose files may be deleted."""
         self.on_added: Callable[[Topic], None] | None = None
         """Called with each topic that has just been added."""
@@ -193,9 +193,9 @@ class Registry:
             del self._last_heads[next(iter(self._last_heads))]
         topic.close_audience()
         if self.on_removed is not None:
-            self.on_removed(topic.id, topic.shelf)
+            self.on_removed(topic.id, topic.segment_set)
 
-    def _remove_stage(self, stage: Topic, of: StageOf) -> None:
+    def _remove_stage(self, stage: Topic, of: StageTarget) -> None:
         del self.stages[stage.id]
         target = self.by_id.get(of.target_id)
         if target is not None and target.stages is not None and target.stages.get(of.name) is stage:

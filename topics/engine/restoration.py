@@ -10,14 +10,14 @@ from typing import Final
 
 import trio
 
-from topics.engine.forwarding.router_lifecycle import Routers
+from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.job_queue import JobQueue
-from topics.engine.operations.topic_lifecycle import Configuring
+from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.storage.maintenance.reclaimer import Reclaimer
-from topics.storage.recovery.recovered_state import Recovered, RecoveredTopic
-from topics.storage.segments.topic_segments import Shelf
+from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic
+from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.snapshots.disk_state import DiskState
 from topics.storage.store import Store
 
@@ -26,12 +26,12 @@ SLICE: Final = 256
 
 
 async def restore(
-    recovered: Recovered,
+    recovered: RecoveredState,
     *,
     store: Store,
     registry: Registry,
-    topic_lifecycle: Configuring,
-    routers: Routers,
+    topic_lifecycle: TopicLifecycle,
+    routers: RouterLifecycle,
     reclaimer: Reclaimer,
 ) -> None:
     """Restore everything that recovery has found: topics, then their stages, then routers.
@@ -79,15 +79,15 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
     # Appends since the checkpoint do not have the time of this clock: the stage counts as used now.
     topic.used_at = found.used_at if found.part is not None else None
     if found.segments:
-        topic.shelf = Shelf()
-        topic.shelf.segments = {segment for segment in found.segments if segment.tier != "gone"}
-        topic.shelf.earliest_stored = found.log.earliest_seq
+        topic.segment_set = SegmentSet()
+        topic.segment_set.segments = {segment for segment in found.segments if segment.tier != "gone"}
+        topic.segment_set.earliest_stored = found.log.earliest_seq
 
 
 def _match_part(topic: Topic, registry: Registry) -> None:
     """Note that the topic is as its part on disk: nothing has happened since that was written."""
     registry.changed.discard(topic)
-    if topic.shelf is not None:
+    if topic.segment_set is not None:
         # Files that the part names without needing them may or may not exist.
         needed = {span.segment for span in topic.log.stored.all()}
-        topic.shelf.gone = [segment for segment in topic.shelf.segments if segment not in needed]
+        topic.segment_set.gone = [segment for segment in topic.segment_set.segments if segment not in needed]

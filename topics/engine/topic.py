@@ -22,7 +22,7 @@ from topics.log.copies import CopyTable
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.seq_ceiling import SeqCeiling
 from topics.log.span import NotLoaded, Span
-from topics.log.stages import CommitKeys, StageOf
+from topics.log.stages import CommitKeys, StageTarget
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
@@ -30,19 +30,19 @@ from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
 from topics.sched.audience import Audience
 from topics.storage.cache.payload_cache import BlockList, PayloadCache
-from topics.storage.segments.topic_segments import Shelf
+from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.snapshots.disk_state import DiskState
 from topics.storage.snapshots.snapshot import TopicPart
-from topics.storage.wal.frames import NOTHING, Unsealed, offsets_of
-from topics.storage.wal.wal_files import Position, WalFile
+from topics.storage.wal.frames import NOTHING, UnsealedFrames, offsets_of
+from topics.storage.wal.wal_files import LogPosition, WalFile
 
 F = TypeVar("F")
 
-Leans = Sequence[tuple[int, Position]]
+Leans = Sequence[tuple[int, LogPosition]]
 """Positions in shards."""
 
 
-class Gate(IntEnum):
+class CommitPoint(IntEnum):
     """What a commit waits for before it may be published and acked."""
 
     HANDED = 0
@@ -50,7 +50,7 @@ class Gate(IntEnum):
     SYNCED = 2
 
 
-class Common:
+class TopicTotals:
     """What is kept over all topics by the topics and commits themselves."""
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Common:
         """Topics with copies that are made of other topics' bytes."""
         self.delayed: dict[Topic, None] = {}
         """Topics with something in the log that does not show in them yet: no replay may begin behind it."""
-        self.is_synced: Callable[[int, Position], bool] | None = None
+        self.is_synced: Callable[[int, LogPosition], bool] | None = None
         """Whether the disk holds a shard's log up to a position."""
         self.when_synced: Callable[[int, Callable[[], None]], None] | None = None
         """Calls back when what a shard has written by now is on disk."""
@@ -124,8 +124,8 @@ class Topic:
         "pending_bytes",
         "pending_records",
         "queue",
+        "segment_set",
         "shard",
-        "shelf",
         "stage",
         "stages",
         "synced_seq",
@@ -136,7 +136,7 @@ class Topic:
     )
 
     def __init__(
-        self, topic_id: int, name: str, config: TopicConfig, shard: int, cache: PayloadCache, common: Common
+        self, topic_id: int, name: str, config: TopicConfig, shard: int, cache: PayloadCache, common: TopicTotals
     ) -> None:
         self.id = topic_id
         self.name = name
@@ -159,7 +159,7 @@ class Topic:
         """Published before they were written (`memory`), oldest first."""
         self.on_disk = DiskState()
         """What log and snapshots have of it."""
-        self.shelf: Shelf | None = None
+        self.segment_set: SegmentSet | None = None
         """Its segments, once it has one."""
         self.barrier: trio.Event | None = None
         """Set while the topic is reconfigured or deleted: whoever wants to change it waits, then looks it up again."""
@@ -184,7 +184,7 @@ class Topic:
         them."""
         self.queue: JobQueue | None = None
         """Its jobs, if it is a queue."""
-        self.stage: StageOf | None = None
+        self.stage: StageTarget | None = None
         """Whose stage it is, if it is one."""
         self.used_at: int | None = None
         """When a stage was last used, by the clock of windows; None if that is not known."""
@@ -212,12 +212,12 @@ class Topic:
         return self.config.durability == "ephemeral"
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> CommitPoint:
         """The commit class's gate."""
         durability = self.config.durability
         if durability == "fsync":
-            return Gate.SYNCED
-        return Gate.WRITTEN if durability == "disk" else Gate.HANDED
+            return CommitPoint.SYNCED
+        return CommitPoint.WRITTEN if durability == "disk" else CommitPoint.HANDED
 
     @property
     def quiet(self) -> bool:
@@ -275,13 +275,13 @@ class Topic:
     def mark_changed(self) -> None:
         """Its part has to be made anew."""
         self.common.changed.add(self)
-        if self.shelf is not None:
+        if self.segment_set is not None:
             self.common.attention.add(self)
 
     def dump_part(self) -> TopicPart:
         """Its part as of now, but for what its files and its jobs are. That of an `ephemeral` topic gives up all
         records that are in memory only."""
-        end = self.on_disk.applied_end or Position(0, 0)
+        end = self.on_disk.applied_end or LogPosition(0, 0)
         return TopicPart(
             id=self.id,
             name=self.name,
@@ -490,9 +490,9 @@ class Commit:
     def __init__(
         self,
         topic: Topic,
-        data: Unsealed,
+        data: UnsealedFrames,
         frames: int,
-        gate: Gate,
+        gate: CommitPoint,
         apply: Callable[[Commit], Any],
         clock_ns: Callable[[], int],
         *,
@@ -508,7 +508,7 @@ class Commit:
         self.data = data
         self.frames = frames
         self.gate = gate
-        self.wants_sync = gate is Gate.SYNCED
+        self.wants_sync = gate is CommitPoint.SYNCED
         self.apply = apply
         """Called once, in order, at the commit point; what it returns is the result."""
         self.on_fail: Callable[[], None] | None = None
@@ -533,8 +533,8 @@ class Commit:
         self.bytes = nbytes
         self.file = 0
         self.offset = 0
-        self.end: Position | None = None
-        self.ready = gate is Gate.HANDED
+        self.end: LogPosition | None = None
+        self.ready = gate is CommitPoint.HANDED
         self.published = False
         self.error: ApiError | None = None
         self.delayed: ApiError | None = None
@@ -562,7 +562,7 @@ class Commit:
     def on_written(self, file: WalFile, offset: int) -> None:
         topic = self.topic
         self.file, self.offset = file.file_id, offset
-        self.end = Position(file.ordinal, offset + len(self.data))
+        self.end = LogPosition(file.ordinal, offset + len(self.data))
         self.data = NOTHING
         self.written_ns = file.written_ns
         topic.blocks.written_seq = max(topic.blocks.written_seq, self.last_seq)
@@ -577,7 +577,7 @@ class Commit:
             topic.tell_workers()
             if topic.fanout is not None and topic.fanout.behind:
                 topic.wake_routers()
-        elif self.gate is not Gate.SYNCED:
+        elif self.gate is not CommitPoint.SYNCED:
             self.ready = True
             topic.settle()
 

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from topics.auth.keys import OPEN, Key
 from topics.engine.loader import Loader
-from topics.engine.queues.queue_calls import Queueing
+from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import Registry, names_with
 from topics.engine.topic import Topic
 from topics.errors import topic_not_found
@@ -29,7 +29,7 @@ class TopicStates:
         registry: Registry,
         *,
         loader: Loader,
-        queues: Queueing,
+        queues: QueueCalls,
         catch_up: Callable[[Iterable[str]], Awaitable[None]],
     ) -> None:
         self._registry = registry

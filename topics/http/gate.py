@@ -26,7 +26,7 @@ from topics.config import is_loopback
 from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.http.accept import qualities
-from topics.http.access.key_access import Access
+from topics.http.access.key_access import KeyAccess
 from topics.http.access.origins import Origins
 from topics.http.answers.metrics import Exposition, RequestFigures
 from topics.http.calls import (
@@ -57,7 +57,7 @@ from topics.http.requests.body_reader import (
     has_small_rest,
     is_lines,
 )
-from topics.http.routes import Body, Found, Plane, Route, RouteTable
+from topics.http.routes import BodyKind, Plane, Route, RouteMatch, RouteTable
 from topics.telemetry.audit_log import AuditEntry, AuditLog, make_entry
 from topics.telemetry.logs import get_logger
 
@@ -104,7 +104,7 @@ class Gate:
         self._engine = engine
         self._audit = audit
         self._slow_ms = engine.settings.slow_request_ms
-        self.access = Access(engine.settings, engine.clock, keyring or Keyring(engine.settings.api_keys))
+        self.access = KeyAccess(engine.settings, engine.clock, keyring or Keyring(engine.settings.api_keys))
         settings = engine.settings
         self._origins = Origins(settings.cors_origins, settings.allowed_hosts if is_loopback(settings.host) else None)
         self._routes = RouteTable()
@@ -307,11 +307,11 @@ class Gate:
         with self.access.granting(call.grant):
             return await self._carry_out(call, found)
 
-    async def _carry_out(self, call: Call, found: Found) -> Response | OpenAnswer:
+    async def _carry_out(self, call: Call, found: RouteMatch) -> Response | OpenAnswer:
         """Read the body of a call that was let in, and call its handler."""
-        if found.route.body is Body.NONE:
+        if found.route.body is BodyKind.NONE:
             await self._reader.skip_body(call)
-        elif found.route.body is Body.JSON_OR_LINES and is_lines(call):
+        elif found.route.body is BodyKind.JSON_OR_LINES and is_lines(call):
             return await self._bulk.ingest(call, self._reader.stream(call))
         else:
             call.body = await self._reader.read_body(call, found.route.body)
@@ -321,7 +321,7 @@ class Gate:
             return await self._data[found.route.name](call)
         return await self._control.handle(call, found.plain_path())
 
-    def _let_in(self, call: Call, found: Found) -> None:
+    def _let_in(self, call: Call, found: RouteMatch) -> None:
         """Find the key of a call and check that it allows the call, before the body is read. Raises ApiError (400, 401,
         403, 429)."""
         route = found.route

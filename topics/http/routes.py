@@ -32,7 +32,7 @@ class Plane(Enum):
     CONTROL = "control"
 
 
-class Body(Enum):
+class BodyKind(Enum):
     """What a call accepts as its body."""
 
     NONE = "none"
@@ -54,7 +54,7 @@ class Route:
     plane: Plane
     needs: Scope | None
     """The scopes that a key must have. None: no key is needed, unless `TOPICS_PROBE_AUTH` is set."""
-    body: Body = Body.NONE
+    body: BodyKind = BodyKind.NONE
     always_open: bool = False
     """The call is answered in every phase of the daemon, also before it is ready and while it drains."""
     token_in_query: bool = False
@@ -73,11 +73,11 @@ class Route:
 
 
 READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
-_DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, Body.JSON
+_DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, BodyKind.JSON
 
 ROUTES: Final[tuple[Route, ...]] = (
-    Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, Body.JSON_OR_LINES),
-    Route("commit", "POST", "/v0/topics/{topic}/commit", _DATA, WRITE, Body.NAMES),
+    Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, BodyKind.JSON_OR_LINES),
+    Route("commit", "POST", "/v0/topics/{topic}/commit", _DATA, WRITE, BodyKind.NAMES),
     Route("delete_stage", "DELETE", "/v0/topics/{topic}/stages/{stage}", _DATA, DELETE, audited=True),
     Route("diff_post", "POST", "/v0/topics/{topic}/diff", _DATA, READ, _JSON),
     Route("diff_get", "GET", "/v0/topics/{topic}/diff", _DATA, READ),
@@ -121,7 +121,7 @@ _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RouteMatch:
     """The route of a request, and the values of the parameters in its path."""
 
     route: Route
@@ -172,7 +172,7 @@ class RouteTable:
         for shape in sorted(shapes.values(), key=lambda shape: shape.segments.count(None)):
             self._by_length.setdefault(len(shape.segments), []).append(shape)
 
-    def find(self, method: str, raw_path: bytes) -> Found:
+    def find(self, method: str, raw_path: bytes) -> RouteMatch:
         """The route for a method and a raw (still percent-encoded) path.
 
         Raises `404 not_found`, or `405 method_not_allowed` with an `Allow` header.
@@ -194,7 +194,7 @@ class RouteTable:
                     "method_not_allowed", f"{method} is not allowed here, only {allow}", headers={"allow": allow}
                 )
             values = [value for own, value in zip(shape.segments, segments, strict=True) if own is None]
-            return Found(route, segments, dict(zip(shape.names, values, strict=True)))
+            return RouteMatch(route, segments, dict(zip(shape.names, values, strict=True)))
         raise ApiError("not_found", "there is no such route")
 
     def methods(self, raw_path: bytes) -> list[str]:

@@ -43,7 +43,7 @@ class Projection(NamedTuple):
 _WHOLE: Final = Projection()
 
 
-class Parts(NamedTuple):
+class RecordParts(NamedTuple):
     """The pieces of one record; empty bytes for a piece that it does not have."""
 
     node: bytes
@@ -242,7 +242,7 @@ class Block:
         i = self.node_ids[seq - self.first_seq]
         return self.nodes[i - 1] if i else None
 
-    def parts_of(self, seq: int) -> Parts:
+    def parts_of(self, seq: int) -> RecordParts:
         """Return the pieces of a present record as they were appended (`node` and `tag` as UTF-8, not as JSON)."""
         i = seq - self.first_seq
         start, end = self.starts[i], self.starts[i + 1] - 2
@@ -257,7 +257,7 @@ class Block:
             if tag_start < tag_end:
                 quoted = bytes(self.tags[tag_start + len(_TAG_KEY) : tag_end - 1])
                 tag = msgspec.json.decode(quoted, type=str).encode()
-        return Parts((self.node_of(seq) or "").encode(), tag, meta, body[data_at:data_end])
+        return RecordParts((self.node_of(seq) or "").encode(), tag, meta, body[data_at:data_end])
 
     def columns(self, first: int, last: int) -> RecordColumns:
         """Return the pieces of records `first` to `last`, all present, column by column."""

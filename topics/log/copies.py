@@ -40,7 +40,7 @@ class Origin(NamedTuple):
     hops: int
 
 
-class Look(NamedTuple):
+class CopyChanges(NamedTuple):
     """How a copy differs from the frame it is made from. `stamp` is the router to be named in its meta, None for no
     stamp."""
 
@@ -49,16 +49,16 @@ class Look(NamedTuple):
     stamp: str | None = None
 
 
-PLAIN: Final = Look()
+PLAIN: Final = CopyChanges()
 
 
-class Kind(NamedTuple):
+class CopyKind(NamedTuple):
     """What many copies have in common."""
 
     topic_id: int
     """The topic instance of the origin."""
     hops: int
-    look: Look
+    changes: CopyChanges
 
 
 class CopyRun:
@@ -68,7 +68,7 @@ class CopyRun:
 
     def __init__(self, first: int) -> None:
         self.first = first
-        self._kinds: list[Kind] = []
+        self._kinds: list[CopyKind] = []
         self._bases: list[int] = []
         """For each kind, the least seq of its origins: the base."""
         self._which = bytearray()
@@ -81,7 +81,7 @@ class CopyRun:
         """One past the last seq."""
         return self.first + len(self._which)
 
-    def extend(self, first: int, kind: Kind, origin_seqs: Sequence[int]) -> bool:
+    def extend(self, first: int, kind: CopyKind, origin_seqs: Sequence[int]) -> bool:
         """Add copies of one kind with seqs from `first` on. Return False, and add nothing, if they do not fit into this
         run."""
         padding = first - self.end
@@ -106,14 +106,14 @@ class CopyRun:
         self._seqs.extend([seq - base for seq in origin_seqs])
         return True
 
-    def kind(self, seq: int) -> Kind:
+    def kind(self, seq: int) -> CopyKind:
         """Return the kind of a copy. Raises KeyError if `seq` is no copy."""
         number = self._which[seq - self.first]
         if not number:
             raise KeyError(seq)
         return self._kinds[number - 1]
 
-    def alike(self, seqs: Sequence[int]) -> tuple[Kind, list[int]] | None:
+    def alike(self, seqs: Sequence[int]) -> tuple[CopyKind, list[int]] | None:
         """Return the kind of these copies and the seqs of their origins if all are of one kind; else None."""
         first, last = seqs[0], seqs[-1]
         if first < self.first or last >= self.end:
@@ -146,7 +146,7 @@ class CopyTable:
         """The last seq that needs each file; the keys are ids of the files that hold the frames."""
         self._sealed = False
 
-    def add(self, first: int, kinds: Sequence[tuple[int, Kind]], origin_seqs: Sequence[int]) -> None:
+    def add(self, first: int, kinds: Sequence[tuple[int, CopyKind]], origin_seqs: Sequence[int]) -> None:
         """Add copies with seqs from `first` on. `kinds` are counts with kinds, in the order of the seqs."""
         at = 0
         for count, kind in kinds:
@@ -156,7 +156,7 @@ class CopyTable:
                 self._begin(first + at, kind, seqs)
             at += count
 
-    def _begin(self, first: int, kind: Kind, seqs: Sequence[int]) -> None:
+    def _begin(self, first: int, kind: CopyKind, seqs: Sequence[int]) -> None:
         run = CopyRun(first)
         if run.extend(first, kind, seqs):
             self.runs.append(run)
@@ -224,10 +224,10 @@ def _first(run: CopyRun) -> int:
     return run.first
 
 
-def kinds_of(origins: Iterable[tuple[Kind, int]]) -> tuple[list[tuple[int, Kind]], list[int]]:
+def kinds_of(origins: Iterable[tuple[CopyKind, int]]) -> tuple[list[tuple[int, CopyKind]], list[int]]:
     """Split origins into counts with kinds, and seqs, as `CopyTable.add` takes them."""
     seqs: list[int] = []
-    kinds: list[tuple[int, Kind]] = []
+    kinds: list[tuple[int, CopyKind]] = []
     for kind, group in groupby(origins, key=_kind):
         before = len(seqs)
         seqs += [seq for _, seq in group]
@@ -235,11 +235,11 @@ def kinds_of(origins: Iterable[tuple[Kind, int]]) -> tuple[list[tuple[int, Kind]
     return kinds, seqs
 
 
-def _kind(origin: tuple[Kind, int]) -> Kind:
+def _kind(origin: tuple[CopyKind, int]) -> CopyKind:
     return origin[0]
 
 
-def each_kind(kinds: Iterable[tuple[int, Kind]]) -> Iterator[Kind]:
+def each_kind(kinds: Iterable[tuple[int, CopyKind]]) -> Iterator[CopyKind]:
     """Yield the kind of each single copy."""
     for count, kind in kinds:
         for _ in range(count):

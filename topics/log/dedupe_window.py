@@ -31,7 +31,7 @@ FORGOTTEN_AT_ONCE: Final = 2048
 _NO_VALUE: Final = 1 << 63
 
 
-class _Page:
+class _KeyPage:
     """Up to `PAGE_KEYS` keys in the order of their times, each with its append."""
 
     __slots__ = ("ats", "counts", "encoded", "firsts", "keys")
@@ -59,7 +59,7 @@ class _Page:
         return b"".join([*map(little_endian, columns), *keys])
 
     @classmethod
-    def decode(cls, value: bytes) -> _Page:
+    def decode(cls, value: bytes) -> _KeyPage:
         """Return the page that `encode` made `value` from. Raises ValueError if it did not."""
         count = int.from_bytes(value[:4], "little")
         first = 4 + 4 * count
@@ -94,7 +94,7 @@ class DedupeWindow:
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
         """The place of each key: the number of its page times `PAGE_KEYS`, plus its slot."""
-        self._pages: dict[int, _Page] = {}
+        self._pages: dict[int, _KeyPage] = {}
         """The pages by number, ascending; none is empty."""
         self._next_page = 0
         self._forgotten = 0
@@ -116,7 +116,7 @@ class DedupeWindow:
         at = max(at, self.last_at)
         page = self._pages.get(self._next_page - 1)
         if page is None or len(page.keys) >= PAGE_KEYS:
-            page = self._pages[self._next_page] = _Page()
+            page = self._pages[self._next_page] = _KeyPage()
             self._next_page += 1
         self._places[key] = (self._next_page - 1) * PAGE_KEYS + len(page.keys)
         page.add(key, first_seq, count, at)
@@ -184,10 +184,10 @@ class DedupeWindow:
         for page in value:
             if not isinstance(page, bytes):
                 raise ValueError("dedupe window: not a page")
-            window._adopt(_Page.decode(page), page)
+            window._adopt(_KeyPage.decode(page), page)
         return window
 
-    def _adopt(self, page: _Page, encoded: bytes) -> None:
+    def _adopt(self, page: _KeyPage, encoded: bytes) -> None:
         if page.ats[0] < self.last_at:
             raise ValueError("dedupe window: pages out of order")
         if len(page.keys) == PAGE_KEYS:

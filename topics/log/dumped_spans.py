@@ -8,7 +8,7 @@ from typing import Any
 
 from topics.log.dumped_values import little_endian
 from topics.log.record_index import RawRun
-from topics.log.span import STORED_MARK, Span, Summary
+from topics.log.span import STORED_MARK, Span, SpanSummary
 
 
 def grow_dump(spans: list[Any], run: RawRun, a: int, b: int, *, new: bool) -> None:
@@ -24,7 +24,7 @@ def grow_dump(spans: list[Any], run: RawRun, a: int, b: int, *, new: bool) -> No
     more = span.summary()
     if not new and spans:
         mark, *fields, unflagged = spans[-1]
-        last = Summary(*fields)
+        last = SpanSummary(*fields)
         if last.first + last.n == more.first:
             grown = last._replace(
                 n=last.n + more.n,
@@ -41,7 +41,7 @@ def grow_dump(spans: list[Any], run: RawRun, a: int, b: int, *, new: bool) -> No
 
 def summary_first(dumped: Sequence[Any]) -> int:
     """Return the first seq of a dumped stored span."""
-    return Summary(*dumped[1:-1]).first
+    return SpanSummary(*dumped[1:-1]).first
 
 
 def set_unflagged(dumped: list[Any], seqs: Sequence[int]) -> None:

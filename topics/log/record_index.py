@@ -42,7 +42,7 @@ from topics.log.span import (
     UNTAGGED,
     NotLoaded,
     Span,
-    Sum,
+    SpanSum,
     total_of,
 )
 
@@ -410,7 +410,7 @@ class RecordIndex:
 
     # -- shrinking ---------------------------------------------------------------------------------------------------
 
-    def drop_below(self, seq: int) -> Sum:
+    def drop_below(self, seq: int) -> SpanSum:
         """Drop every slot below `seq`, and return the sum of the live records among them. Costs a step per span.
 
         Needs the columns of the span that `seq` cuts, see `missing_columns.need_to_drop`.
@@ -430,13 +430,13 @@ class RecordIndex:
             stored += span.stored
         del self.spans[:whole]
         self.n_stored -= stored
-        return Sum(records, total, tagged, unindexed)
+        return SpanSum(records, total, tagged, unindexed)
 
-    def lose(self, lo: int, hi: int) -> Sum:
+    def lose(self, lo: int, hi: int) -> SpanSum:
         """Make the live records of the range LOST, and return their sum."""
         return total_of([span.lose(a, b) for span, a, b in self.parts(lo, hi)])
 
-    def delete(self, seqs: Sequence[int]) -> Sum:
+    def delete(self, seqs: Sequence[int]) -> SpanSum:
         """Make those of `seqs` (ascending) that are live DELETED, and return their sum. See
         `missing_columns.missing_to_delete`."""
         return total_of([span.delete(seqs[at:to]) for span, at, to in self.touched(seqs)])

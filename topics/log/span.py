@@ -78,7 +78,7 @@ class NotLoaded(Exception):
         return "columns of " + ", ".join(f"[{span.first}, {span.end - 1}]" for span in self.spans)
 
 
-class Sum(NamedTuple):
+class SpanSum(NamedTuple):
     """A set of live records: their number, their payload bytes, how many have a tag, and how many of those the tag
     index does not know (any more)."""
 
@@ -88,14 +88,14 @@ class Sum(NamedTuple):
     unindexed: int
 
 
-NOTHING: Final = Sum(0, 0, 0, 0)
+NOTHING: Final = SpanSum(0, 0, 0, 0)
 
 
-def total_of(sums: Sequence[Sum]) -> Sum:
+def total_of(sums: Sequence[SpanSum]) -> SpanSum:
     """Return the sum of the sums."""
     if len(sums) == 1:
         return sums[0]
-    return Sum(*map(sum, zip(*sums, strict=True))) if sums else NOTHING
+    return SpanSum(*map(sum, zip(*sums, strict=True))) if sums else NOTHING
 
 
 class SpanColumns(NamedTuple):
@@ -109,7 +109,7 @@ class SpanColumns(NamedTuple):
     dead: bytes
 
 
-class Summary(NamedTuple):
+class SpanSummary(NamedTuple):
     """What is known of a span even without its columns. Slots before `start` are dropped and not counted by the other
     fields.
 
@@ -240,9 +240,9 @@ class Span:
         """Bytes that the columns of a stored span take up while they are loaded."""
         return STORED_SLOT_BYTES * self.n
 
-    def summary(self) -> Summary:
+    def summary(self) -> SpanSummary:
         """Return the current summary."""
-        return Summary(
+        return SpanSummary(
             self.first,
             self.n,
             self.start,
@@ -261,11 +261,11 @@ class Span:
 
     # -- counting ----------------------------------------------------------------------------------------------------
 
-    def sum(self, a: int, b: int) -> Sum:
+    def sum(self, a: int, b: int) -> SpanSum:
         """Return the sum of the live records among slots `a` to `b` (exclusive). Raises NotLoaded, unless that is the
         whole span."""
         if a == self.start and b == self.n:
-            return Sum(self.live, self.bytes, self.tagged, self.unindexed)
+            return SpanSum(self.live, self.bytes, self.tagged, self.unindexed)
         if not self.live:
             return NOTHING
         self.need()
@@ -274,7 +274,7 @@ class Span:
         unindexed = tagged
         if tagged and self.unindexed != self.tagged:
             unindexed = self._count_tagged(a, min(b, self.tags_from - self.first)) if self.unindexed else 0
-        return Sum(live, sum(self.size[a:b]), tagged, unindexed)
+        return SpanSum(live, sum(self.size[a:b]), tagged, unindexed)
 
     def _count_tagged(self, a: int, b: int) -> int:
         if a >= b:
@@ -310,7 +310,7 @@ class Span:
         self.unindexed += gone
         return gone
 
-    def _take_off(self, gone: Sum) -> None:
+    def _take_off(self, gone: SpanSum) -> None:
         self.live -= gone.records
         self.bytes -= gone.bytes
         self.tagged -= gone.tagged
@@ -318,7 +318,7 @@ class Span:
 
     # -- shrinking ---------------------------------------------------------------------------------------------------
 
-    def drop(self, to: int) -> Sum:
+    def drop(self, to: int) -> SpanSum:
         """Drop the slots before `to`, which is inside the span, and return the sum of the live ones among them."""
         self.need()
         gone = self.sum(self.start, to)
@@ -343,7 +343,7 @@ class Span:
         self.n -= to
         self.start = 0
 
-    def lose(self, a: int, b: int) -> Sum:
+    def lose(self, a: int, b: int) -> SpanSum:
         """Make the live records among slots `a` to `b` (exclusive) LOST, and return their sum."""
         gone = self.sum(a, b)
         if gone.records:
@@ -354,7 +354,7 @@ class Span:
             self.lost += gone.records
         return gone
 
-    def delete(self, seqs: Sequence[int]) -> Sum:
+    def delete(self, seqs: Sequence[int]) -> SpanSum:
         """Make those of `seqs` (all inside the span) that are live DELETED, and return their sum."""
         if not self.live:
             return NOTHING
@@ -379,7 +379,7 @@ class Span:
                 self.unflagged = died
             else:
                 self.unflagged.extend(died)
-        gone = Sum(records, total, tagged, unindexed)
+        gone = SpanSum(records, total, tagged, unindexed)
         self._take_off(gone)
         return gone
 
@@ -514,7 +514,7 @@ class Span:
     @classmethod
     def _load_stored(cls, value: Sequence[Any]) -> Span:
         summary = value[:-1]
-        if len(summary) != len(Summary._fields) or not all(isinstance(item, int) and item >= 0 for item in summary):
+        if len(summary) != len(SpanSummary._fields) or not all(isinstance(item, int) and item >= 0 for item in summary):
             raise ValueError("stored span: not its summary")
         span = cls(value[0], stored=True)
         _, span.n, span.start, span.live, span.lost, span.bytes, span.tagged, span.first_ts, span.last_ts, _ = value

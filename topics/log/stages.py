@@ -25,7 +25,7 @@ MAX_NAMES: Final = 50_000
 seconds. At either bound keys are forgotten before their time."""
 
 
-class StageOf(NamedTuple):
+class StageTarget(NamedTuple):
     """What makes a topic a stage of another one: its records are private until they are committed to the target."""
 
     target_id: int
@@ -37,7 +37,7 @@ def stage_label(target: str, stage: str) -> str:
     return f"{target}?stage={stage}"
 
 
-class Known(NamedTuple):
+class KnownCommit(NamedTuple):
     """A remembered commit: where its records are (there may be none), its time, and the stages that it closed."""
 
     first_seq: int
@@ -52,7 +52,7 @@ class CommitKeys:
     __slots__ = ("_closed", "_commits", "_latest", "_older")
 
     def __init__(self) -> None:
-        self._commits: OrderedDict[str, Known] = OrderedDict()
+        self._commits: OrderedDict[str, KnownCommit] = OrderedDict()
         """The commits by key, in the order of their times."""
         self._latest: dict[str, str] = {}
         """The key of the latest commit of each query."""
@@ -69,7 +69,7 @@ class CommitKeys:
         """Time of the newest commit (ms of the window clock); 0 if there is none."""
         return next(reversed(self._commits.values())).ts if self._commits else 0
 
-    def lookup(self, key: str, now_ms: int) -> Known | None:
+    def lookup(self, key: str, now_ms: int) -> KnownCommit | None:
         """Return the commit under a key if it is within the window, else None."""
         known = self._commits.get(key)
         return None if known is None or now_ms - known.ts > WINDOW_MS else known
@@ -86,7 +86,7 @@ class CommitKeys:
         if before is not None:
             self._older[before] = None
         self._latest[query] = key
-        self._commits[key] = Known(first_seq, count, ts, tuple(stages))
+        self._commits[key] = KnownCommit(first_seq, count, ts, tuple(stages))
         for stage in stages:
             self._closed[stage] = key
         while len(self._commits) > 1 and (len(self._commits) > MAX_KEYS or len(self._closed) > MAX_NAMES):

@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from topics.log.dumped_values import from_little_endian, little_endian
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 
 # Names of a run. Sorting so many takes about a millisecond; ten million tags make 2,500 runs, which are searched in a
 # few milliseconds.
@@ -114,7 +114,7 @@ class TagIndex:
         for name, known in self._seqs.items():
             yield name, (known,) if isinstance(known, int) else known
 
-    def find(self, match: Match, lo: int, hi: int) -> array[int]:
+    def find(self, match: TagMatch, lo: int, hi: int) -> array[int]:
         """Return the postings from `lo` to `hi` (inclusive) of matching tags, ascending. Stale ones may be among
         them."""
         if not match.prefix:
@@ -126,7 +126,7 @@ class TagIndex:
         merged.sort()
         return array("Q", merged)
 
-    def _names(self, match: Match) -> list[str]:
+    def _names(self, match: TagMatch) -> list[str]:
         prefix = match.pattern
         names = [name for name in self._fresh if name.startswith(prefix)]
         for run in self._runs:

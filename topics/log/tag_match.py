@@ -8,7 +8,7 @@ from topics.errors import ApiError, invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class TagMatch:
     """A condition on a tag: equal to `pattern`, or, if `prefix`, beginning with it.
 
     `pattern` is literal text in both cases: the final `*` of a Glob is not part of it.
@@ -28,20 +28,20 @@ class Match:
         return ["tag", "Glob", self.pattern + "*"] if self.prefix else ["tag", "Eq", self.pattern]
 
 
-def parse_match(value: object, field: str = "match") -> Match:
+def parse_match(value: object, field: str = "match") -> TagMatch:
     """Return the Match that a decoded JSON value means. Any other shape, operator or pattern is 400 about `field`."""
     if isinstance(value, str):
         # A bare string is Eq even if it ends in `*`: a wildcard has to be asked for with Glob.
-        return Match(_encodable(value, field), prefix=False)
+        return TagMatch(_encodable(value, field), prefix=False)
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise _refusal(field)
     subject, operator, pattern = value
     if subject != "tag" or not isinstance(pattern, str):
         raise _refusal(field)
     if operator == "Eq":
-        return Match(_encodable(pattern, field), prefix=False)
+        return TagMatch(_encodable(pattern, field), prefix=False)
     if operator == "Glob" and pattern.endswith("*"):
-        return Match(_encodable(pattern[:-1], field), prefix=True)
+        return TagMatch(_encodable(pattern[:-1], field), prefix=True)
     raise _refusal(field)
 
 

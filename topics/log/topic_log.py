@@ -35,7 +35,7 @@ from topics.log.dumped_values import whole
 from topics.log.losses import REASONS, Gap, Losses, LossReason
 from topics.log.missing_columns import missing_to_delete, need_to_drop, need_to_lose
 from topics.log.record_index import RecordIndex
-from topics.log.span import DELETED, LIVE, LOST, UNTAGGED, NotLoaded, Span, SpanColumns, Sum
+from topics.log.span import DELETED, LIVE, LOST, UNTAGGED, NotLoaded, Span, SpanColumns, SpanSum
 from topics.log.stored_spans import StoredSpans
 from topics.log.topic_tags import SWEEP_UNITS, TopicTags
 from topics.model import Tombstone
@@ -67,7 +67,7 @@ class Extent(NamedTuple):
     tags: Sequence[str | None] | None
 
 
-class Run(NamedTuple):
+class SeqRun(NamedTuple):
     """Live records with contiguous seqs, both ends inclusive."""
 
     first: int
@@ -376,7 +376,7 @@ class TopicLog:
             return front - 1, self._tombstone(first, front - 1, self.losses.reason_from(first), missed)
         return max(from_seq, front - 1), None
 
-    def step(self, after: int, limit: int) -> Run | Gap | None:
+    def step(self, after: int, limit: int) -> SeqRun | Gap | None:
         """Return what follows position `after`: a run of live records (at most `limit`), a hole, or None at the head.
 
         Deleted seqs are skipped. If `after` is inside a hole, the Gap is the rest of it.
@@ -388,7 +388,7 @@ class TopicLog:
         live = self.index.next_live(begin)
         if self.losses.holes is not None and (gap := self.losses.gap_at(begin, live)) is not None:
             return gap
-        return None if live is None else Run(live, self.index.run_end(live, limit))
+        return None if live is None else SeqRun(live, self.index.run_end(live, limit))
 
     def tombstone_of(self, gap: Gap) -> Tombstone:
         """Return the tombstone that announces `gap`, with the current floors. Needs no columns."""
@@ -406,7 +406,7 @@ class TopicLog:
 
     # -- the front ---------------------------------------------------------------------------------------------------
 
-    def _move_front(self, front: int | None, reason: LossReason | None, last_lost: int) -> Sum:
+    def _move_front(self, front: int | None, reason: LossReason | None, last_lost: int) -> SpanSum:
         """Make `front` (None = no live record is left) the first live seq. The floors move nowhere else.
 
         Holes below it are passed. With a `reason`, the live records below it are lost for that reason, the highest
@@ -439,7 +439,7 @@ class TopicLog:
         span = self.index.spans[0]
         return not span.live or (span.loaded and span.dead[span.start] != LIVE)
 
-    def _account(self, gone: Sum) -> None:
+    def _account(self, gone: SpanSum) -> None:
         self.count -= gone.records
         self.bytes -= gone.bytes
         if gone.tagged:

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from topics.log.dumped_values import whole
 from topics.log.record_index import RecordIndex
-from topics.log.span import Span, Sum
+from topics.log.span import Span, SpanSum
 from topics.log.tag_index import TagIndex
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 
 # Sweeping begins when a quarter of the postings (1 / `_SWEEP_SHARE`) is garbage, and at least `_SWEEP_MIN` of them. It
 # does four units of work for each further death, so a round ends before half of the postings is garbage. One call does
@@ -58,7 +58,7 @@ class TopicTags:
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
-    def matching(self, match: Match, *, before_seq: int | None, bound: int) -> array[int]:
+    def matching(self, match: TagMatch, *, before_seq: int | None, bound: int) -> array[int]:
         """Return the live seqs with a matching tag, below `before_seq` (None = any) and at most `bound`, ascending
         (u64).
 
@@ -87,7 +87,7 @@ class TopicTags:
 
     # -- dead records ------------------------------------------------------------------------------------------------
 
-    def died(self, gone: Sum) -> None:
+    def died(self, gone: SpanSum) -> None:
         """Count the postings of records that have died as garbage."""
         if self.index is not None:
             self.index.garbage += gone.tagged - gone.unindexed
@@ -209,7 +209,7 @@ class TopicTags:
         if self.index is None:
             return
         self.index.check()
-        everything = self.index.find(Match("", prefix=True), 0, head_seq)
+        everything = self.index.find(TagMatch("", prefix=True), 0, head_seq)
         assert len(everything) == self.index.postings
         assert self.index.postings - self.index.garbage == self._indexed()
         for span in self._records.spans:

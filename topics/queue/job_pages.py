@@ -11,7 +11,7 @@ that a search for a state finds only jobs that may be changed. Dumps are without
 The form of a dump
 ------------------
 
-A dump (`Leases.dump`, `Frozen.dump`) is a map:
+A dump (`Leases.dump`, `FrozenLeases.dump`) is a map:
 
     cursor         every live seq up to it was leased once, and its job is in `pages` (see `leases`)
     dead_lettered  how many ever were
@@ -77,7 +77,7 @@ _IF_STATE: Final = [bytes(code & PLAIN == state for code in range(256)) for stat
 _KNOWN_STATES: Final = bytes(range(STATES))
 
 
-class Page:
+class JobPage:
     """The jobs of `PAGE` neighbouring seqs, in columns.
 
     `born` is the generation of the table that may change this page (`job_table`). `counts` has the number of slots in
@@ -96,9 +96,9 @@ class Page:
         self.holders = array("H", bytes(2 * PAGE))
         self.nodes: tuple[str, ...] = ()
 
-    def copy(self, born: int) -> Page:
+    def copy(self, born: int) -> JobPage:
         """Return a copy for generation `born` that can be changed independently."""
-        page = Page.__new__(Page)
+        page = JobPage.__new__(JobPage)
         page.born = born
         page.counts = self.counts[:]
         page.states = self.states[:]
@@ -222,7 +222,7 @@ class Page:
         return [number, states, *(_packed(column, states) for column in columns), list(nodes)]
 
     @classmethod
-    def load(cls, value: object, shift_ms: int, latest_ms: int) -> tuple[int, Page, int | None]:
+    def load(cls, value: object, shift_ms: int, latest_ms: int) -> tuple[int, JobPage, int | None]:
         """Return number, page and `next_due` of a dumped page. Times become `shift_ms` later, but no deadline and no
         end of a delay is after `latest_ms`.
 
@@ -307,7 +307,7 @@ def _packed(column: array[int], states: bytes) -> bytes:
     return little_endian(array(column.typecode, compress(column, states)) if ABSENT in states else column)
 
 
-def _unpacked(typecode: str, column: object, page: Page) -> array[int]:
+def _unpacked(typecode: str, column: object, page: JobPage) -> array[int]:
     values = from_little_endian(typecode, column)
     kept = PAGE - page.counts[ABSENT]
     if len(values) == kept == PAGE:

@@ -18,13 +18,13 @@ from sortedcontainers import SortedSet
 
 from topics.queue import job_pages
 from topics.queue.due_pages import DuePages
-from topics.queue.job_pages import ABSENT, FREE, PLAIN, RESERVED, STATES, Page
+from topics.queue.job_pages import ABSENT, FREE, PLAIN, RESERVED, STATES, JobPage
 
 # Pages whose memory one call of `let_go` gives back: 0.3 ms.
 _LET_GO: Final = 256
 
 
-class Table:
+class JobTable:
     """The kept jobs of one queue. `totals` has the number of jobs in each state; its first item, for `ABSENT`, is
     meaningless."""
 
@@ -33,14 +33,14 @@ class Table:
     def __init__(self) -> None:
         self.totals = [0] * STATES
         self._generation = 0
-        self._pages: dict[int, Page] = {}
+        self._pages: dict[int, JobPage] = {}
         # The pages with a free job that is not reserved.
         self._free: SortedSet[int] = SortedSet()
         self._due = DuePages()
         # Pages that `drop_below` dropped, kept until `let_go` frees their memory.
-        self._dropped: list[Page] = []
+        self._dropped: list[JobPage] = []
         # An empty page: read, and copied, in place of every page that is not kept.
-        self._empty = Page(0)
+        self._empty = JobPage(0)
 
     def __len__(self) -> int:
         """Return how many jobs are kept."""
@@ -48,7 +48,7 @@ class Table:
 
     # -- as it is ----------------------------------------------------------------------------------------------------
 
-    def at(self, seq: int) -> tuple[Page, int]:
+    def at(self, seq: int) -> tuple[JobPage, int]:
         """Return the page and slot of `seq`, only to be read. O(1)."""
         number, slot = divmod(seq, job_pages.PAGE)
         return self._pages.get(number, self._empty), slot
@@ -66,7 +66,7 @@ class Table:
                 out += self._pages[number].seqs_in(number, state)
         return out
 
-    def free(self) -> Iterator[tuple[Page, int, int]]:
+    def free(self) -> Iterator[tuple[JobPage, int, int]]:
         """Yield page, slot and seq of the free jobs that are not reserved, smallest seq first. Only to be read."""
         for number in self._free:
             page = self._pages[number]
@@ -103,7 +103,7 @@ class Table:
 
     def each(
         self, seqs: Iterable[int], *, add: bool = False, due_ms: int | None = None
-    ) -> Iterator[tuple[Page, int, int]]:
+    ) -> Iterator[tuple[JobPage, int, int]]:
         """Yield page, slot and seq for each of `seqs`. The caller may change the slot, and must iterate to the end.
         Where no page is kept it gets an empty one, which it may change only with `add`.
 
@@ -182,18 +182,18 @@ class Table:
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
-    def freeze(self) -> Mapping[int, Page]:
+    def freeze(self) -> Mapping[int, JobPage]:
         """Return the current pages, never to change. O(pages), and each page is copied once before its next change."""
         self._generation += 1
         return self._pages.copy()
 
     @classmethod
-    def load(cls, values: Sequence[object], shift_ms: int, latest_ms: int) -> Table:
-        """Rebuild a table from dumped pages; see `Page.load`. Raises ValueError."""
+    def load(cls, values: Sequence[object], shift_ms: int, latest_ms: int) -> JobTable:
+        """Rebuild a table from dumped pages; see `JobPage.load`. Raises ValueError."""
         table = cls()
         last = -1
         for value in values:
-            number, page, due_ms = Page.load(value, shift_ms, latest_ms)
+            number, page, due_ms = JobPage.load(value, shift_ms, latest_ms)
             if number <= last:
                 raise ValueError("lease dump: pages out of order")
             last = number
@@ -233,7 +233,7 @@ class Table:
             return [number for number in range(first, end) if number in self._pages]
         return sorted(number for number in self._pages if first <= number < end)
 
-    def _take(self, number: int, add: bool = False) -> Page:
+    def _take(self, number: int, add: bool = False) -> JobPage:
         """Return a page to be changed and then given to `_put_back`. Until then it is not counted in the totals."""
         page = self._pages.get(number)
         if page is None:
@@ -245,7 +245,7 @@ class Table:
         self._count(page, -1)
         return page
 
-    def _put_back(self, number: int, page: Page, due_ms: int | None) -> None:
+    def _put_back(self, number: int, page: JobPage, due_ms: int | None) -> None:
         if page is self._empty:
             return
         if page.is_empty:
@@ -261,7 +261,7 @@ class Table:
         if due_ms is not None:
             self._due.lower(number, due_ms)
 
-    def _count(self, page: Page, sign: int) -> None:
+    def _count(self, page: JobPage, sign: int) -> None:
         totals = self.totals
         for state, n in enumerate(page.counts):
             totals[state] += sign * n

@@ -26,7 +26,7 @@ from topics.log.dumped_values import from_little_endian, little_endian
 from topics.runtime.instant import Instant
 
 
-class Claimed(NamedTuple):
+class ClaimEvent(NamedTuple):
     """`node` gets a lease on each of `seqs`, under its lease id (u64), until `deadline` has passed. Counts a delivery
     of each."""
 
@@ -46,7 +46,7 @@ class Claimed(NamedTuple):
         }
 
 
-class Extended(NamedTuple):
+class ExtendEvent(NamedTuple):
     """The leases on `seqs` run until `deadline` has passed, which may be earlier than before."""
 
     seqs: array[int]
@@ -57,7 +57,7 @@ class Extended(NamedTuple):
         return {"op": "extended", "seqs": little_endian(self.seqs), "deadline": self.deadline.window}
 
 
-class Released(NamedTuple):
+class ReleaseEvent(NamedTuple):
     """`seqs` are no longer leased, delayed or parked. They can be claimed from `available_at` on, None for at once."""
 
     seqs: array[int]
@@ -69,7 +69,7 @@ class Released(NamedTuple):
         return {"op": "released", "seqs": little_endian(self.seqs), "available_at": at}
 
 
-class Parked(NamedTuple):
+class ParkEvent(NamedTuple):
     """`seqs` have had all their deliveries and are to be moved to the dead-letter topic."""
 
     seqs: array[int]
@@ -79,7 +79,7 @@ class Parked(NamedTuple):
         return {"op": "parked", "seqs": little_endian(self.seqs)}
 
 
-class DeadLettered(NamedTuple):
+class DeadLetterEvent(NamedTuple):
     """`seqs` have been moved to the dead-letter topic: the copies there are synced, and the same commit deletes them
     here."""
 
@@ -90,17 +90,17 @@ class DeadLettered(NamedTuple):
         return {"op": "dead_lettered", "seqs": little_endian(self.seqs)}
 
 
-class Acked(NamedTuple):
+class AckEvent(NamedTuple):
     """The holder has finished `seqs`: their records are deleted. Has no Lease frame; replay meets the Delete frame
     instead."""
 
     seqs: array[int]
 
 
-LeaseEvent = Claimed | Extended | Released | Parked | DeadLettered
+LeaseEvent = ClaimEvent | ExtendEvent | ReleaseEvent | ParkEvent | DeadLetterEvent
 """The events that a Lease frame can hold."""
 
-Event = LeaseEvent | Acked
+Event = LeaseEvent | AckEvent
 
 
 def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
@@ -117,13 +117,13 @@ def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
             lease_ids = from_little_endian("Q", ids)
             if len(lease_ids) != len(seqs):
                 raise ValueError(f"lease event: {len(lease_ids)} lease ids for {len(seqs)} seqs")
-            return Claimed(node, seqs, lease_ids, now.at_window(deadline))
+            return ClaimEvent(node, seqs, lease_ids, now.at_window(deadline))
         case {"op": "extended", "deadline": int(deadline)}:
-            return Extended(seqs, now.at_window(deadline))
+            return ExtendEvent(seqs, now.at_window(deadline))
         case {"op": "released", "available_at": int(at)}:
-            return Released(seqs, now.at_window(at) if at else None)
+            return ReleaseEvent(seqs, now.at_window(at) if at else None)
         case {"op": "parked"}:
-            return Parked(seqs)
+            return ParkEvent(seqs)
         case {"op": "dead_lettered"}:
-            return DeadLettered(seqs)
+            return DeadLetterEvent(seqs)
     raise ValueError(f"lease event: unknown {value.get('op')!r}, or fields missing")

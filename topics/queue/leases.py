@@ -93,9 +93,9 @@ from itertools import repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from topics.queue import job_pages
-from topics.queue.job_pages import ABSENT, DELAYED, FAR_MS, FREE, LEASED, PARKED, Page
-from topics.queue.job_table import Table
-from topics.queue.lease_events import Acked, Claimed, DeadLettered, Event, Extended, Parked, Released
+from topics.queue.job_pages import ABSENT, DELAYED, FAR_MS, FREE, LEASED, PARKED, JobPage
+from topics.queue.job_table import JobTable
+from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, Event, ExtendEvent, ParkEvent, ReleaseEvent
 from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
 # Jobs that one claim parks at most: as many as a call can claim. It keeps a step of the loop and the frame short.
@@ -124,8 +124,8 @@ there are no more. Its exceptions are not caught."""
 E = TypeVar("E", bound=Event)
 
 
-class Selection(NamedTuple):
-    """The jobs that a claim can have: `seqs` (ascending), for `Claimed`, and `exhausted`, for `Parked`. All are
+class ClaimSelection(NamedTuple):
+    """The jobs that a claim can have: `seqs` (ascending), for `ClaimEvent`, and `exhausted`, for `ParkEvent`. All are
     reserved.
 
     `more`: the search stopped early, at many exhausted or known seqs, and should be repeated at once. Both arrays may
@@ -137,7 +137,7 @@ class Selection(NamedTuple):
     more: bool
 
 
-class Decision(NamedTuple, Generic[E]):
+class LeaseDecision(NamedTuple, Generic[E]):
     """The outcome of a call about some seqs. `event` is about the seqs that the caller holds, ascending and reserved;
     None if there are none. `skipped` are not (or no longer) the caller's. `busy` are, but another event about them is
     in flight."""
@@ -158,7 +158,7 @@ class Leases:
 
     def __init__(self) -> None:
         self.dead_lettered = 0
-        self._table = Table()
+        self._table = JobTable()
         # The cursor: every live seq up to it is in the table or in _reserved.
         self._cursor = 0
         # All records below this seq are gone.
@@ -237,12 +237,12 @@ class Leases:
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def decide_claim(self, limit: int, now: Instant, next_live: NextLive, max_deliveries: int) -> Selection:
+    def decide_claim(self, limit: int, now: Instant, next_live: NextLive, max_deliveries: int) -> ClaimSelection:
         """Choose up to `limit` jobs to be claimed, by one claimer or a cohort: free ones first, then fresh ones.
 
-        `max_deliveries` is 0 for no limit (also without a dead-letter topic). The caller makes the events: `Claimed`
-        for each claimer, with any share of the seqs, and `Parked`; the rest it aborts. Raises what `next_live` raises,
-        and then nothing has changed.
+        `max_deliveries` is 0 for no limit (also without a dead-letter topic). The caller makes the events: `ClaimEvent`
+        for each claimer, with any share of the seqs, and `ParkEvent`; the rest it aborts. Raises what `next_live`
+        raises, and then nothing has changed.
         """
         self.sweep(now.mono, SWEEP_MOST)
         seqs: array[int] = array("Q")
@@ -266,50 +266,50 @@ class Leases:
         self._reserved.update(zip(fresh, repeat(True)))
         # After a replay, fresh seqs may be between and below the free ones.
         seqs = array("Q", sorted(seqs + fresh))
-        return Selection(seqs, exhausted, more)
+        return ClaimSelection(seqs, exhausted, more)
 
     def decide_ack(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant
-    ) -> Decision[Acked]:
+    ) -> LeaseDecision[AckEvent]:
         """Decide the ack of those of `seqs` that `node` holds. `lease_ids`, if given, has one for each seq.
 
         A seq that is repeated counts once, and counts as held if one of its lease ids matches. The same goes for
         `decide_nack` and `decide_extend`.
         """
         held, skipped, busy = self._held(node, seqs, lease_ids, now)
-        return Decision(Acked(held) if held else None, skipped, busy)
+        return LeaseDecision(AckEvent(held) if held else None, skipped, busy)
 
     def decide_nack(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant, delay_ms: int
-    ) -> Decision[Released]:
+    ) -> LeaseDecision[ReleaseEvent]:
         """Decide the release of those of `seqs` that `node` holds; they can be claimed again after `delay_ms`."""
         held, skipped, busy = self._held(node, seqs, lease_ids, now)
         available_at = now.after(delay_ms) if delay_ms else None
-        return Decision(Released(held, available_at) if held else None, skipped, busy)
+        return LeaseDecision(ReleaseEvent(held, available_at) if held else None, skipped, busy)
 
     def decide_extend(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant, lease_ms: int
-    ) -> Decision[Extended]:
+    ) -> LeaseDecision[ExtendEvent]:
         """Decide a new deadline, `lease_ms` from now, for those of `seqs` that `node` holds."""
         held, skipped, busy = self._held(node, seqs, lease_ids, now)
-        return Decision(Extended(held, now.after(lease_ms)) if held else None, skipped, busy)
+        return LeaseDecision(ExtendEvent(held, now.after(lease_ms)) if held else None, skipped, busy)
 
-    def decide_release(self, leases: Mapping[int, int], now: Instant) -> Decision[Released]:
+    def decide_release(self, leases: Mapping[int, int], now: Instant) -> LeaseDecision[ReleaseEvent]:
         """Decide the release of those of `leases` (seq to lease id) that still hold, because their connection has
         ended."""
         held, skipped, busy = self._held(None, list(leases), list(leases.values()), now)
-        return Decision(Released(held, None) if held else None, skipped, busy)
+        return LeaseDecision(ReleaseEvent(held, None) if held else None, skipped, busy)
 
-    def decide_unpark(self, seqs: Sequence[int]) -> Decision[Released]:
+    def decide_unpark(self, seqs: Sequence[int]) -> LeaseDecision[ReleaseEvent]:
         """Decide which of `seqs` need not go to the dead-letter topic any more; `skipped` are not parked."""
         parked, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) == PARKED)
-        return Decision(Released(parked, None) if parked else None, skipped, busy)
+        return LeaseDecision(ReleaseEvent(parked, None) if parked else None, skipped, busy)
 
-    def decide_dead_letter(self, seqs: Sequence[int]) -> Decision[DeadLettered]:
+    def decide_dead_letter(self, seqs: Sequence[int]) -> LeaseDecision[DeadLetterEvent]:
         """Decide the deletion of those of `seqs` that are parked. All of them must have synced copies. `skipped` are
         not parked."""
         parked, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) == PARKED)
-        return Decision(DeadLettered(parked) if parked else None, skipped, busy)
+        return LeaseDecision(DeadLetterEvent(parked) if parked else None, skipped, busy)
 
     def abort(self, seqs: Iterable[int]) -> None:
         """End the reservation of `seqs`, whose event will not be committed: all seqs of an event, or those of a
@@ -328,20 +328,20 @@ class Leases:
     def apply(self, event: Event) -> array[int]:
         """Carry out `event`, at its commit point or in replay. Return the seqs that it changed."""
         match event:
-            case Claimed():
+            case ClaimEvent():
                 done = self._claim(event)
-            case Extended():
+            case ExtendEvent():
                 done = self._extend(event)
-            case Released():
+            case ReleaseEvent():
                 done = self._release(event)
-            case Parked():
+            case ParkEvent():
                 done = self._park(event)
-            case DeadLettered():
+            case DeadLetterEvent():
                 # Seqs whose records have died since count as dead-lettered too, because their copies are there. And in
                 # replay the deletion, which is in the same batch, may have been applied first.
                 self.dead_lettered += len(event.seqs)
                 done = self._end(event.seqs)
-            case Acked():
+            case AckEvent():
                 done = self._end(event.seqs)
         self._pass_known()
         return done
@@ -395,7 +395,7 @@ class Leases:
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
-    def freeze(self, now: Instant) -> Frozen:
+    def freeze(self, now: Instant) -> FrozenLeases:
         """Return the applied state, never to change, to be dumped later. O(pages), well below 1 ms for a million
         jobs."""
         # Events in flight have not happened: fresh seqs that they reserve are still fresh.
@@ -405,7 +405,7 @@ class Leases:
             if there and seq >= self._floor and self._table.state(seq) == ABSENT
         )
         cursor = min(self._cursor, min(fresh, default=self._cursor + 1) - 1)
-        return Frozen(cursor, self.dead_lettered, now.window - now.mono, self._table.freeze())
+        return FrozenLeases(cursor, self.dead_lettered, now.window - now.mono, self._table.freeze())
 
     def dump(self, now: Instant) -> dict[str, Any]:
         """Freeze and dump at once: for few jobs."""
@@ -434,7 +434,7 @@ class Leases:
         leases = cls()
         leases.dead_lettered = dead_lettered
         leases._cursor = cursor
-        leases._table = Table.load(dumped, to_epoch_ms - now.window + now.mono, now.mono + MAX_AHEAD_MS)
+        leases._table = JobTable.load(dumped, to_epoch_ms - now.window + now.mono, now.mono + MAX_AHEAD_MS)
         return leases
 
     def check(self) -> None:
@@ -519,7 +519,7 @@ class Leases:
             self._reserved[seq] = True
             page.reserve(slot)
 
-    def _claim(self, event: Claimed) -> array[int]:
+    def _claim(self, event: ClaimEvent) -> array[int]:
         assert len(event.seqs) == len(event.lease_ids)
         done: array[int] = array("Q")
         due_ms = _column_ms(event.deadline.mono + 1)
@@ -538,7 +538,7 @@ class Leases:
             done.append(seq)
         return done
 
-    def _extend(self, event: Extended) -> array[int]:
+    def _extend(self, event: ExtendEvent) -> array[int]:
         done: array[int] = array("Q")
         due_ms = _column_ms(event.deadline.mono + 1)
         for page, slot, seq in self._events(event.seqs, due_ms):
@@ -547,7 +547,7 @@ class Leases:
                 done.append(seq)
         return done
 
-    def _release(self, event: Released) -> array[int]:
+    def _release(self, event: ReleaseEvent) -> array[int]:
         done: array[int] = array("Q")
         state, due_ms = (FREE, None) if event.available_at is None else (DELAYED, _column_ms(event.available_at.mono))
         for page, slot, seq in self._events(event.seqs, due_ms):
@@ -556,7 +556,7 @@ class Leases:
                 done.append(seq)
         return done
 
-    def _park(self, event: Parked) -> array[int]:
+    def _park(self, event: ParkEvent) -> array[int]:
         done: array[int] = array("Q")
         for page, slot, seq in self._events(event.seqs):
             if page.unreserve(slot) != ABSENT:
@@ -567,8 +567,8 @@ class Leases:
     def _end(self, seqs: array[int]) -> array[int]:
         return array("Q", [seq for page, slot, seq in self._events(seqs) if page.forget(slot) != ABSENT])
 
-    def _events(self, seqs: array[int], due_ms: int | None = None) -> Iterator[tuple[Page, int, int]]:
-        """Like `Table.each`, and end the reservations of the seqs."""
+    def _events(self, seqs: array[int], due_ms: int | None = None) -> Iterator[tuple[JobPage, int, int]]:
+        """Like `JobTable.each`, and end the reservations of the seqs."""
         for seq in seqs:
             self._reserved.pop(seq, None)
         return self._table.each(seqs, due_ms=due_ms)
@@ -579,14 +579,14 @@ class Leases:
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class FrozenLeases:
     """The state that `Leases.freeze` returned. It never changes, whatever happens to the `Leases`."""
 
     cursor: int
     dead_lettered: int
     to_epoch_ms: int
     """The window clock minus the monotonic one (ms) at that moment."""
-    pages: Mapping[int, Page]
+    pages: Mapping[int, JobPage]
 
     def dump(self) -> dict[str, Any]:
         """Return the state as ints, strings, bytes and lists that CBOR takes, for `Leases.load`. May run in any thread.

@@ -54,14 +54,14 @@ class OriginSet:
     __slots__ = ("_origins",)
 
     def __init__(self) -> None:
-        self._origins: dict[int, _Seqs] = {}
+        self._origins: dict[int, _OriginSeqs] = {}
 
     def add(self, topic_id: int, seq: int) -> None:
         """Add seq `seq` of topic `topic_id`. Adding it again changes nothing; ascending order is fastest."""
         assert seq > 0, "seqs begin at 1"
         origin = self._origins.get(topic_id)
         if origin is None:
-            origin = self._origins[topic_id] = _Seqs()
+            origin = self._origins[topic_id] = _OriginSeqs()
         number = (seq - 1) >> _SHIFT
         offset = (seq - 1) & _MASK
         ends = origin.runs.get(number)
@@ -89,7 +89,7 @@ class OriginSet:
         assert 0 < first <= last, "seqs begin at 1, and a run has at least one"
         origin = self._origins.get(topic_id)
         if origin is None:
-            origin = self._origins[topic_id] = _Seqs()
+            origin = self._origins[topic_id] = _OriginSeqs()
         origin.add_run(first - 1, last)
 
     def __contains__(self, origin: tuple[int, int]) -> bool:
@@ -124,14 +124,14 @@ class OriginSet:
                 case [topic_id, list(full), list(chunks)] if (
                     type(topic_id) is int and topic_id > previous and (full or chunks)
                 ):
-                    loaded._origins[topic_id] = _Seqs.load(full, chunks)
+                    loaded._origins[topic_id] = _OriginSeqs.load(full, chunks)
                     previous = topic_id
                 case _:
                     raise ValueError(f"origins: bad entry after that of topic {previous}")
         return loaded
 
 
-class _Seqs:
+class _OriginSeqs:
     """The taken seqs of one origin topic, by chunk number and offset. A chunk has one form at most, none if it is
     empty."""
 
@@ -221,7 +221,7 @@ class _Seqs:
         return self.full[:], chunks
 
     @classmethod
-    def load(cls, full: list[Any], chunks: list[Any]) -> _Seqs:
+    def load(cls, full: list[Any], chunks: list[Any]) -> _OriginSeqs:
         """Rebuild from the two lists of `dump`. Raises ValueError if they are not that."""
         seqs = cls()
         if not all(type(number) is int for number in full) or not _are_ends(full, _END_OF_CHUNKS):

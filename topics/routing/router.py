@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
 from topics.log.names import check_topic_name
-from topics.log.tag_match import Match, parse_match
+from topics.log.tag_match import TagMatch, parse_match
 from topics.model import Guarantee, RouterPatch, RouterStart
 
 # Keyed by the field names here; clients call `start` `from`.
@@ -38,7 +38,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: bool = True
-    filter: Match | None = None
+    filter: TagMatch | None = None
     allow_cycle: bool = False
     guarantee: Guarantee = "at_least_once"
     start: RouterStart = msgspec.field(default="tail", name="from")

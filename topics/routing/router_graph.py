@@ -20,7 +20,7 @@ from typing import NamedTuple
 from topics.errors import ApiError
 
 
-class Edge(NamedTuple):
+class RouterEdge(NamedTuple):
     """A router, as far as the graph is concerned."""
 
     source: str
@@ -28,7 +28,7 @@ class Edge(NamedTuple):
     allow_cycle: bool
 
 
-class Graph:
+class RouterGraph:
     """The routers by name. `add` refuses nothing; `check` does, and is called before a router is created.
 
     They are separate because a refusal must come before anything is created, and because recovery adds routers that
@@ -38,7 +38,7 @@ class Graph:
     __slots__ = ("_edges", "_into", "_out_of")
 
     def __init__(self) -> None:
-        self._edges: dict[str, Edge] = {}
+        self._edges: dict[str, RouterEdge] = {}
         # Sorted router names for each topic; no list is empty.
         self._into: dict[str, list[str]] = {}
         self._out_of: dict[str, list[str]] = {}
@@ -54,7 +54,7 @@ class Graph:
         """Let `router` lead from `source` to `dest`, in place of the edge that it had before, if any."""
         assert source != dest, "a router has two topics"
         self.remove(router)
-        self._edges[router] = Edge(source, dest, allow_cycle)
+        self._edges[router] = RouterEdge(source, dest, allow_cycle)
         insort(self._out_of.setdefault(source, []), router)
         insort(self._into.setdefault(dest, []), router)
 

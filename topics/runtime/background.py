@@ -19,7 +19,7 @@ from topics.runtime.withdrawal import CURRENT
 T = TypeVar("T")
 
 
-class Background:
+class BackgroundTasks:
     """The nursery in which the parts of the engine start such tasks. `run` must be running before one is started."""
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 A hard NFS mount, a FUSE daemon that is stuck or a dying disk can block a thread for ever, and nothing can end such a
 call. So the call runs in a thread of its own, and the thread that wants the result waits for it no longer than a
-`Patience` says. A call that was given up goes on in its thread; if it returns later, a callback is told. Everything in
-here blocks, and is called from worker threads only (`Offload.attempt`).
+`CallTimeLimit` says. A call that was given up goes on in its thread; if it returns later, a callback is told.
+Everything in here blocks, and is called from worker threads only (`Offload.attempt`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ THREAD_NAME: Final = "bounded call"
 """The name of the thread of such a call, as `top -H` and `/proc` show it."""
 
 
-class CallHangs(OSError):
+class CallTimeout(OSError):
     """A call was given up. It goes on in its thread, and nobody knows how much of it has been done."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(errno.ETIMEDOUT, f"no answer for {seconds:g} s")
 
 
-class Patience:
+class CallTimeLimit:
     """How long a call may go on without progress before it is given up. The calls of one store share one object."""
 
     def __init__(self, seconds: float) -> None:
@@ -49,11 +49,11 @@ class Patience:
             self.changed.notify_all()
 
 
-class Attempt(Generic[T]):
+class BoundedCall(Generic[T]):
     """One such call. `late` is called in the thread of the call if it returns after it was given up."""
 
-    def __init__(self, patience: Patience, late: Callable[[], None]) -> None:
-        self._patience = patience
+    def __init__(self, time_limit: CallTimeLimit, late: Callable[[], None]) -> None:
+        self._time_limit = time_limit
         self._late = late
         self._results: list[T] = []
         self._error: BaseException | None = None
@@ -62,22 +62,22 @@ class Attempt(Generic[T]):
         self._seen_s = time.monotonic()
 
     def gets_on(self) -> None:
-        """The call itself reports progress here. Raises CallHangs if it was given up: it must not go on then."""
-        with self._patience.changed:
+        """The call itself reports progress here. Raises CallTimeout if it was given up: it must not go on then."""
+        with self._time_limit.changed:
             if self._given_up:
-                raise CallHangs(self._patience.seconds)
+                raise CallTimeout(self._time_limit.seconds)
             self._seen_s = time.monotonic()
 
-    def run(self, call: Callable[[Attempt[T]], T]) -> None:
+    def run(self, call: Callable[[BoundedCall[T]], T]) -> None:
         """Make the call; run in the thread of the call."""
         try:
             self._results.append(call(self))
         except BaseException as error:
             self._error = error
-        with self._patience.changed:
+        with self._time_limit.changed:
             self._has_returned = True
             late = self._given_up
-            self._patience.changed.notify_all()
+            self._time_limit.changed.notify_all()
         if late:
             self._late()
 
@@ -86,28 +86,28 @@ class Attempt(Generic[T]):
         self._given_up = True
 
     def wait(self) -> T:
-        """Blocking: wait for the call, and return its result or raise its exception. Raises CallHangs if it has made no
-        progress for as long as the patience allows; it is given up then."""
-        patience = self._patience
-        with patience.changed:
+        """Blocking: wait for the call, and return its result or raise its exception. Raises CallTimeout if it has made
+        no progress for as long as the patience allows; it is given up then."""
+        time_limit = self._time_limit
+        with time_limit.changed:
             while not self._has_returned:
-                left = self._seen_s + patience.seconds - time.monotonic()
+                left = self._seen_s + time_limit.seconds - time.monotonic()
                 if left <= 0:
                     self.give_up()
-                    raise CallHangs(patience.seconds)
-                patience.changed.wait(left)
+                    raise CallTimeout(time_limit.seconds)
+                time_limit.changed.wait(left)
         if self._error is not None:
             raise self._error
         return self._results[0]
 
 
-def attempt(call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
+def attempt(call: Callable[[BoundedCall[T]], T], time_limit: CallTimeLimit, late: Callable[[], None]) -> T:
     """Blocking: run `call` in a thread of its own, and return its result or raise its exception.
 
-    Raises CallHangs if it has neither returned nor reported progress (`Attempt.gets_on`) for as long as `patience`
-    allows. The call then goes on in its thread, and `late` is called in that thread when it returns. The threads do not
-    keep the process alive.
+    Raises CallTimeout if it has neither returned nor reported progress (`BoundedCall.gets_on`) for as long as
+    `time_limit` allows. The call then goes on in its thread, and `late` is called in that thread when it returns. The
+    threads do not keep the process alive.
     """
-    one: Attempt[T] = Attempt(patience, late)
+    one: BoundedCall[T] = BoundedCall(time_limit, late)
     trio.lowlevel.start_thread_soon(lambda: one.run(call), lambda _: None, THREAD_NAME)
     return one.wait()

@@ -12,12 +12,12 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from topics.runtime.bounded_calls import Attempt, Patience, attempt
+from topics.runtime.bounded_calls import BoundedCall, CallTimeLimit, attempt
 
 T = TypeVar("T")
 
 
-class Kind(Enum):
+class Pool(Enum):
     """What a blocking call does. Each kind has its own limit on threads (`docs/spec/runtime.md` section 2)."""
 
     WAL = "wal"
@@ -28,14 +28,14 @@ class Kind(Enum):
     FILES = "files"
 
 
-COLD: Final = frozenset({Kind.COLD_READ, Kind.COLD_FILES})
+COLD: Final = frozenset({Pool.COLD_READ, Pool.COLD_FILES})
 """The kinds whose calls may use the cold store. Once the daemon is ready, no call of another kind does."""
 
 
 class Offload(Protocol):
     """Runs blocking calls. `run` is for tasks of the loop; `post` and `attempt` are for code that `run` has started."""
 
-    async def run(self, kind: Kind, call: Callable[[], T]) -> T:
+    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
         """Run `call` in a worker thread, and return its result or raise its exception.
 
         A call that has started is waited for even if the task is cancelled; Cancelled is raised after it. A write must
@@ -47,8 +47,8 @@ class Offload(Protocol):
         """Have the loop run `call` soon, without waiting for it. The loop runs posted calls in the order of posting."""
         ...
 
-    def attempt(self, call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
-        """Blocking: run `call`, which may never return, and give it up when `patience` ends
+    def attempt(self, call: Callable[[BoundedCall[T]], T], time_limit: CallTimeLimit, late: Callable[[], None]) -> T:
+        """Blocking: run `call`, which may never return, and give it up when `time_limit` ends
         (`topics.runtime.bounded_calls.attempt`)."""
         ...
 
@@ -61,11 +61,11 @@ class Offload(Protocol):
 class ThreadOffload:
     """Trio's worker threads, with the limits that are given for each kind."""
 
-    def __init__(self, limits: dict[Kind, int]) -> None:
-        self._limiters = {kind: trio.CapacityLimiter(limits[kind]) for kind in Kind}
+    def __init__(self, limits: dict[Pool, int]) -> None:
+        self._limiters = {kind: trio.CapacityLimiter(limits[kind]) for kind in Pool}
         self._token: trio.lowlevel.TrioToken | None = None
 
-    async def run(self, kind: Kind, call: Callable[[], T]) -> T:
+    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
         if self._token is None:
             self._token = trio.lowlevel.current_trio_token()
         return await trio.to_thread.run_sync(call, limiter=self._limiters[kind])
@@ -74,8 +74,8 @@ class ThreadOffload:
         assert self._token is not None, "post() is for code that run() has started"
         self._token.run_sync_soon(call)
 
-    def attempt(self, call: Callable[[Attempt[T]], T], patience: Patience, late: Callable[[], None]) -> T:
-        return attempt(call, patience, late)
+    def attempt(self, call: Callable[[BoundedCall[T]], T], time_limit: CallTimeLimit, late: Callable[[], None]) -> T:
+        return attempt(call, time_limit, late)
 
     def busy_share(self) -> float:
         # A slow cold store holds up only the calls that use it, and is no sign of pressure.

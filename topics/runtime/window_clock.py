@@ -2,7 +2,7 @@
 
 The wall clock may be set. If windows ran on it, a step forward would end them early, and after a step back they would
 last too long. So windows have their own clock. While the daemon runs, it advances exactly as the monotonic clock does.
-At a start it continues from the `Mark` that the last run has left, plus the time that has passed since:
+At a start it continues from the `ClockMark` that the last run has left, plus the time that has passed since:
 
 - in the same boot of the machine by CLOCK_BOOTTIME, which nobody can set and which also counts while the machine is
   suspended;
@@ -24,7 +24,7 @@ from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 
 
-class Mark(NamedTuple):
+class ClockMark(NamedTuple):
     """One moment by all clocks (ms), and the id of the boot of the machine in which it was taken."""
 
     window: int
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
     boot: str
 
 
-def resumed(mark: Mark | None, *, wall: int, boottime: int, boot: str) -> int:
+def resumed(mark: ClockMark | None, *, wall: int, boottime: int, boot: str) -> int:
     """The reading of the clock of windows (ms) at a start: from the last mark, and from the other clocks as they read
     now (ms). `boot` is the id of this boot."""
     if mark is None:
@@ -63,6 +63,6 @@ class WindowClock:
         """The current reading, ms."""
         return self._ahead + self._clock.monotonic_ms()
 
-    def mark(self, boot: str) -> Mark:
+    def mark(self, boot: str) -> ClockMark:
         """The current readings of all clocks. `boot` is the id of this boot."""
-        return Mark(self.now_ms(), self._clock.now_ms(), self._clock.boottime_ms(), boot)
+        return ClockMark(self.now_ms(), self._clock.now_ms(), self._clock.boottime_ms(), boot)

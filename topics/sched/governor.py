@@ -36,7 +36,7 @@ changes `QUIET_LINES` are logged at once, and then one in `QUIET_EVERY_S`."""
 CALM: Final = Steps(0.0, 0.0, False, False, False)
 
 
-class Hands(NamedTuple):
+class GovernorControls(NamedTuple):
     """The functions of the daemon that the governor calls, besides those of the scheduler."""
 
     busy_share: Callable[[], float]
@@ -55,11 +55,11 @@ class Governor:
     `pressure` (0..1) and `steps` are those of the last tick.
     """
 
-    def __init__(self, scheduler: Scheduler[Any], hands: Hands) -> None:
+    def __init__(self, scheduler: Scheduler[Any], controls: GovernorControls) -> None:
         self.pressure = 0.0
         self.steps = CALM
         self._scheduler = scheduler
-        self._hands = hands
+        self._controls = controls
         self._ladder = Ladder()
         self._latency = Ewma(LATENCY_WEIGHT)
         self._told: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Governor:
         """Read the signals and act. `lag_ms` is how late the event loop called this."""
         self._latency.add(max(lag_ms, self._scheduler.take_mean_wait()))
         depth = self._scheduler.servable_depth / self._scheduler.shards
-        self.pressure = pressure_of(Signals(depth, self._latency.value, self._hands.busy_share()))
+        self.pressure = pressure_of(Signals(depth, self._latency.value, self._controls.busy_share()))
         self._carry_out(self._ladder.step(self.pressure, trio.current_time() * 1000))
         self._tell(depth)
 
@@ -106,7 +106,7 @@ class Governor:
             left=left,
             latency_ms=round(self._latency.value, 1),
             topics_per_worker=round(depth, 1),
-            busy_share=round(self._hands.busy_share(), 2),
+            busy_share=round(self._controls.busy_share(), 2),
             commit_window_ms=round(self.steps.commit_window_ms, 1),
             coalesce_ms=round(self.steps.coalesce_ms, 1),
         )
@@ -115,11 +115,11 @@ class Governor:
         before, self.steps = self.steps, steps
         self._scheduler.pace(steps.coalesce_ms)
         if steps.commit_window_ms != before.commit_window_ms:
-            self._hands.set_commit_window(steps.commit_window_ms)
+            self._controls.set_commit_window(steps.commit_window_ms)
         if steps.saturated != before.saturated:
-            self._hands.set_saturated(steps.saturated)
+            self._controls.set_saturated(steps.saturated)
         if steps.lowest_paused and not before.lowest_paused:
             self._scheduler.pause_lowest()
-            self._hands.announce_pause()
+            self._controls.announce_pause()
         elif before.lowest_paused and not steps.lowest_paused:
             self._scheduler.resume_lowest()

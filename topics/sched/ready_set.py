@@ -93,8 +93,8 @@ class ReadySet(Generic[T]):
     """Items (hashable) that wait to be served, each once. `now_ms` is in ms of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._lowest: _Group[T] = _Group()
-        self._others: _Group[T] = _Group()
+        self._lowest: _ItemGroup[T] = _ItemGroup()
+        self._others: _ItemGroup[T] = _ItemGroup()
         self._added = 0
         self._deficits = [0] * len(_WEIGHTS)
         self._turn = 0
@@ -124,7 +124,7 @@ class ReadySet(Generic[T]):
             return False
         self._added += 1
         group = self._lowest if priority < 0 else self._others
-        group.add(item, _Waiting(item, priority, group.clock.read(now_ms), self._added, band_of(priority)))
+        group.add(item, _WaitingItem(item, priority, group.clock.read(now_ms), self._added, band_of(priority)))
         return True
 
     def discard(self, item: T) -> None:
@@ -169,10 +169,10 @@ class ReadySet(Generic[T]):
         """End the pause, if there is one. Items added during it begin to wait now; the others go on."""
         self._lowest.clock.start(now_ms)
 
-    def _running(self) -> tuple[_Group[T], ...]:
+    def _running(self) -> tuple[_ItemGroup[T], ...]:
         return (self._others,) if self._lowest.clock.stopped else (self._others, self._lowest)
 
-    def _next(self, now_ms: float) -> tuple[int, _Group[T], _Waiting[T]]:
+    def _next(self, now_ms: float) -> tuple[int, _ItemGroup[T], _WaitingItem[T]]:
         """Pass the turn on until a band has credit and an item."""
         while True:
             for _ in _WEIGHTS:
@@ -181,7 +181,7 @@ class ReadySet(Generic[T]):
                 self._pass_turn()
             self._pass_rounds()
 
-    def _longest_waiting(self, band: int, now_ms: float) -> tuple[_Group[T], _Waiting[T]] | None:
+    def _longest_waiting(self, band: int, now_ms: float) -> tuple[_ItemGroup[T], _WaitingItem[T]] | None:
         firsts = [(group, first) for group in self._running() if (first := group.first(band)) is not None]
         return max(firsts, key=lambda it: (it[0].waited_ms(it[1], now_ms), -it[1].order), default=None)
 
@@ -207,7 +207,7 @@ class ReadySet(Generic[T]):
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting(Generic[T]):
+class _WaitingItem(Generic[T]):
     """A waiting item. `added_ms` is on the clock of its group, `order` counts over both groups."""
 
     item: T | None
@@ -236,16 +236,16 @@ class _Waiting(Generic[T]):
             self.band = band
 
 
-class _Group(Generic[T]):
+class _ItemGroup(Generic[T]):
     """Items that share a clock, and so age and pause together: a line per band, and the crossings to come."""
 
     def __init__(self) -> None:
         self.clock = _StoppableClock()
-        self.waiting: dict[T, _Waiting[T]] = {}
-        self._lines = [_Line[T](_is_in(band)) for band in range(len(_WEIGHTS))]
-        self._crossings = _Line[T](lambda it: it.band != _GONE)
+        self.waiting: dict[T, _WaitingItem[T]] = {}
+        self._lines = [_WaitingLine[T](_is_in(band)) for band in range(len(_WEIGHTS))]
+        self._crossings = _WaitingLine[T](lambda it: it.band != _GONE)
 
-    def add(self, item: T, it: _Waiting[T]) -> None:
+    def add(self, item: T, it: _WaitingItem[T]) -> None:
         self.waiting[item] = it
         self._enter_band(it)
 
@@ -255,10 +255,10 @@ class _Group(Generic[T]):
             it.band = _GONE
             it.item = None
 
-    def first(self, band: int) -> _Waiting[T] | None:
+    def first(self, band: int) -> _WaitingItem[T] | None:
         return self._lines[band].first()
 
-    def waited_ms(self, it: _Waiting[T], now_ms: float) -> float:
+    def waited_ms(self, it: _WaitingItem[T], now_ms: float) -> float:
         return max(0.0, self.clock.read(now_ms) - it.added_ms)
 
     def age(self, now_ms: float) -> None:
@@ -268,36 +268,36 @@ class _Group(Generic[T]):
             it.rise(clock_ms)
             self._enter_band(it)
 
-    def _enter_band(self, it: _Waiting[T]) -> None:
+    def _enter_band(self, it: _WaitingItem[T]) -> None:
         self._lines[it.band].push(it.added_ms, it)
         if it.band != OVERDUE:
             self._crossings.push(it.next_crossing()[0], it)
 
 
-def _is_in(band: int) -> Callable[[_Waiting[T]], bool]:
+def _is_in(band: int) -> Callable[[_WaitingItem[T]], bool]:
     return lambda it: it.band == band
 
 
-class _Line(Generic[T]):
+class _WaitingLine(Generic[T]):
     """A heap of waiting items by a time and their order. Items are not removed from it; they cease to be `live` in it.
 
     Such items are dropped when they come to the front, and all of them when a push finds the heap twice as long as
     after the last tidying. So it never holds more than twice the items that were live then, at constant cost per push.
     """
 
-    def __init__(self, live: Callable[[_Waiting[T]], bool]) -> None:
+    def __init__(self, live: Callable[[_WaitingItem[T]], bool]) -> None:
         self._live = live
-        self._heap: list[tuple[float, int, _Waiting[T]]] = []
+        self._heap: list[tuple[float, int, _WaitingItem[T]]] = []
         self._tidy_at = _TIDY_MIN
 
-    def push(self, at_ms: float, it: _Waiting[T]) -> None:
+    def push(self, at_ms: float, it: _WaitingItem[T]) -> None:
         if len(self._heap) >= self._tidy_at:
             self._heap = [entry for entry in self._heap if self._live(entry[2])]
             heapify(self._heap)
             self._tidy_at = max(_TIDY_MIN, 2 * len(self._heap))
         heappush(self._heap, (at_ms, it.order, it))
 
-    def first(self) -> _Waiting[T] | None:
+    def first(self) -> _WaitingItem[T] | None:
         while self._heap:
             it = self._heap[0][2]
             if self._live(it):
@@ -305,7 +305,7 @@ class _Line(Generic[T]):
             heappop(self._heap)
         return None
 
-    def take_until(self, until_ms: float) -> _Waiting[T] | None:
+    def take_until(self, until_ms: float) -> _WaitingItem[T] | None:
         """Remove and return the first item if its time is not after `until_ms`, else None."""
         it = self.first()
         if it is None or self._heap[0][0] > until_ms:

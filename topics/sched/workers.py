@@ -40,7 +40,7 @@ class Item(Protocol):
 T = TypeVar("T", bound=Item)
 
 
-class Served(NamedTuple):
+class ServiceResult(NamedTuple):
     """The outcome of serving an item: its cost in units (at least 1), whether there is more to do, and how long (ms)
     that may wait."""
 
@@ -57,7 +57,7 @@ class Scheduler(Generic[T]):
     and never waits.
     """
 
-    def __init__(self, shards: int, priority_of: Callable[[T], int], serve: Callable[[T], Served]) -> None:
+    def __init__(self, shards: int, priority_of: Callable[[T], int], serve: Callable[[T], ServiceResult]) -> None:
         self._priority_of = priority_of
         self._serve = serve
         self._shards = [_Shard[T]() for _ in range(shards)]

@@ -2,14 +2,14 @@
 
     source            `format("topics")`: who reads and who writes
     options, schema   its options; the rows that a topic is to Spark
-    planning          partitions, offsets, and what is loss
+    plan              partitions, offsets, and what is loss
     pushdown          filters that an export can apply
-    reading           batches over REST
-    streaming         streams over REST
-    fetching          one partition over REST
+    batch_reader      batches over REST
+    stream_reader     streams over REST
+    partition_fetch   one partition over REST
     segments          the reader of files
     segment_columns   one segment as Arrow columns
-    writing           batches and streams into topics; `records` encodes the rows
+    writers           batches and streams into topics; `records` encodes the rows
     records           rows to lines
     session, secrets, needs   what jobs share: Spark, the key, what has to be installed
     errors            how a query fails

@@ -20,7 +20,7 @@ import click
 
 import topics
 from topics.cli import failures
-from topics.spark.needs import Missing
+from topics.spark.needs import MissingRequirement
 from topics.spark.session import JobOptions
 
 PROGRAM: Final = "python -m topics.spark"
@@ -39,7 +39,7 @@ _ANY: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MU
 """The last line of a traceback, of an exception of ours and of any."""
 
 
-class Jobs(click.Group):
+class JobGroup(click.Group):
     """The group of all jobs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -57,7 +57,7 @@ class Jobs(click.Group):
 
 
 @click.group(
-    cls=Jobs,
+    cls=JobGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="JOB [ARGS]...",
 )
@@ -103,10 +103,10 @@ def _ended_by(error: BaseException) -> int:
         if isinstance(error, click.UsageError) and error.ctx is not None:
             click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
         return error.exit_code
-    if isinstance(error, failures.Failed):
+    if isinstance(error, failures.CommandFailure):
         failures.tell(str(error))
         return error.exit_code
-    if isinstance(error, Missing):
+    if isinstance(error, MissingRequirement):
         failures.tell(str(error))
         return failures.EXIT_REFUSED
     if isinstance(error, KeyboardInterrupt | click.Abort):

@@ -24,39 +24,42 @@ HOW: Final = "pip install '.[spark]' in the checkout of topics"
 """Not by a name: nothing is published, and the name `topics` on the index is somebody else's."""
 
 
-class Missing(ImportError):
+class MissingRequirement(ImportError):
     """Something that `topics.spark` needs is not there. Its message is one sentence."""
 
 
 def check_packages() -> None:
-    """Raise `Missing` unless pyspark and pyarrow are there, in versions that will do."""
+    """Raise `MissingRequirement` unless pyspark and pyarrow are there, in versions that will do."""
     for package, least, exact in (("pyspark", PYSPARK, True), ("pyarrow", PYARROW, False)):
         wanted = f"{package} {'.'.join(map(str, least))}{'' if exact else ' or later'}"
         try:
             found = version(package)
         except PackageNotFoundError:
-            raise Missing(f"topics.spark needs {wanted}, which is not installed: {HOW}") from None
+            raise MissingRequirement(f"topics.spark needs {wanted}, which is not installed: {HOW}") from None
         parts = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
         if parts < least or (exact and parts != least):
-            raise Missing(f"topics.spark needs {wanted}, but {found} is installed: {HOW}")
+            raise MissingRequirement(f"topics.spark needs {wanted}, but {found} is installed: {HOW}")
 
 
 def check_java() -> None:
-    """Raise `Missing` unless the `java` that Spark would start is there and is new enough. Runs it: some 0.1 s."""
+    """Raise `MissingRequirement` unless the `java` that Spark would start is there and is new enough. Runs it: some 0.1
+    s."""
     java = _java()
     if java is None:
-        raise Missing(f"Spark needs Java {JAVA} or later, and there is neither a `java` in PATH nor a JAVA_HOME")
+        raise MissingRequirement(
+            f"Spark needs Java {JAVA} or later, and there is neither a `java` in PATH nor a JAVA_HOME"
+        )
     try:
         run = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=JAVA_ANSWERS_WITHIN_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else "it does not answer"
-        raise Missing(f"Spark needs Java {JAVA} or later, and {java} cannot be run: {reason}") from None
+        raise MissingRequirement(f"Spark needs Java {JAVA} or later, and {java} cannot be run: {reason}") from None
     found = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
     if found is None or int(found[1]) < JAVA:
         said = found[1] if found else "unknown"
-        raise Missing(f"Spark needs Java {JAVA} or later, and {java} is of version {said}")
+        raise MissingRequirement(f"Spark needs Java {JAVA} or later, and {java} is of version {said}")
 
 
 def _java() -> str | None:

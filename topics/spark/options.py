@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from topics.client import Client, Retry
-from topics.client.transport import Connection
+from topics.client.transport import DaemonEndpoint
 from topics.spark.schema import COLUMNS, GAP_COLUMNS
 from topics.spark.secrets import NO_SECRET, Secret
 
@@ -66,7 +66,7 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class DaemonAccess:
     """The daemon's address, and where its API key is found."""
 
     url: str
@@ -75,7 +75,7 @@ class Daemon:
     def connect(self, *, repeat_for: float = REPEAT_FOR_S) -> Client:
         """A new client with the current API key, which the caller must close. It repeats calls for `repeat_for`
         seconds. TOPICS_URL and TOPICS_TOKEN are ignored, because executors have another environment than the driver.
-        Raises SecretMissing."""
+        Raises MissingSecret."""
         return Client(self.url, self.secret.resolve(), timeout=SILENCE_S, retry=Retry(give_up_after=repeat_for))
 
 
@@ -94,7 +94,7 @@ class Bound:
 class ReadOptions:
     """The options of a read. Exactly one of `daemon` and `path` is set, and exactly one of `topics` and `prefix`."""
 
-    daemon: Daemon | None
+    daemon: DaemonAccess | None
     path: str | None
     """A directory of segment files."""
     topics: tuple[str, ...] | None
@@ -118,7 +118,7 @@ class ReadOptions:
     @classmethod
     def parsed(cls, options: Mapping[str, str]) -> ReadOptions:
         """Raises OptionError."""
-        given = _Given(options, READ_OPTIONS)
+        given = _GivenOptions(options, READ_OPTIONS)
         path = given.text("path")
         daemon = _daemon(given, required=path is None)
         if path is not None and daemon is not None:
@@ -170,7 +170,7 @@ class ReadOptions:
 class WriteOptions:
     """The options of a write."""
 
-    daemon: Daemon
+    daemon: DaemonAccess
     topic: str | None
     """The topic of all rows; None: the column `topic` of each row names it."""
     job_id: str | None = None
@@ -181,7 +181,7 @@ class WriteOptions:
     @classmethod
     def parsed(cls, options: Mapping[str, str]) -> WriteOptions:
         """Raises OptionError."""
-        given = _Given(options, (*WRITE_OPTIONS, *SPARKS_OWN))
+        given = _GivenOptions(options, (*WRITE_OPTIONS, *SPARKS_OWN))
         daemon = _daemon(given, required=True)
         assert daemon is not None
         topic = given.text("topic")
@@ -194,7 +194,7 @@ class WriteOptions:
         return cls(daemon=daemon, topic=topic, job_id=job_id, sparks=sparks)
 
 
-class _Given:
+class _GivenOptions:
     """The texts that were given, by the names that there are. Spark ignores case, and so does this."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str]) -> None:
@@ -242,7 +242,7 @@ def _number(text: str) -> int | None:
     return int(text)
 
 
-def _daemon(given: _Given, *, required: bool) -> Daemon | None:
+def _daemon(given: _GivenOptions, *, required: bool) -> DaemonAccess | None:
     secrets = [(name, text) for name in ("tokenEnv", "tokenFile", "token") if (text := given.text(name)) is not None]
     if len(secrets) > 1:
         raise OptionError(f"{secrets[1][0]}: excludes `{secrets[0][0]}`; give one of them")
@@ -254,10 +254,10 @@ def _daemon(given: _Given, *, required: bool) -> Daemon | None:
             raise OptionError(f"{secrets[0][0]}: is of use with `url` only")
         return None
     try:
-        Connection.made(url, "", timeout=SILENCE_S, retry=None, gzip=False)
+        DaemonEndpoint.made(url, "", timeout=SILENCE_S, retry=None, gzip=False)
     except ValueError as error:
         raise OptionError(str(error)) from None
-    return Daemon(url, _secret(*secrets[0]) if secrets else NO_SECRET)
+    return DaemonAccess(url, _secret(*secrets[0]) if secrets else NO_SECRET)
 
 
 def _secret(name: str, text: str) -> Secret:
@@ -278,7 +278,7 @@ def _check_topic(name: str, topic: str) -> None:
         raise OptionError(f"{name}: {topic!r} is no name of a topic: letters, digits and `._:-`, at most 255")
 
 
-def _topics(given: _Given) -> tuple[tuple[str, ...] | None, str | None]:
+def _topics(given: _GivenOptions) -> tuple[tuple[str, ...] | None, str | None]:
     chosen = [name for name in ("topic", "topics", "topicPrefix") if given.has(name)]
     if len(chosen) != 1:
         raise OptionError("topic: give exactly one of `topic`, `topics` (separated by commas) and `topicPrefix`")
@@ -294,7 +294,9 @@ def _topics(given: _Given) -> tuple[tuple[str, ...] | None, str | None]:
     return tuple(dict.fromkeys(names)), None
 
 
-def _bound(given: _Given, name: str, default: Literal["earliest", "latest"], topics: tuple[str, ...] | None) -> Bound:
+def _bound(
+    given: _GivenOptions, name: str, default: Literal["earliest", "latest"], topics: tuple[str, ...] | None
+) -> Bound:
     takes = f"{name}: takes a seq from 1 on, `{default}`{', `latest`' if name == 'startingSeq' else ''}, "
     takes += 'or JSON like {"topic": seq}'
     text = given.text(name)
@@ -322,7 +324,7 @@ def _edge(value: object, name: str, takes: str) -> Edge:
     raise OptionError(takes)
 
 
-def _columns(given: _Given, tombstones: bool) -> tuple[str, ...]:
+def _columns(given: _GivenOptions, tombstones: bool) -> tuple[str, ...]:
     text = given.text("columns")
     if text is None:
         return COLUMNS + GAP_COLUMNS if tombstones else COLUMNS
@@ -342,7 +344,7 @@ def _check_columns(names: tuple[str, ...], tombstones: bool) -> None:
         raise OptionError(f"columns: with `tombstones` it needs one of {', '.join(GAP_COLUMNS)}, or gaps do not show")
 
 
-def _nodes(given: _Given) -> tuple[str, ...]:
+def _nodes(given: _GivenOptions) -> tuple[str, ...]:
     text = given.text("node")
     if text is None:
         return ()

@@ -37,7 +37,7 @@ _NEVER_NULL: Final = ("topic", "seq", "ts")
 
 
 @dataclass(frozen=True)
-class Narrowing:
+class QueryScope:
     """The part of the options' range that a query reads: bounds of seqs and times, topics, and a pattern of tags."""
 
     topics: frozenset[str] | None = None
@@ -63,13 +63,13 @@ class Narrowing:
         return self.topics is None or topic in self.topics
 
 
-EVERYTHING: Final = Narrowing()
+EVERYTHING: Final = QueryScope()
 
 
-def narrowed(filters: Sequence[Filter], *, exact: bool) -> tuple[Narrowing, list[Filter]]:
+def narrowed(filters: Sequence[Filter], *, exact: bool) -> tuple[QueryScope, list[Filter]]:
     """The conditions for filters of which all must hold, and the filters that Spark still has to apply. Without `exact`
     these are all filters: the row of a gap has null in the filtered columns, and only Spark can leave it out."""
-    narrowing = EVERYTHING
+    scope = EVERYTHING
     rest: list[Filter] = []
     tags: list[Filter] = []
     for one in filters:
@@ -77,13 +77,13 @@ def narrowed(filters: Sequence[Filter], *, exact: bool) -> tuple[Narrowing, list
         if name == "tag":
             tags.append(one)
             continue
-        found, done = _applied(narrowing, name, one)
-        narrowing = narrowing if found is None else found
+        found, done = _applied(scope, name, one)
+        scope = scope if found is None else found
         if not done:
             rest.append(one)
     match, done_by_match = _matched(tags)
     rest.extend(one for one in tags if not any(one is done for done in done_by_match))
-    return dataclasses.replace(narrowing, match=match), rest if exact else list(filters)
+    return dataclasses.replace(scope, match=match), rest if exact else list(filters)
 
 
 def _column(one: Filter) -> str | None:
@@ -91,35 +91,35 @@ def _column(one: Filter) -> str | None:
     return path[0] if len(path) == 1 else None
 
 
-def _applied(narrowing: Narrowing, name: str | None, one: Filter) -> tuple[Narrowing | None, bool]:
+def _applied(scope: QueryScope, name: str | None, one: Filter) -> tuple[QueryScope | None, bool]:
     """The conditions with one more filter, as far as an export can apply it, and True if that applies all of it."""
     if isinstance(one, IsNotNull):
         return None, name in _NEVER_NULL
     if name == "seq":
-        return _by_seq(narrowing, one)
+        return _by_seq(scope, one)
     if name == "ts":
-        return _by_time(narrowing, one)
+        return _by_time(scope, one)
     if name == "topic":
-        return _by_topic(narrowing, one)
+        return _by_topic(scope, one)
     return None, False
 
 
-def _by_seq(narrowing: Narrowing, one: Filter) -> tuple[Narrowing | None, bool]:
+def _by_seq(scope: QueryScope, one: Filter) -> tuple[QueryScope | None, bool]:
     if isinstance(one, In):
         if not one.value or not all(_is_int(value) for value in one.value):
             return None, False
         lowest, highest = min(one.value), max(one.value)
-        return _within(narrowing, lowest, highest), len(set(one.value)) == highest - lowest + 1
+        return _within(scope, lowest, highest), len(set(one.value)) == highest - lowest + 1
     value = getattr(one, "value", None)
     if not _is_int(value):
         return None, False
     assert isinstance(value, int)
     if isinstance(one, EqualTo | EqualNullSafe):
-        return _within(narrowing, value, value), True
+        return _within(scope, value, value), True
     if isinstance(one, GreaterThan | GreaterThanOrEqual):
-        return _within(narrowing, value + isinstance(one, GreaterThan), MAX_SEQ), True
+        return _within(scope, value + isinstance(one, GreaterThan), MAX_SEQ), True
     if isinstance(one, LessThan | LessThanOrEqual):
-        return _within(narrowing, 1, value - isinstance(one, LessThan)), True
+        return _within(scope, 1, value - isinstance(one, LessThan)), True
     return None, False
 
 
@@ -127,11 +127,11 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _within(narrowing: Narrowing, first: int, last: int) -> Narrowing:
-    return dataclasses.replace(narrowing, first=max(narrowing.first, first), last=min(narrowing.last, last))
+def _within(scope: QueryScope, first: int, last: int) -> QueryScope:
+    return dataclasses.replace(scope, first=max(scope.first, first), last=min(scope.last, last))
 
 
-def _by_time(narrowing: Narrowing, one: Filter) -> tuple[Narrowing | None, bool]:
+def _by_time(scope: QueryScope, one: Filter) -> tuple[QueryScope | None, bool]:
     value = getattr(one, "value", None)
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None, False
@@ -142,27 +142,25 @@ def _by_time(narrowing: Narrowing, one: Filter) -> tuple[Narrowing | None, bool]
     from_it = after if over else at_ms
     before = at_ms if over else at_ms - 1
     if isinstance(one, EqualTo | EqualNullSafe):
-        return _at_times(narrowing, from_it, up_to), True  # nothing at all, if it is no whole millisecond
+        return _at_times(scope, from_it, up_to), True  # nothing at all, if it is no whole millisecond
     if isinstance(one, GreaterThan):
-        return _at_times(narrowing, after, None), True
+        return _at_times(scope, after, None), True
     if isinstance(one, GreaterThanOrEqual):
-        return _at_times(narrowing, from_it, None), True
+        return _at_times(scope, from_it, None), True
     if isinstance(one, LessThan):
-        return _at_times(narrowing, None, before), True
+        return _at_times(scope, None, before), True
     if isinstance(one, LessThanOrEqual):
-        return _at_times(narrowing, None, up_to), True
+        return _at_times(scope, None, up_to), True
     return None, False
 
 
-def _at_times(narrowing: Narrowing, first: int | None, last: int | None) -> Narrowing:
-    begins = [edge for edge in (narrowing.from_ts, first) if edge is not None]
-    ends = [edge for edge in (narrowing.to_ts, last) if edge is not None]
-    return dataclasses.replace(
-        narrowing, from_ts=max(0, *begins) if begins else None, to_ts=min(ends) if ends else None
-    )
+def _at_times(scope: QueryScope, first: int | None, last: int | None) -> QueryScope:
+    begins = [edge for edge in (scope.from_ts, first) if edge is not None]
+    ends = [edge for edge in (scope.to_ts, last) if edge is not None]
+    return dataclasses.replace(scope, from_ts=max(0, *begins) if begins else None, to_ts=min(ends) if ends else None)
 
 
-def _by_topic(narrowing: Narrowing, one: Filter) -> tuple[Narrowing | None, bool]:
+def _by_topic(scope: QueryScope, one: Filter) -> tuple[QueryScope | None, bool]:
     values: Collection[object]
     if isinstance(one, EqualTo | EqualNullSafe):
         values = (one.value,)
@@ -173,8 +171,8 @@ def _by_topic(narrowing: Narrowing, one: Filter) -> tuple[Narrowing | None, bool
     names = frozenset(value for value in values if isinstance(value, str))
     if len(names) != len(set(values)):
         return None, False
-    kept = names if narrowing.topics is None else narrowing.topics & names
-    return dataclasses.replace(narrowing, topics=kept), True
+    kept = names if scope.topics is None else scope.topics & names
+    return dataclasses.replace(scope, topics=kept), True
 
 
 def _matched(filters: Iterable[Filter]) -> tuple[str | None, list[Filter]]:

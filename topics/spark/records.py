@@ -1,7 +1,7 @@
 """Encodes rows as records: Arrow batches with the columns of a write, to lines of NDJSON.
 
 Pure, and in bulk: Arrow makes the text of a column out of the texts of its parts, and the lines out of the columns.
-Only texts that have to be checked or escaped, binaries and the like pass through Python. `topics.spark.writing` sends
+Only texts that have to be checked or escaped, binaries and the like pass through Python. `topics.spark.writers` sends
 the lines. `docs/design/pipeline.md` 3 says how each type is encoded.
 """
 
@@ -44,7 +44,7 @@ class RowError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class RecordLines:
     """Records of one topic, a line each."""
 
     topic: str
@@ -82,7 +82,7 @@ def check_columns(schema: pa.Schema, topic: str | None) -> None:
     _check_type("data", schema.field("data"))
 
 
-def lines(batch: pa.RecordBatch, before: int, topic: str | None) -> Iterator[Lines]:
+def lines(batch: pa.RecordBatch, before: int, topic: str | None) -> Iterator[RecordLines]:
     """The records of a batch by topic, in the order of rows; `before` rows of the partition came before it. With
     `topic` all belong to it, else the column `topic` decides. Raises RowError."""
     size = max(1, batch.num_rows * SLICE_BYTES // max(batch.nbytes, 1))
@@ -91,7 +91,7 @@ def lines(batch: pa.RecordBatch, before: int, topic: str | None) -> Iterator[Lin
         first = before + start + 1
         texts = _lines(part, first)
         if topic is not None:
-            yield Lines(topic, _joined(texts), range(first, first + len(texts)))
+            yield RecordLines(topic, _joined(texts), range(first, first + len(texts)))
             continue
         places = part.column("topic").dictionary_encode()
         if places.null_count:
@@ -99,7 +99,7 @@ def lines(batch: pa.RecordBatch, before: int, topic: str | None) -> Iterator[Lin
             raise RowError(row, "topic is null, and there is no option `topic`")
         for code, name in enumerate(places.dictionary.to_pylist()):
             chosen = pc.indices_nonzero(pc.equal(places.indices, code))
-            yield Lines(name, _joined(texts.take(chosen)), [first + i for i in chosen.to_pylist()])
+            yield RecordLines(name, _joined(texts.take(chosen)), [first + i for i in chosen.to_pylist()])
 
 
 def _lines(batch: pa.RecordBatch, first: int) -> pa.Array:

@@ -16,7 +16,7 @@ MAX_FILE_BYTES: Final = 64 << 10
 """The size of a file with a key is bounded, so that a wrong path is noticed."""
 
 
-class SecretMissing(RuntimeError):
+class MissingSecret(RuntimeError):
     """The environment variable or the file does not exist or holds no key, in the process that needs it."""
 
 
@@ -32,7 +32,7 @@ class Secret:
         return f"Secret({self.kind}{'' if self.kind in ('none', 'literal') else f' {self.where}'})"
 
     def resolve(self) -> str:
-        """The current key; empty if no key is needed. Raises SecretMissing, whose message does not hold the key."""
+        """The current key; empty if no key is needed. Raises MissingSecret, whose message does not hold the key."""
         if self.kind == "env":
             return self._checked(os.environ.get(self.where, ""), f"tokenEnv: the variable {self.where} is not set")
         if self.kind == "file":
@@ -45,14 +45,14 @@ class Secret:
                 return file.read(MAX_FILE_BYTES)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "is not text"
-            raise SecretMissing(f"tokenFile: {self.where} cannot be read where it is needed: {reason}") from None
+            raise MissingSecret(f"tokenFile: {self.where} cannot be read where it is needed: {reason}") from None
 
     def _checked(self, text: str, otherwise: str) -> str:
         key = text.strip()
         if not key:
-            raise SecretMissing(f"{otherwise} in the process that needs it")
+            raise MissingSecret(f"{otherwise} in the process that needs it")
         if not key.isascii() or not key.isprintable():
-            raise SecretMissing(f"token{self.kind.capitalize()}: {self.where} holds more than a key")
+            raise MissingSecret(f"token{self.kind.capitalize()}: {self.where} holds more than a key")
         return key
 
 

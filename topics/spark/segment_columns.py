@@ -34,7 +34,7 @@ from topics.storage.segments.segment_format import (
     TRAILER_BYTES,
     digests,
 )
-from topics.storage.segments.segment_scan import FrameSearch, layout_of
+from topics.storage.segments.segment_scan import SegmentFrameSearch, layout_of
 from topics.storage.wal.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
 
 RUN_FRAMES: Final = 16_384
@@ -62,7 +62,7 @@ class NotDecodable(Exception):
     """Frames whose checksums hold and whose content contradicts itself: nothing that was ever written."""
 
 
-class Bad(NamedTuple):
+class BadFrames(NamedTuple):
     """Bytes `start` to `stop` (exclusive) of a file are no frames; `row` is the number of valid ones before them."""
 
     start: int
@@ -70,7 +70,7 @@ class Bad(NamedTuple):
     row: int
 
 
-class Decoded(NamedTuple):
+class DecodedColumns(NamedTuple):
     """The valid frames of a file, in its order, as columns of equal length.
 
     `seq` is there always, `deleted` has 1 for a record whose delete flag hides it and 0 for the others; `columns` has
@@ -80,38 +80,40 @@ class Decoded(NamedTuple):
     seq: array[int]
     deleted: bytes
     columns: dict[str, pa.ChunkedArray]
-    bad: list[Bad]
+    bad: list[BadFrames]
 
 
-def decode(data: bytes, wanted: Collection[str], *, seqs: range, salt: int | None = None) -> Decoded:
+def decode(data: bytes, wanted: Collection[str], *, seqs: range, salt: int | None = None) -> DecodedColumns:
     """Verify and take apart all frames of a file, given its valid bytes (below 2 GiB). `seqs` is what the segment may
     hold, `salt` what its entry in the part has. Raises NotDecodable."""
     seq: array[int] = array("Q")
     deleted: list[bytes] = []
     chunks: dict[str, list[pa.Array]] = {name: [] for name in TYPES if name in wanted}
-    bad: list[Bad] = []
+    bad: list[BadFrames] = []
     buffer = pa.py_buffer(data)
     layout = layout_of(data[:FILE_HEADER_BYTES], seqs.start, salt)
     salt, at, end = layout.salt, layout.start, len(data)
     if salt is None and layout.damage is not None and data:
-        bad.append(Bad(0, end, 0))
+        bad.append(BadFrames(0, end, 0))
         at = end
-    search = FrameSearch(partial(_slice, data), end, seqs, salt=salt)
+    search = SegmentFrameSearch(partial(_slice, data), end, seqs, salt=salt)
     while at < end:
         places = _follow(data, at)
         valid = _verified(data, places, salt) if len(places) > 1 else 0
         if valid:
-            run = _Run(buffer, places[: valid + 1])
+            run = _FrameRun(buffer, places[: valid + 1])
             seq.frombytes(run.fixed(5, 8))
             deleted.append(run.fixed(-1, 1).translate(READS_AS_DELETED))
             for name, arrays in chunks.items():
                 arrays.append(run.column(name))
             at = places[valid]
         if valid < len(places) - 1 or len(places) == 1:
-            bad.append(Bad(at, search.find(at, max(seq[-1], seqs.start - 1) if seq else seqs.start - 1), len(seq)))
+            bad.append(
+                BadFrames(at, search.find(at, max(seq[-1], seqs.start - 1) if seq else seqs.start - 1), len(seq))
+            )
             at = bad[-1].stop
     columns = {name: pa.chunked_array(arrays, TYPES[name]) for name, arrays in chunks.items()}
-    return Decoded(seq, b"".join(deleted), columns, bad)
+    return DecodedColumns(seq, b"".join(deleted), columns, bad)
 
 
 def _follow(data: bytes, at: int) -> array[int]:
@@ -149,7 +151,7 @@ def _frames(buffer: pa.Buffer, places: array[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(places) - 1, [None, pa.py_buffer(places), buffer])
 
 
-class _Run:
+class _FrameRun:
     """Verified frames that follow one another; `places` are where they begin, and where the last one ends. Raises
     NotDecodable where lengths inside of them do not add up."""
 

@@ -34,16 +34,16 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from topics.spark import pushdown
 from topics.spark.errors import DataLoss
-from topics.spark.fetching import BATCH_ROWS, Wanted, gap_batch
 from topics.spark.options import ReadOptions
-from topics.spark.planning import Gap, Known, beginning
-from topics.spark.pushdown import EVERYTHING, Narrowing
+from topics.spark.partition_fetch import BATCH_ROWS, FetchRequest, gap_batch
+from topics.spark.plan import KnownTopic, SeqGap, beginning
+from topics.spark.pushdown import EVERYTHING, QueryScope
 from topics.spark.schema import arrow_schema
-from topics.spark.segment_columns import TYPES, Bad, Decoded, NotDecodable, decode
+from topics.spark.segment_columns import TYPES, BadFrames, DecodedColumns, NotDecodable, decode
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs, OsFs
-from topics.storage.offline.stored_topics import Directory, Lost, StoredSegment, StoredTopic
+from topics.storage.offline.stored_topics import LostRange, StoredSegment, StoredTopic, TopicDirectory
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.snapshots.snapshot import SnapshotDamaged
 
@@ -70,27 +70,27 @@ class FilePart:
     after: int
     last: int
     segment: StoredSegment | None
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostRange, ...] = ()
 
 
 # ----------------------------------------------------------------- planning
 
 
-def bounds(topic: StoredTopic, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> tuple[int, int]:
+def bounds(topic: StoredTopic, options: ReadOptions, scope: QueryScope = EVERYTHING) -> tuple[int, int]:
     """After which seq a query's range of a topic begins, and its last seq.
 
     Times never decrease, so segments that are too old or too young are left out at the ends. A gap between them and the
     rest may hold what was asked for, so it stays.
     """
-    known = Known(topic.id, topic.head_seq, topic.earliest_seq)
-    after = max(beginning(options.starting.of(topic.name), known), narrowing.first - 1)
+    known = KnownTopic(topic.id, topic.head_seq, topic.earliest_seq)
+    after = max(beginning(options.starting.of(topic.name), known), scope.first - 1)
     end = options.ending.of(topic.name)
-    last = min(topic.head_seq if end == "latest" else int(end), topic.head_seq, narrowing.last)
-    if narrowing.from_ts is not None:
-        too_old = [segment.last for segment in topic.segments if segment.last_ts < narrowing.from_ts]
+    last = min(topic.head_seq if end == "latest" else int(end), topic.head_seq, scope.last)
+    if scope.from_ts is not None:
+        too_old = [segment.last for segment in topic.segments if segment.last_ts < scope.from_ts]
         after = max(after, *too_old, 0)
-    if narrowing.to_ts is not None:
-        too_young = [segment.start - 1 for segment in topic.segments if segment.first_ts > narrowing.to_ts]
+    if scope.to_ts is not None:
+        too_young = [segment.start - 1 for segment in topic.segments if segment.first_ts > scope.to_ts]
         last = min(last, *too_young, topic.head_seq)
     return after, last
 
@@ -143,20 +143,20 @@ def tasks(parts: Iterable[FilePart], size: int) -> Iterator[FileTask]:
 # ----------------------------------------------------------------- one segment
 
 
-class Shown(NamedTuple):
+class FileContent(NamedTuple):
     """What a file shows of a range: its frames, those of them that are to be seen (1 for each), and what of the range
     is lost beyond the holes that were known.
 
     `doubt` says what is not as the part has it, None if all is.
     """
 
-    rows: Decoded
+    rows: DecodedColumns
     mask: bytes
-    lost: list[Lost]
+    lost: list[LostRange]
     doubt: str | None
 
 
-def look(rows: Decoded, segment: StoredSegment, after: int, last: int) -> Shown:
+def look(rows: DecodedColumns, segment: StoredSegment, after: int, last: int) -> FileContent:
     """Lay what the part says over what the file says. Raises NotDecodable if frames are not in order."""
     seqs = rows.seq
     if not all(map(lt, seqs, seqs[1:])):
@@ -182,10 +182,10 @@ def look(rows: Decoded, segment: StoredSegment, after: int, last: int) -> Shown:
     a, b = bisect_left(seqs, after + 1), bisect_left(seqs, last + 1)
     live[:a] = bytes(a)
     live[b:] = bytes(len(live) - b)
-    return Shown(rows, bytes(live), lost, doubt)
+    return FileContent(rows, bytes(live), lost, doubt)
 
 
-def _lost_bytes(rows: Decoded, segment: StoredSegment, after: int, last: int) -> list[Lost]:
+def _lost_bytes(rows: DecodedColumns, segment: StoredSegment, after: int, last: int) -> list[LostRange]:
     """The seqs of a range that bad bytes stand for: those between the frames around them, less known holes.
 
     Raises NotDecodable if more frames are missing than records have died, and no bad bytes explain it.
@@ -200,51 +200,51 @@ def _lost_bytes(rows: Decoded, segment: StoredSegment, after: int, last: int) ->
         end = seqs[bad.row] - 1 if bad.row < len(seqs) else segment.last
         begin, end = max(begin, segment.start, after + 1), min(end, segment.last, last)
         if begin <= end:
-            found.append(Lost(begin, end, CORRUPT))
+            found.append(LostRange(begin, end, CORRUPT))
     return without(found, segment.lost)
 
 
-def without(losses: Sequence[Lost], known: Sequence[Lost]) -> list[Lost]:
+def without(losses: Sequence[LostRange], known: Sequence[LostRange]) -> list[LostRange]:
     """What of `losses` is in none of those that are known. Both ascend, each without overlaps."""
-    rest: list[Lost] = []
+    rest: list[LostRange] = []
     for lost in losses:
         first = lost.first
         for other in known:
             if other.last < first or other.first > lost.last:
                 continue
             if other.first > first:
-                rest.append(Lost(first, other.first - 1, lost.reason))
+                rest.append(LostRange(first, other.first - 1, lost.reason))
             first = other.last + 1
         if first <= lost.last:
-            rest.append(Lost(first, lost.last, lost.reason))
+            rest.append(LostRange(first, lost.last, lost.reason))
     return rest
 
 
 _LIVE: Final = bytes([1, 0]) + bytes(254)
-"""Of what `Decoded.deleted` holds."""
+"""Of what `DecodedColumns.deleted` holds."""
 
 
 # ----------------------------------------------------------------- one task
 
 
-class Content(NamedTuple):
+class PartitionContent(NamedTuple):
     """What there is of a partition: frames and which of them are to be seen, None for no frames at all; what of it is
     lost that the plan did not know of; and what is wrong with the file, where that is why."""
 
-    rows: Decoded | None
+    rows: DecodedColumns | None
     mask: bytes
-    lost: list[Lost]
+    lost: list[LostRange]
     damage: str | None = None
 
 
-def fetch(fs: Fs, directory: Directory, part: FilePart, wanted: Collection[str]) -> Content:
+def fetch(fs: Fs, directory: TopicDirectory, part: FilePart, wanted: Collection[str]) -> PartitionContent:
     """Read a partition with a segment; see the module. Holds the whole file, and its columns.
 
     Raises FilesError, and OSError if the disk does not answer.
     """
     segment = part.segment
     assert segment is not None
-    extra: list[Lost] = []
+    extra: list[LostRange] = []
     for _ in range(LOOKS):
         content, trouble = _attempt(fs, segment, part, wanted)
         if trouble is None and content is not None:
@@ -259,14 +259,14 @@ def fetch(fs: Fs, directory: Directory, part: FilePart, wanted: Collection[str])
         extra = without(newer.losses(part.after, min(part.last, newer.head_seq)), sorted(planned))
         live = [one for one in found if one.live != 0]
         if not live:
-            return Content(None, b"", extra)
+            return PartitionContent(None, b"", extra)
         if len(live) > 1:
             raise FilesError(f"the segments of topic {part.topic!r} were divided anew: what no daemon does")
         segment = live[0]
     raise FilesError(f"{segment.path} was replaced {LOOKS} times while it was read")
 
 
-def _look_again(fs: Fs, directory: Directory, part: FilePart) -> StoredTopic:
+def _look_again(fs: Fs, directory: TopicDirectory, part: FilePart) -> StoredTopic:
     try:
         newer = directory.topic(fs, part.epoch)
     except SnapshotDamaged as error:
@@ -278,7 +278,7 @@ def _look_again(fs: Fs, directory: Directory, part: FilePart) -> StoredTopic:
 
 def _attempt(
     fs: Fs, segment: StoredSegment, part: FilePart, wanted: Collection[str]
-) -> tuple[Content | None, str | None]:
+) -> tuple[PartitionContent | None, str | None]:
     """What a segment's file shows, and what raises doubts about it; nothing if it cannot be shown at all."""
     if segment.path is None:
         which = f"seqs {part.after + 1} to {part.last} of topic {part.topic!r}"
@@ -289,14 +289,14 @@ def _attempt(
         missing = f"{segment.path} is missing"
         if segment.tier == "cold":
             return None, missing  # the store is away, or somebody has emptied it: no reason to give the records up
-        lost = without([Lost(max(part.after + 1, segment.start), part.last, CORRUPT)], segment.lost)
-        return Content(None, b"", lost, missing), missing
+        lost = without([LostRange(max(part.after + 1, segment.start), part.last, CORRUPT)], segment.lost)
+        return PartitionContent(None, b"", lost, missing), missing
     if not segment.sealed and len(data) > segment.data_bytes:
         data = data[: segment.data_bytes]
     try:
         rows = decode(data, wanted, seqs=range(segment.first, segment.last + 1), salt=segment.salt)
         if _is_shortened(data, segment):
-            rows.bad.append(Bad(len(data), segment.data_bytes, len(rows.seq)))
+            rows.bad.append(BadFrames(len(data), segment.data_bytes, len(rows.seq)))
         shown = look(rows, segment, part.after, part.last)
     except NotDecodable as error:
         return None, f"{segment.path}: {error}"
@@ -304,7 +304,7 @@ def _attempt(
     if shown.lost:
         places = ", ".join(f"{bad.start} to {bad.stop - 1}" for bad in rows.bad[:SHOWN])
         damage = f"{segment.path}: no valid frames at bytes {places}{' and more' if len(rows.bad) > SHOWN else ''}"
-    return Content(rows, shown.mask, shown.lost, damage), shown.doubt
+    return PartitionContent(rows, shown.mask, shown.lost, damage), shown.doubt
 
 
 def _is_shortened(data: bytes, segment: StoredSegment) -> bool:
@@ -315,11 +315,11 @@ def _is_shortened(data: bytes, segment: StoredSegment) -> bool:
     return layout.header is None or layout.salt == segment.salt
 
 
-def _merged(one: Sequence[Lost], other: Sequence[Lost]) -> list[Lost]:
+def _merged(one: Sequence[LostRange], other: Sequence[LostRange]) -> list[LostRange]:
     return sorted([*without(one, other), *other])
 
 
-def rows(content: Content, part: FilePart, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def rows(content: PartitionContent, part: FilePart, wanted: FetchRequest) -> Iterator[pa.RecordBatch]:
     """The rows of a partition in the order of their seqs, gaps among them. Raises DataLoss."""
     table, seqs = _selected(content, part, wanted)
     at = 0
@@ -334,12 +334,12 @@ def rows(content: Content, part: FilePart, wanted: Wanted) -> Iterator[pa.Record
             if table is not None:
                 yield from table.slice(at, behind - at).to_batches(BATCH_ROWS)
             at = behind
-            yield gap_batch(part.topic, Gap(*lost), wanted.columns)
+            yield gap_batch(part.topic, SeqGap(*lost), wanted.columns)
     if table is not None:
         yield from table.slice(at).to_batches(BATCH_ROWS)
 
 
-def _selected(content: Content, part: FilePart, wanted: Wanted) -> tuple[pa.Table | None, Sequence[int]]:
+def _selected(content: PartitionContent, part: FilePart, wanted: FetchRequest) -> tuple[pa.Table | None, Sequence[int]]:
     """The rows that are to be seen, in the shape of the schema, and their seqs; None for none."""
     count = content.mask.count(1)
     if content.rows is None or not count:
@@ -361,17 +361,17 @@ def _selected(content: Content, part: FilePart, wanted: Wanted) -> tuple[pa.Tabl
     return pa.Table.from_arrays(arrays, schema=schema), seqs
 
 
-def _asked_for(table: pa.Table, wanted: Wanted) -> pa.ChunkedArray | None:
+def _asked_for(table: pa.Table, wanted: FetchRequest) -> pa.ChunkedArray | None:
     """Which rows the options and the filters leave; None for all."""
-    narrowing = wanted.narrowing
+    scope = wanted.scope
     conditions: list[pa.ChunkedArray] = []
     if wanted.nodes:
         conditions.append(pc.invert(pc.is_in(table.column("node"), value_set=pa.array(wanted.nodes, pa.string()))))
-    if narrowing.match is not None:
-        pattern, tags = narrowing.match, table.column("tag")
+    if scope.match is not None:
+        pattern, tags = scope.match, table.column("tag")
         found = pc.starts_with(tags, pattern[:-1]) if pattern.endswith("*") else pc.equal(tags, pattern)
         conditions.append(pc.fill_null(found, False))
-    for bound, holds in ((narrowing.from_ts, pc.greater_equal), (narrowing.to_ts, pc.less_equal)):
+    for bound, holds in ((scope.from_ts, pc.greater_equal), (scope.to_ts, pc.less_equal)):
         if bound is not None:
             conditions.append(holds(table.column("ts"), pa.scalar(bound * 1000, TYPES["ts"])))
     asked = None
@@ -405,22 +405,22 @@ class SegmentReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         assert options.path is not None
         self._options = options
-        self._narrowing = EVERYTHING
+        self._scope = EVERYTHING
 
     def partitions(self) -> Sequence[InputPartition]:
         """The plan, as of the last checkpoint. Raises FilesError, and LookupError for a topic that is named and not
         there."""
-        options, narrowing = self._options, self._narrowing
-        if narrowing.is_nothing:
+        options, scope = self._options, self._scope
+        if scope.is_nothing:
             return []
         found = self._topics()
         for name in options.topics or ():
-            if narrowing.reads(name) and name not in found:
+            if scope.reads(name) and name not in found:
                 raise LookupError(f"there is no topic {name!r} in {options.path} as of its last checkpoint")
         order = found if options.topics is None else [name for name in options.topics if name in found]
         parts: list[FilePart] = []
         for name in order:
-            parts += plan(found[name], *bounds(found[name], options, narrowing))
+            parts += plan(found[name], *bounds(found[name], options, scope))
         return list(tasks(parts, options.records_per_partition))
 
     def _topics(self) -> dict[str, StoredTopic]:
@@ -432,20 +432,20 @@ class SegmentReader(DataSourceReader):
     def _is_wanted(self, topic: str) -> bool:
         options = self._options
         named = topic in options.topics if options.topics is not None else topic.startswith(options.prefix or "")
-        return named and self._narrowing.reads(topic)
+        return named and self._scope.reads(topic)
 
-    def _directory(self) -> Directory:
+    def _directory(self) -> TopicDirectory:
         assert self._options.path is not None
-        return Directory.found(OsFs(), self._options.path, self._options.cold_path)
+        return TopicDirectory.found(OsFs(), self._options.path, self._options.cold_path)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition. Raises DataLoss, FilesError and OSError."""
         if not isinstance(partition, FileTask):
             return  # Spark's own, where there is none
-        wanted = Wanted.by(self._options, self._narrowing)
+        wanted = FetchRequest.by(self._options, self._scope)
         directory = self._directory()
         for part in partition.parts:
-            content = Content(None, b"", [])
+            content = PartitionContent(None, b"", [])
             if part.segment is not None:
                 content = fetch(OsFs(), directory, part, _needed(wanted))
             yield from rows(content, part, wanted)
@@ -456,18 +456,18 @@ class PushingSegmentReader(SegmentReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take what can be told from seqs, times, topics and tags, and return what Spark has to look at."""
-        self._narrowing, rest = pushdown.narrowed(filters, exact=not self._options.tombstones)
+        self._scope, rest = pushdown.narrowed(filters, exact=not self._options.tombstones)
         return rest
 
 
-def _needed(wanted: Wanted) -> set[str]:
+def _needed(wanted: FetchRequest) -> set[str]:
     """The columns that have to be decoded; `seq` always is."""
-    narrowing = wanted.narrowing
+    scope = wanted.scope
     needed = {"seq", *wanted.columns} & TYPES.keys()
     if wanted.nodes:
         needed.add("node")
-    if narrowing.match is not None:
+    if scope.match is not None:
         needed.add("tag")
-    if narrowing.from_ts is not None or narrowing.to_ts is not None:
+    if scope.from_ts is not None or scope.to_ts is not None:
         needed.add("ts")
     return needed

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 import click
 
 import topics
-from topics.cli.failures import Refused
+from topics.cli.failures import UsageRefusal
 from topics.spark import needs
-from topics.spark.secrets import Secret, SecretMissing
+from topics.spark.secrets import MissingSecret, Secret
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,7 @@ def _log_settings() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class DaemonAddress:
     """Where the daemon is, and where its key is to be found."""
 
     url: str = DEFAULT_URL
@@ -78,7 +78,7 @@ class Address:
         return {"url": self.url} | ({option: self.secret.where} if option else {})
 
     def client(self) -> Client:
-        """A client of the daemon; use it as a context manager. Raises SecretMissing."""
+        """A client of the daemon; use it as a context manager. Raises MissingSecret."""
         from topics.client import Client  # noqa: PLC0415
 
         return Client(self.url, self.secret.resolve())
@@ -94,27 +94,27 @@ class JobOptions:
     master: str = DEFAULT_MASTER
     conf: dict[str, str] = field(default_factory=dict)
 
-    def address(self) -> Address:
+    def address(self) -> DaemonAddress:
         """The daemon that is meant, which answers. Raises Refused for a url that is none or a key that is not there,
         ConnectionFailed: better before Spark is started than from within a task."""
         url = self.url or os.environ.get("TOPICS_URL") or DEFAULT_URL
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise Refused(f"{'--url' if self.url else 'TOPICS_URL'} must be like {DEFAULT_URL}")
+            raise UsageRefusal(f"{'--url' if self.url else 'TOPICS_URL'} must be like {DEFAULT_URL}")
         if "@" in parts.netloc:
-            raise Refused("the url must not hold a password: a key is taken from --token-env or --token-file")
-        address = Address(url, self._secret())
+            raise UsageRefusal("the url must not hold a password: a key is taken from --token-env or --token-file")
+        address = DaemonAddress(url, self._secret())
         try:
             client = address.client()
-        except SecretMissing as error:
-            raise Refused(str(error)) from None
+        except MissingSecret as error:
+            raise UsageRefusal(str(error)) from None
         with client:
             client.ready()  # which waits for one that is starting
         return address
 
     def _secret(self) -> Secret:
         if self.token_env is not None and self.token_file is not None:
-            raise Refused("--token-env and --token-file exclude each other")
+            raise UsageRefusal("--token-env and --token-file exclude each other")
         if self.token_file is not None:
             return Secret("file", str(Path(self.token_file).absolute()))  # executors work in other directories
         if self.token_env is not None:
@@ -220,9 +220,9 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session for one job, with the data source registered, stopped at the end.
 
-    Raises `needs.Missing` where pyspark, pyarrow or a Java that runs it is not there. `conf` wins over what is set
-    here. Unless they are set or the master is on another machine, SPARK_LOCAL_IP becomes 127.0.0.1 and PYSPARK_PYTHON
-    this interpreter.
+    Raises `needs.MissingRequirement` where pyspark, pyarrow or a Java that runs it is not there. `conf` wins over what
+    is set here. Unless they are set or the master is on another machine, SPARK_LOCAL_IP becomes 127.0.0.1 and
+    PYSPARK_PYTHON this interpreter.
     """
     needs.check_packages()
     needs.check_java()

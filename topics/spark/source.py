@@ -41,26 +41,26 @@ class TopicsDataSource(DataSource):
             from topics.spark.segments import segment_reader
 
             return segment_reader(options)
-        from topics.spark.reading import rest_reader
+        from topics.spark.batch_reader import rest_reader
 
         return rest_reader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = self._read_options(schema)
         options.check_streaming()
-        from topics.spark.streaming import TopicsStreamReader
+        from topics.spark.stream_reader import TopicsStreamReader
 
         return TopicsStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = WriteOptions.parsed(self.options)
-        from topics.spark.writing import batch_writer
+        from topics.spark.writers import batch_writer
 
         return batch_writer(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         options = WriteOptions.parsed(self.options)
-        from topics.spark.writing import stream_writer
+        from topics.spark.writers import stream_writer
 
         return stream_writer(options, schema, overwrite)
 

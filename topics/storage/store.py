@@ -18,7 +18,7 @@ from topics.config import Settings
 from topics.errors import ApiError
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.runtime.window_clock import WindowClock, resumed
 from topics.storage.cold.cold_directory import ColdDirectory
 from topics.storage.files.datadir import (
@@ -37,20 +37,20 @@ from topics.storage.recovery import replay, restored_copy
 from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.leftovers import remove_unknown_topics, set_unknown_aside, tidy_topic
 from topics.storage.recovery.length_check import check_at_start
-from topics.storage.recovery.recovered_state import Recovered, RecoveredShard, shard_of, understood
+from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredState, shard_of, understood
 from topics.storage.recovery.salvage import finish_repairs, repair
 from topics.storage.recovery.substitute_snapshot import NoSnapshot
 from topics.storage.recovery.verdicts import Verdict, decide, drop_stages, note_damage, secure_end, settle_queues
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.snapshots.clock_mark import read_mark, write_mark
 from topics.storage.snapshots.manifests import Manifests
-from topics.storage.snapshots.snapshot import ShardPosition, set_damaged_aside
+from topics.storage.snapshots.snapshot import ReplayPosition, set_damaged_aside
 from topics.storage.wal import frames
 from topics.storage.wal.batches import ControlBatch, SyncRequest
-from topics.storage.wal.frames import FrameType, Unsealed, joined
+from topics.storage.wal.frames import FrameType, UnsealedFrames, joined
 from topics.storage.wal.shard_writer import ShardWriter
-from topics.storage.wal.wal_files import Position, WalFiles
+from topics.storage.wal.wal_files import LogPosition, WalFiles
 from topics.telemetry.figures import WalFigures
 from topics.telemetry.logs import get_logger
 
@@ -66,10 +66,10 @@ MAX_REPAIRS: Final = 10_000
 """Damaged ranges that one salvage gives up before it refuses: a log with more is beyond repair."""
 
 
-class Start(NamedTuple):
+class ReplayStart(NamedTuple):
     """Where the replay of a shard begins, and how many frames are before it."""
 
-    position: Position
+    position: LogPosition
     frames: int
 
 
@@ -92,7 +92,7 @@ class Store:
         self.datadir = DataDir(str(settings.data_dir))
         self.cold_dir = ColdDirectory(settings, fs, offload, cold, data_root=self.datadir.root)
         self.cold = self.cold_dir.store
-        self.tiers = Tiers(DirectorySegmentStore(fs, self.datadir.root), self.cold)
+        self.tiers = SegmentTiers(DirectorySegmentStore(fs, self.datadir.root), self.cold)
         self.manifests = Manifests(fs, self.datadir, offload, self.tiers.hot)
         self.progress = Progress()
         self.snapshot_number = 0
@@ -111,7 +111,7 @@ class Store:
         self.windows = WindowClock(clock)
         """The clock by which keys, stages, leases and delays end; continues over restarts."""
         self._lock: LockHandle | None = None
-        self._starts: dict[int, ShardPosition] = {}
+        self._starts: dict[int, ReplayPosition] = {}
         self.boot_id = ""
         self._witness: Witness | None = None
 
@@ -136,14 +136,14 @@ class Store:
             self._witness.close()
         self._fs.release_anchors()
 
-    async def open(self) -> Recovered:
+    async def open(self) -> RecoveredState:
         """Recover, log the verdict, and make the writers, which do not run yet. Return the recovered topics.
 
         Raises `Damage` in strict mode, DataDirError, OSError, `UnknownFrameType`.
         """
-        return await self._offload.run(Kind.CPU, self._open_blocking)
+        return await self._offload.run(Pool.CPU, self._open_blocking)
 
-    def _open_blocking(self) -> Recovered:
+    def _open_blocking(self) -> RecoveredState:
         fs, began_ns = self._fs, self._clock.perf_ns()
         self.boot_id = fs.boot_id()
         witness = self._witness = Witness(fs, self.datadir)
@@ -209,9 +209,9 @@ class Store:
         recovered.columns.forget_all()
         return recovered
 
-    def _log_found(self, recovered: Recovered, verdicts: dict[int, list[Verdict]], ms: float) -> None:
+    def _log_found(self, recovered: RecoveredState, verdicts: dict[int, list[Verdict]], ms: float) -> None:
         """Log what recovery has found, and what was lost. (Damage is logged where it is found.)"""
-        nothing = ShardPosition(0, 0, 0)
+        nothing = ReplayPosition(0, 0, 0)
         before = sum(recovered.starts.get(shard.shard, nothing).frames for shard in recovered.shards)
         log.info(
             "log_replayed",
@@ -246,7 +246,7 @@ class Store:
                 consequence="readers are told by a tombstone; seqs that were only reserved are among them",
             )
 
-    def _recover(self) -> Recovered:
+    def _recover(self) -> RecoveredState:
         for directory in self._shard_directories():
             finish_repairs(self._fs, directory)
         for _ in range(MAX_REPAIRS):
@@ -265,7 +265,7 @@ class Store:
                 self.progress.done = self.progress.total = 0
         raise DataDirError(f"the WAL has more than {MAX_REPAIRS} damaged ranges")
 
-    def _replay(self) -> Recovered:
+    def _replay(self) -> RecoveredState:
         """Read everything once. The window clock continues from where the last process left it."""
         clock, mark = self._clock, read_mark(self._fs, self.datadir)
         window = resumed(mark, wall=clock.now_ms(), boottime=clock.boottime_ms(), boot=self.boot_id)
@@ -304,7 +304,7 @@ class Store:
 
     def _open_shard(
         self, number: int, shards: int, found: RecoveredShard | None, verdicts: list[Verdict]
-    ) -> tuple[Unsealed, int]:
+    ) -> tuple[UnsealedFrames, int]:
         """Cut the torn end and make a writer. Return the frames of the verdict, and their number.
 
         Once they are synced, recovery after another crash decides the same (`docs/spec/crash.md` 2).
@@ -353,12 +353,12 @@ class Store:
         """Return True if the WAL on disk has another number of shards than configured."""
         return self.shards != self._settings.wal_shards
 
-    def new_layout_starts(self) -> list[Start]:
+    def new_layout_starts(self) -> list[ReplayStart]:
         """Return where the shards of the new layout begin: above every frame of the old one, in any shard."""
         ordinal = max(writer.synced_position()[1] for writer in self.writers) + 1
-        return [Start(Position(ordinal, 0), ordinal)] * self._settings.wal_shards
+        return [ReplayStart(LogPosition(ordinal, 0), ordinal)] * self._settings.wal_shards
 
-    def switch_layout(self, starts: Sequence[Start]) -> None:
+    def switch_layout(self, starts: Sequence[ReplayStart]) -> None:
         """Begin the new layout and remove the old one. Both kept snapshots must be of the new one already, so that no
         frame of the old one is needed. Blocking."""
         shards = len(starts)
@@ -366,7 +366,7 @@ class Store:
             writer.abandon()
         self.files = WalFiles()
         self.writers = []
-        self._starts = {number: ShardPosition(*start.position, start.frames) for number, start in enumerate(starts)}
+        self._starts = {number: ReplayPosition(*start.position, start.frames) for number, start in enumerate(starts)}
         for number, start in enumerate(starts):
             writer = self._make_writer(number, shards)
             writer.create(start.frames)
@@ -392,12 +392,12 @@ class Store:
                 self._fs.rmdir(directory)
         self._fs.sync_dir(self.datadir.wal_dir)
 
-    def recovered_starts(self) -> list[Start]:
+    def recovered_starts(self) -> list[ReplayStart]:
         """Return where the replay of each shard begins, according to the snapshot that this process started with."""
-        starts = [self._starts.get(number, ShardPosition(0, 0, 0)) for number in range(self.shards)]
-        return [Start(Position(start.ordinal, start.offset), start.frames) for start in starts]
+        starts = [self._starts.get(number, ReplayPosition(0, 0, 0)) for number in range(self.shards)]
+        return [ReplayStart(LogPosition(start.ordinal, start.offset), start.frames) for start in starts]
 
-    def _opening_frames(self, found: RecoveredShard | None, verdicts: list[Verdict], shards: int) -> Unsealed:
+    def _opening_frames(self, found: RecoveredShard | None, verdicts: list[Verdict], shards: int) -> UnsealedFrames:
         now = self._clock.now_ms()
         pieces = [
             frames.encode_control(kind, payload, topic_id=topic_id, ts=now)

@@ -84,11 +84,11 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many calls the line is about, if `call` is `refused`; they have no lines of their own."""
 
 
-class _Append(msgspec.Struct):
+class _AuditAppend(msgspec.Struct):
     config: Raw | UnsetType = UNSET
 
 
-_append: Final = msgspec.json.Decoder(_Append)
+_append: Final = msgspec.json.Decoder(_AuditAppend)
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -158,7 +158,7 @@ def _body_of(call: str, body: bytes) -> bytes | None:
         return None
 
 
-class _Batch:
+class _AuditBatch:
     """Lines that are written with one call: those that came while the lines before them were being written. The task
     of the first line writes all of them."""
 
@@ -181,7 +181,7 @@ class AuditLog:
         self._fd: int | None = None
         self._torn = False
         """True if the file ends in the middle of a line."""
-        self._next = _Batch()
+        self._next = _AuditBatch()
         self._places = trio.CapacityLimiter(MAX_WAITING)
         self._turn = trio.Lock()
         self._threads = trio.CapacityLimiter(1)
@@ -260,7 +260,7 @@ class AuditLog:
                     return
                 try:
                     async with self._turn:
-                        self._next = _Batch()
+                        self._next = _AuditBatch()
                         await self._write_all(batch.lines)
                 finally:
                     batch.written.set()

@@ -55,7 +55,7 @@ class HumanRenderer:
     def __call__(self, logger: Any, method: str, event: Event) -> str:
         event = _unified(event)
         below = [str(event.pop(name)) for name in ("stack", "exception") if name in event]
-        shown: Event = {_escaped(key): value if key in _FIRST else _Shown(value) for key, value in event.items()}
+        shown: Event = {_escaped(key): value if key in _FIRST else _ConsoleValue(value) for key, value in event.items()}
         for key in _FIRST:
             if key in shown:
                 shown[key] = _escaped(str(shown[key]))
@@ -67,7 +67,7 @@ class HumanRenderer:
         return _middle_left_out(text, MAX_LINE - 64, f" ... (cut: it has {len(text)} characters) ... ")
 
 
-class _Shown:
+class _ConsoleValue:
     """A value whose `repr` is what the console shows: without control characters."""
 
     def __init__(self, value: Any) -> None:

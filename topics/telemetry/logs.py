@@ -69,7 +69,7 @@ def setup_logging(level: str, form: str, stream: TextIO | None = None) -> None:
     ]
     render = HumanRenderer(colors=stream.isatty()) if human else render_json
     handler = LineHandler(stream)
-    handler.addFilter(Sparing())
+    handler.addFilter(EventRateFilter())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
@@ -109,7 +109,7 @@ def flush() -> None:
         handler.flush()
 
 
-class Sparing(logging.Filter):
+class EventRateFilter(logging.Filter):
     """Passes at most `PER_SECOND` lines a second of each event that clients can cause.
 
     The first line of the event in a later second has the field `unlogged`, the number of lines that were left out.

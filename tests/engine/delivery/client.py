@@ -17,9 +17,9 @@ import msgspec
 import trio
 
 from tests.engine.life import Life
-from topics.engine.delivery.feed import Ending, Feed
+from topics.engine.delivery.feed import ConnectionEnd, Feed
 from topics.engine.delivery.outbox import Outbox
-from topics.engine.delivery.watch_sessions import Session
+from topics.engine.delivery.watch_sessions import WatchSession
 from topics.engine.engine import Engine
 from topics.model import Tombstone, WatchedTopic, WatchRequest, WatchStart
 
@@ -60,7 +60,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class LineFormat:
-    """`topics.engine.delivery.feed.Format` as lines; counts how often a frame of each kind was made."""
+    """`topics.engine.delivery.feed.FrameFormat` as lines; counts how often a frame of each kind was made."""
 
     def __init__(self) -> None:
         self.made: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class LineFormat:
         assert retry_after_ms > 0
         return self._line("held_up", topics=topics)
 
-    def final(self, why: Ending) -> bytes:
+    def final(self, why: ConnectionEnd) -> bytes:
         return self._line("final", status=why.status, code=why.code)
 
     @staticmethod
@@ -283,13 +283,13 @@ class Streams:
         self.nursery = nursery
         self.form = LineFormat()
 
-    def session(self, *names: str, **options: Any) -> tuple[Session, dict[str, WatchedTopic]]:
+    def session(self, *names: str, **options: Any) -> tuple[WatchSession, dict[str, WatchedTopic]]:
         """Begin a session; `start` says where, for all topics or for each."""
-        return self.engine.watching.open(request(*names, **options))
+        return self.engine.watch_sessions.open(request(*names, **options))
 
     async def connect(
         self,
-        session: Session,
+        session: WatchSession,
         last_event_id: str | None = None,
         *,
         stopped: bool = False,
@@ -300,9 +300,9 @@ class Streams:
         connection = Connection(**options)
         if stopped:
             connection.stop_reading()
-        watching = self.engine.watching
-        outbox = await watching.connect(session, self.form, stamp, connection, last_event_id)
-        connection.start(self.nursery, outbox, lambda: watching.disconnect(session, outbox))
+        watch_sessions = self.engine.watch_sessions
+        outbox = await watch_sessions.connect(session, self.form, stamp, connection, last_event_id)
+        connection.start(self.nursery, outbox, lambda: watch_sessions.disconnect(session, outbox))
         return connection
 
     async def watch(self, *names: str, stopped: bool = False, **options: Any) -> Connection:
@@ -313,23 +313,23 @@ class Streams:
     def socket(self, slots: int = 4, **options: Any) -> Connection:
         """A connection whose feeds come and go."""
         connection = Connection(**options)
-        watching = self.engine.watching
-        outbox = watching.open_socket(self.form, connection, slots)
-        connection.start(self.nursery, outbox, lambda: watching.close_socket(outbox))
+        watch_sessions = self.engine.watch_sessions
+        outbox = watch_sessions.open_socket(self.form, connection, slots)
+        connection.start(self.nursery, outbox, lambda: watch_sessions.close_socket(outbox))
         return connection
 
     def resolve(self, socket: Connection, *names: str, **options: Any) -> list[Feed]:
         """Feeds for `subscribe`."""
-        return [feed for feed, _ in self.engine.watching.resolve(socket.outbox, request(*names, **options))]
+        return [feed for feed, _ in self.engine.watch_sessions.resolve(socket.outbox, request(*names, **options))]
 
     def subscribe(self, socket: Connection, feeds: list[Feed]) -> None:
         """What the command does when there is room for its answer."""
         socket.outbox.put(LineFormat.answer("subscribed", [feed.name for feed in feeds]))
         for feed in feeds:
-            self.engine.watching.subscribe(socket.outbox, feed)
+            self.engine.watch_sessions.subscribe(socket.outbox, feed)
 
     def unsubscribe(self, socket: Connection, *names: str) -> list[str]:
-        left = [name for name in names if self.engine.watching.unsubscribe(socket.outbox, name)]
+        left = [name for name in names if self.engine.watch_sessions.unsubscribe(socket.outbox, name)]
         socket.outbox.put(LineFormat.answer("unsubscribed", left))
         return left
 

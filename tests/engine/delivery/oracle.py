@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tests.engine.delivery.client import Frame, Record
 from tests.engine.life import Life
-from topics.engine.delivery.feed import Mark
+from topics.engine.delivery.feed import TopicPosition
 
 TTL_SLACK_MS = 200
 """A read that has to wait for the disk judges by the time it began."""
@@ -179,7 +179,7 @@ class World:
 class Follower:
     """One topic of one client: how far it has got."""
 
-    def __init__(self, world: World, name: str, hidden: frozenset[str], strong: bool, start: Mark) -> None:
+    def __init__(self, world: World, name: str, hidden: frozenset[str], strong: bool, start: TopicPosition) -> None:
         self.world = world
         self.name = name
         self.hidden = hidden
@@ -193,7 +193,7 @@ class Follower:
         self.caught_up = False
         self.ended = False
 
-    def reconnected(self, start: Mark, bound: int | None, again: bool) -> None:
+    def reconnected(self, start: TopicPosition, bound: int | None, again: bool) -> None:
         """A new connection begins at `start`; `again` if something may be sent once more."""
         if start.epoch != self.epoch:
             assert again, "another instance"

@@ -25,9 +25,9 @@ from tests.engine.delivery.oracle import Follower, Removal, View, World, Written
 from tests.engine.life import SETTINGS, Life, living
 from tests.everything import EVERYTHING
 from tests.simulation.offload import InlineOffload
-from topics.engine.delivery.feed import Mark
+from topics.engine.delivery.feed import TopicPosition
 from topics.engine.delivery.outbox import OUTBOX_BYTES
-from topics.engine.delivery.watch_sessions import Session
+from topics.engine.delivery.watch_sessions import WatchSession
 from topics.errors import ApiError
 from topics.log.tag_match import parse_match
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
@@ -240,12 +240,14 @@ class Client(Reader):
 
     def __init__(self, walk: Walk, names: list[str]) -> None:
         super().__init__(walk, names)
-        self.session: Session
+        self.session: WatchSession
         self.session, found = walk.streams.session(*names, strong=self.strong, **self.options)
         self.followers = {}
         for name, at in found.items():
             assert at.epoch is not None
-            self.followers[name] = Follower(walk.world, name, self.hidden, self.strong, Mark(at.from_seq, at.epoch))
+            self.followers[name] = Follower(
+                walk.world, name, self.hidden, self.strong, TopicPosition(at.from_seq, at.epoch)
+            )
         self.ids: list[str] = []
         self._views: list[View] = []
 

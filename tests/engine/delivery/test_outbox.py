@@ -9,13 +9,13 @@ import trio
 
 from tests.engine.delivery.client import Connection, LineFormat, held_bytes, held_messages
 from tests.engine.life import settle
-from topics.engine.delivery.feed import TAKEN_OVER, Feed, Mark
+from topics.engine.delivery.feed import TAKEN_OVER, Feed, TopicPosition
 from topics.engine.delivery.outbox import GRACE_MS, LAGGED_MS, OUTBOX_BYTES, PIECE_BYTES, TOO_SLOW_MS, Outbox
-from topics.engine.record_collector import Wish
+from topics.engine.record_collector import RecordRequest
 
 pytestmark = pytest.mark.trio
 
-WISH = Wish(256, 256 << 10)
+WISH = RecordRequest(256, 256 << 10)
 FORM = LineFormat()
 STARTS_S = 0.5
 """How often the daemon looks at connections that do not take what they are sent."""
@@ -29,7 +29,7 @@ class Box:
         self.sending: dict[Outbox, None] = {}
         self.given_room: list[Feed] = []
         self.ended: list[Feed] = []
-        self.feed = Feed("t", WISH, Mark(0, 1))
+        self.feed = Feed("t", WISH, TopicPosition(0, 1))
         self.closed = trio.Event()
         self.outbox = Outbox(
             FORM,
@@ -77,7 +77,7 @@ async def test_a_frame_is_sent_in_the_step_in_which_it_is_put_in(nursery: trio.N
     await settle()
     box.put()
     assert box.seqs == [1]
-    assert box.feed.sent == Mark(1, 1)
+    assert box.feed.sent == TopicPosition(1, 1)
     assert not box.sending
     assert held_bytes(box.outbox) == 0
 
@@ -113,7 +113,7 @@ async def test_frames_arrive_in_order_however_much_the_socket_takes(
     await settle()
     assert box.seqs == list(range(1, 61))
     assert box.lines == [str(n) for n in range(1, 61)]
-    assert box.feed.sent == Mark(60, 1)
+    assert box.feed.sent == TopicPosition(60, 1)
     assert held_bytes(box.outbox) == box.outbox._bytes == 0
 
 
@@ -124,7 +124,7 @@ async def test_what_is_in_flight_counts_until_it_is_sent(nursery: trio.Nursery, 
     box.put(OUTBOX_BYTES // 2)
     await settle()
     assert box.sending
-    assert box.feed.sent == Mark(0, 1)
+    assert box.feed.sent == TopicPosition(0, 1)
     assert not box.outbox.has_room(OUTBOX_BYTES // 2)
     assert box.outbox.has_room(OUTBOX_BYTES // 3)
 
@@ -226,12 +226,12 @@ async def test_lagged_what_is_queued_is_dropped_and_what_is_in_flight_is_not(
     assert held_messages(box.outbox) == 3
     await trio.sleep(1.2)
     assert held_messages(box.outbox) == 1
-    assert box.feed.mark == Mark(2, 1)
+    assert box.feed.mark == TopicPosition(2, 1)
     assert box.feed in box.outbox.wanting
     box.connection.go_on_reading()
     await settle()
     assert box.seqs == [1, 2]
-    assert box.feed.sent == box.feed.mark == Mark(2, 1)
+    assert box.feed.sent == box.feed.mark == TopicPosition(2, 1)
     assert box.given_room == [box.feed]
 
 
@@ -246,7 +246,7 @@ async def test_lagged_a_feed_with_nothing_in_flight_goes_back_to_what_was_sent(
     box.put()
     box.put()
     await trio.sleep(LAGGED_MS / 1000 + 1)
-    assert box.feed.mark == box.feed.sent == Mark(0, 1)
+    assert box.feed.mark == box.feed.sent == TopicPosition(0, 1)
     assert not box.feed.caught_up
 
 
@@ -343,7 +343,7 @@ async def test_finishing_sends_what_is_in_flight_and_the_reason(nursery: trio.Nu
     box.connection.go_on_reading()
     await settle()
     assert box.connection.kinds() == ["record", "final"]
-    assert box.feed.sent == box.feed.mark == Mark(1, 1)
+    assert box.feed.sent == box.feed.mark == TopicPosition(1, 1)
     assert box.connection.complete
 
 
@@ -371,4 +371,4 @@ async def test_cancelled_between_arrival_and_confirmation_it_was_not_sent(
     box.connection.cut()
     await settle()
     assert box.connection.unconfirmed
-    assert box.feed.sent == Mark(0, 1)
+    assert box.feed.sent == TopicPosition(0, 1)

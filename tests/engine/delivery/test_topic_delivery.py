@@ -18,7 +18,7 @@ from tests.simulation.disk import Fault
 from topics.engine.delivery.outbox import OUTBOX_BYTES
 from topics.engine.topic import Topic
 from topics.model import WatchRequest, WatchStart
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 
 pytestmark = pytest.mark.trio
 
@@ -51,7 +51,7 @@ async def forget_payloads(life: Life, *topics: str) -> None:
 
 
 @contextmanager
-def held(disk: HeldOffload, kind: Kind) -> Iterator[None]:
+def held(disk: HeldOffload, kind: Pool) -> Iterator[None]:
     """Calls of a kind wait; let go however the test ends, as they cannot be cancelled."""
     disk.hold(kind)
     try:
@@ -354,16 +354,16 @@ async def test_the_past_is_read_from_disk_frame_by_frame(
         assert reader.kinds()[-1] == "caught_up"
 
 
-@pytest.mark.parametrize("kind", [Kind.HOT_READ, Kind.COLD_READ])
-async def test_a_reader_of_the_disk_holds_up_nobody(kind: Kind, autojump_clock: Any, nursery: trio.Nursery) -> None:
+@pytest.mark.parametrize("kind", [Pool.HOT_READ, Pool.COLD_READ])
+async def test_a_reader_of_the_disk_holds_up_nobody(kind: Pool, autojump_clock: Any, nursery: trio.Nursery) -> None:
     disk = HeldOffload()
-    config = replace(COLD_READS, cache_bytes=1 << 20, cold_dir=Path("/cold") if kind is Kind.COLD_READ else None)
+    config = replace(COLD_READS, cache_bytes=1 << 20, cold_dir=Path("/cold") if kind is Pool.COLD_READ else None)
     async with living(config, offload=disk) as life:
         streams = Streams(life, nursery)
         await fill(life, "t", 50)
         await life.append("live", 1)
         await life.compactor.checkpoint()
-        if kind is Kind.COLD_READ:
+        if kind is Pool.COLD_READ:
             await life.engine.relocator.pass_over()
         await forget_payloads(life, "t")
         tail = await streams.watch("t", "live", start=None)
@@ -392,7 +392,7 @@ async def test_a_reader_of_the_disk_is_cut_off_in_the_middle_without_a_trace(
         await fill(life, "t", 20)
         await forget_payloads(life, "t")
         session, _ = streams.session("t", limit=5)
-        with held(disk, Kind.HOT_READ):
+        with held(disk, Pool.HOT_READ):
             first = await streams.connect(session)
             await settle()
             first.cut()
@@ -412,7 +412,7 @@ async def test_a_topic_that_goes_while_its_records_are_read_is_told_once(
         await fill(life, "t", 20)
         await life.append("other", 1)
         await forget_payloads(life, "t")
-        with held(disk, Kind.HOT_READ):
+        with held(disk, Pool.HOT_READ):
             reader = await streams.watch("t", "other")
             await settle()
             await life.engine.topic_lifecycle.delete("t", if_empty=False)
@@ -480,7 +480,7 @@ async def test_strong_waits_for_the_sync(durability: Any, autojump_clock: Any, n
         topic = life.engine.registry.topics["t"]
         syncs: list[int] = []
         life.fs.subscribe(lambda op: syncs.append(topic.log.head_seq) if op.name == "fdatasync" else None)
-        with held(disk, Kind.WAL):
+        with held(disk, Pool.WAL):
             append = Called(nursery, lambda: life.append("t", 1))
             await trio.sleep(1)
             assert strong.seqs("t") == []
@@ -548,7 +548,7 @@ async def test_a_paused_topic_on_disk_does_not_hold_up_the_others_of_its_connect
             await life.put(name, priority=10 if name == "high" else -10)
             await fill(life, name, 20)
         await forget_payloads(life, "low1", "low2", "high")
-        with held(disk, Kind.HOT_READ):
+        with held(disk, Pool.HOT_READ):
             reader = await streams.watch("low1", "low2", "high", limit=5)
             await settle()
             scheduler.pause_lowest()
@@ -571,7 +571,7 @@ async def test_a_connection_that_ends_while_its_topic_is_paused_leaves_nothing(
             await fill(life, name, 20)
         await forget_payloads(life, "low1", "low2")
         session, _ = streams.session("low1", "low2", limit=5, strong=strong)
-        with held(disk, Kind.HOT_READ):
+        with held(disk, Pool.HOT_READ):
             first = await streams.connect(session)
             await settle()
             scheduler.pause_lowest()
@@ -612,12 +612,12 @@ async def test_a_topic_that_nobody_follows_keeps_nothing_for_it(
 
 async def test_a_socket_that_unsubscribes_follows_no_more(life: Life, streams: Streams, autojump_clock: Any) -> None:
     await life.append("t", 1)
-    watching, socket = life.engine.watching, streams.socket()
+    watch_sessions, socket = life.engine.watch_sessions, streams.socket()
     streams.subscribe(socket, streams.resolve(socket, "t"))
     await settle()
     assert socket.seqs("t") == [1]
-    assert watching.unsubscribe(socket.outbox, "t")
-    assert not watching.unsubscribe(socket.outbox, "t")
+    assert watch_sessions.unsubscribe(socket.outbox, "t")
+    assert not watch_sessions.unsubscribe(socket.outbox, "t")
     assert life.engine.registry.topics["t"].audience is None
     await life.append("t", 2)
     await settle()
@@ -649,9 +649,11 @@ async def test_nothing_keeps_a_deleted_topic(life: Life, streams: Streams, autoj
 async def test_a_topic_that_is_waited_for_is_delivered_when_it_is_made(
     life: Life, streams: Streams, autojump_clock: Any
 ) -> None:
-    watching = life.engine.watching
+    watch_sessions = life.engine.watch_sessions
     wanted = WatchRequest(topics={"t": WatchStart(tail=True)}, create=True)
-    waiting, given_up = [await streams.connect(watching.stream_of("t", wanted, last_id)) for last_id in (None, None)]
+    waiting, given_up = [
+        await streams.connect(watch_sessions.stream_of("t", wanted, last_id)) for last_id in (None, None)
+    ]
     await settle()
     assert (waiting.open, waiting.received) == (True, [])
     assert "t" not in life.engine.registry.topics

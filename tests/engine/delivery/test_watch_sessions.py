@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from tests.engine.delivery.client import Connection, LineFormat, Streams, positions_of, request
 from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
-from topics.engine.delivery.feed import Feed, Mark
-from topics.engine.delivery.watch_sessions import NAMED_CURSORS, Session
-from topics.engine.record_collector import Wish
+from topics.engine.delivery.feed import Feed, TopicPosition
+from topics.engine.delivery.watch_sessions import NAMED_CURSORS, WatchSession
+from topics.engine.record_collector import RecordRequest
 from topics.errors import ApiError
 from topics.model import WatchRequest, WatchStart
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 
-WISH = Wish(256, 256 << 10)
+WISH = RecordRequest(256, 256 << 10)
 
 
 def event_id(value: Any) -> str:
@@ -43,8 +43,8 @@ async def streams(life: Life, nursery: trio.Nursery) -> Streams:
 # --- ids --------------------------------------------------------------------------------------------------------------
 
 
-def session_of(topics: int) -> Session:
-    return Session("wid_x", [Feed(f"t{n}", WISH, Mark(n, 1)) for n in range(topics)], 15_000)
+def session_of(topics: int) -> WatchSession:
+    return WatchSession("wid_x", [Feed(f"t{n}", WISH, TopicPosition(n, 1)) for n in range(topics)], 15_000)
 
 
 @pytest.mark.parametrize("topics", [1, 2, NAMED_CURSORS, NAMED_CURSORS + 1, 256])
@@ -138,15 +138,15 @@ async def test_a_stream_without_a_session_goes_on_after_its_id(
     life: Life, streams: Streams, autojump_clock: Any
 ) -> None:
     await life.append("t", 1, 2, 3)
-    watching, one = life.engine.watching, WatchRequest(topics={"t": WatchStart()})
-    reader = await streams.connect(watching.stream_of("t", one, event_id({"t": 2})))
+    watch_sessions, one = life.engine.watch_sessions, WatchRequest(topics={"t": WatchStart()})
+    reader = await streams.connect(watch_sessions.stream_of("t", one, event_id({"t": 2})))
     await settle()
     assert reader.seqs("t") == [3]
     for wrong in (event_id({"u": 2}), event_id({}), "!"):
         with pytest.raises(ApiError) as refused:
-            watching.stream_of("t", one, wrong)
+            watch_sessions.stream_of("t", one, wrong)
         assert refused.value.code == "invalid_request"
-    assert watching.session_count == 0
+    assert watch_sessions.session_count == 0
 
 
 @pytest.mark.trio
@@ -307,7 +307,7 @@ async def test_the_last_topic_takes_the_stream_and_the_session_with_it(
     await settle()
     assert reader.complete
     assert reader.kinds()[-1] == "topic_deleted"
-    assert life.engine.watching.session_count == 0
+    assert life.engine.watch_sessions.session_count == 0
     assert (await refusal(streams.connect(session))).code == "not_found"
 
 
@@ -396,7 +396,7 @@ async def test_the_end_of_a_topic_is_told_again_to_who_has_not_got_it(
     second = await streams.connect(session)
     await settle()
     assert second.kinds() == ["topic_deleted"]
-    assert life.engine.watching.session_count == 0
+    assert life.engine.watch_sessions.session_count == 0
 
 
 @pytest.mark.trio
@@ -424,41 +424,41 @@ async def test_a_topic_that_goes_while_its_watcher_wants_room_is_told_once(
 @pytest.mark.trio
 async def test_an_idle_session_ends_after_its_time(nursery: trio.Nursery, autojump_clock: Any) -> None:
     async with living(settings(session_ttl_ms=10_000)) as life:
-        streams, watching = Streams(life, nursery), life.engine.watching
+        streams, watch_sessions = Streams(life, nursery), life.engine.watch_sessions
         await life.append("t", 1)
         never, _ = streams.session("t")
         shown, _ = streams.session("t")
         reader = await streams.connect(shown)
         await trio.sleep(9)
-        assert watching.session_count == 2
+        assert watch_sessions.session_count == 2
         await trio.sleep(2)
-        assert watching.session_count == 1
+        assert watch_sessions.session_count == 1
         assert (await refusal(streams.connect(never))).code == "not_found"
         with pytest.raises(ApiError):
-            watching.session(never.wid)
+            watch_sessions.session(never.wid)
         await trio.sleep(100)
         reader.cut()
         await trio.sleep(9)
-        assert watching.session(shown.wid) is shown
+        assert watch_sessions.session(shown.wid) is shown
         reader = await streams.connect(shown)
         await trio.sleep(60)
         assert reader.open
         reader.cut()
         await trio.sleep(11)
-        assert watching.session_count == 0
+        assert watch_sessions.session_count == 0
         assert life.engine.registry.topics["t"].audience is None
 
 
 @pytest.mark.trio
 async def test_the_daemon_says_farewell_to_all(nursery: trio.Nursery, autojump_clock: Any) -> None:
     async with living() as life:
-        streams, watching = Streams(life, nursery), life.engine.watching
+        streams, watch_sessions = Streams(life, nursery), life.engine.watch_sessions
         await life.append("t", 1)
         reader, stopped = await streams.watch("t"), await streams.watch("t", stopped=True)
         socket = streams.socket()
         await settle()
         began = trio.current_time()
-        await watching.say_farewell()
+        await watch_sessions.say_farewell()
         assert trio.current_time() - began < 2
         await settle()
         assert reader.complete
@@ -476,7 +476,7 @@ async def test_the_daemon_says_farewell_to_all(nursery: trio.Nursery, autojump_c
 @pytest.mark.trio
 async def test_there_are_only_so_many_sessions(nursery: trio.Nursery, autojump_clock: Any) -> None:
     async with living(settings(max_watch_sessions=2, session_ttl_ms=1000)) as life:
-        streams, watching = Streams(life, nursery), life.engine.watching
+        streams, watch_sessions = Streams(life, nursery), life.engine.watch_sessions
         await life.append("t", 1)
         for _ in range(2):
             streams.session("t")
@@ -484,7 +484,7 @@ async def test_there_are_only_so_many_sessions(nursery: trio.Nursery, autojump_c
             streams.session("t")
         assert (refused.value.code, refused.value.detail["limit"]) == ("throttled", "max_watch_sessions")
         assert refused.value.detail["max"] == 2
-        assert watching.session_count == 2
+        assert watch_sessions.session_count == 2
         assert life.engine.registry.throttled == {"max_watch_sessions": 1}
         await trio.sleep(2)
         streams.session("t")
@@ -493,7 +493,7 @@ async def test_there_are_only_so_many_sessions(nursery: trio.Nursery, autojump_c
 @pytest.mark.trio
 async def test_there_are_only_so_many_connections(autojump_clock: Any) -> None:
     async with living(settings(max_sse_connections=3)) as life:
-        places = life.engine.watching.places
+        places = life.engine.watch_sessions.places
         places.take("sse", b""), places.take("ws", b"")
         third = places.take("sse", b"")
         with pytest.raises(ApiError) as refused:
@@ -508,7 +508,7 @@ async def test_there_are_only_so_many_connections(autojump_clock: Any) -> None:
 @pytest.mark.trio
 async def test_a_key_has_only_so_many_connections_of_all_kinds(autojump_clock: Any) -> None:
     async with living(settings(max_sse_connections_per_key=2)) as life:
-        places = life.engine.watching.places
+        places = life.engine.watch_sessions.places
         first = places.take("sse", b"one")
         places.take("ws", b"one")
         with pytest.raises(ApiError) as refused:
@@ -542,9 +542,9 @@ async def test_unknown_topics_are_refused_or_left_out(life: Life, streams: Strea
         streams.session("t", "unknown")
     assert unknown.value.code == "topic_not_found"
     with pytest.raises(ApiError) as refused:
-        life.engine.watching.open(request("unknown", lenient=True))
+        life.engine.watch_sessions.open(request("unknown", lenient=True))
     assert refused.value.code == "invalid_request"
-    assert life.engine.watching.session_count == 1
+    assert life.engine.watch_sessions.session_count == 1
 
 
 # --- sockets ----------------------------------------------------------------------------------------------------------
@@ -595,7 +595,7 @@ async def test_a_strong_watcher_is_counted_only_while_it_is_there(nursery: trio.
         reader.cut()
         await settle()
         assert audience.strong == 0
-        assert Kind.WAL in disk.calls
+        assert Pool.WAL in disk.calls
 
 
 @pytest.mark.trio

@@ -24,19 +24,19 @@ from tests.engine import walks
 from tests.engine.walks import Wrong
 from tests.simulation.segment_lives import UNEXPECTED
 from tests.simulation.world import Life, World
-from topics.engine.forwarding.copy_commits import CopyCommits, Decided, Seqs
+from topics.engine.forwarding.copy_commits import CopyCommits, CopySeqs, DecidedCopies
 from topics.engine.forwarding.forwarder import Forwarder
-from topics.engine.forwarding.forwarders import Forwarding
-from topics.engine.operations.append import Appending
+from topics.engine.forwarding.forwarders import Forwarders
+from topics.engine.operations.append import Appends
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Topic
 from topics.log.copies import MAX_HOPS
-from topics.log.tag_match import Match, parse_match
+from topics.log.tag_match import TagMatch, parse_match
 from topics.log.topic_log import Extent, TopicLog
 from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, RouterPatch, TopicConfigPatch
 from topics.routing.router_state import Router
-from topics.runtime.offload import Kind
-from topics.storage.segments.copy_frames import Forwarded
+from topics.runtime.offload import Pool
+from topics.storage.segments.copy_frames import ForwardedFrame
 
 T = TypeVar("T")
 
@@ -206,7 +206,9 @@ class Truth:
             assert router.forwarded == 0
         self.paths[router.name] = path
 
-    def sent(self, forwarder: Forwarder, forwarded: Forwarded, first_seq: int, decided: Decided | None) -> None:
+    def sent(
+        self, forwarder: Forwarder, forwarded: ForwardedFrame, first_seq: int, decided: DecidedCopies | None
+    ) -> None:
         """A forwarder has taken a step: it is what it has to be, as of now."""
         router, source, dest = forwarder.router, self.instances[forwarder.source.id], forwarder.dest
         target = self.instances[dest.id]
@@ -255,7 +257,7 @@ class Truth:
         if seq not in source.live:
             return False
         config, written = forwarder.router.config, source.written[seq]
-        chosen: Match | None = config.filter
+        chosen: TagMatch | None = config.filter
         return (
             (chosen is None or chosen.matches(written.tag))
             and written.topic_id != target.topic.id
@@ -287,7 +289,7 @@ class Truth:
             hops=written.hops + 1,
         )
 
-    def arrived(self, dest: Topic, first_seq: int, decided: Decided) -> None:
+    def arrived(self, dest: Topic, first_seq: int, decided: DecidedCopies) -> None:
         """Copies are about to be published."""
         target = self.instances[dest.id]
         for seq, written in _parts(decided.blocks, first_seq, decided.seqs.last):
@@ -311,14 +313,14 @@ class Truth:
     async def _judge_routers(self, life: Life) -> None:
         states, more = life.engine.routers.page("", None, None, None, 1000)
         assert not more
-        assert {state.router for state in states} == self.paths.keys() == life.engine.forwarding.forwarders.keys()
+        assert {state.router for state in states} == self.paths.keys() == life.engine.forwarders.forwarders.keys()
         for state in states:
             path = self.paths[state.router]
             where = state.router
             assert (where, state.cursor_seq, state.forwarded_total) == (where, path.cursor, path.copies)
             head = self.instances[path.source].head
             assert (where, state.cursor_seq, state.lag) == (where, head, 0)
-        assert life.engine.forwarding.failures == 0
+        assert life.engine.forwarders.failures == 0
 
     async def _judge_topic(self, life: Life, name: str, known: Instance) -> bool:
         """False if it has changed meanwhile."""
@@ -363,10 +365,10 @@ class Truth:
                 (TopicLog, "delete_below", self._hear_delete_below),
                 (TopicLog, "evict_below", self._hear_evict_below),
                 (TopicLog, "add_hole", self._hear_add_hole),
-                (Appending, "_publish", self._hear_append),
-                (Forwarding, "begin", self._hear_begin),
-                (Forwarding, "end", self._hear_end),
-                (Forwarding, "_step", self._hear_step),
+                (Appends, "_publish", self._hear_append),
+                (Forwarders, "begin", self._hear_begin),
+                (Forwarders, "end", self._hear_end),
+                (Forwarders, "_step", self._hear_step),
                 (CopyCommits, "_send", self._hear_send),
                 (CopyCommits, "_publish", self._hear_copies),
             ):
@@ -417,36 +419,36 @@ class Truth:
             found.lost[first] = reason
             found.head += 1
 
-    def _hear_append(self, call: Callable[..., Any], appending: Appending, decided: Any, commit: Commit) -> Any:
+    def _hear_append(self, call: Callable[..., Any], appends: Appends, decided: Any, commit: Commit) -> Any:
         self.appended(decided)
-        return call(appending, decided, commit)
+        return call(appends, decided, commit)
 
     def _hear_begin(
-        self, call: Callable[..., Any], forwarding: Forwarding, router: Router, source: Topic, dest: Topic
+        self, call: Callable[..., Any], forwarders: Forwarders, router: Router, source: Topic, dest: Topic
     ) -> None:
         self.begun(router, source, dest)
-        call(forwarding, router, source, dest)
+        call(forwarders, router, source, dest)
 
-    def _hear_end(self, call: Callable[..., Any], forwarding: Forwarding, name: str) -> None:
+    def _hear_end(self, call: Callable[..., Any], forwarders: Forwarders, name: str) -> None:
         del self.paths[name]
-        dest = forwarding.forwarders[name].dest
+        dest = forwarders.forwarders[name].dest
         others = [router for router in (dest.incoming or {}).values() if router.name != name]
         if not any(router.config.guarantee == "exactly_once" for router in others):
             self.instances[dest.id].taken.clear()
-        call(forwarding, name)
+        call(forwarders, name)
 
-    def _hear_step(self, call: Callable[..., Any], forwarding: Forwarding, forwarder: Forwarder) -> Any:
+    def _hear_step(self, call: Callable[..., Any], forwarders: Forwarders, forwarder: Forwarder) -> Any:
         assert not forwarder.closed
-        return call(forwarding, forwarder)
+        return call(forwarders, forwarder)
 
     def _hear_send(
         self,
         call: Callable[..., Any],
         commits: CopyCommits,
         forwarder: Forwarder,
-        forwarded: Forwarded,
-        seqs: Seqs,
-        decided: Decided | None = None,
+        forwarded: ForwardedFrame,
+        seqs: CopySeqs,
+        decided: DecidedCopies | None = None,
     ) -> None:
         self.sent(forwarder, forwarded, seqs.first, decided)
         call(commits, forwarder, forwarded, seqs, decided)
@@ -456,9 +458,9 @@ class Truth:
         call: Callable[..., Any],
         commits: CopyCommits,
         forwarder: Forwarder,
-        forwarded: Forwarded,
-        seqs: Seqs,
-        decided: Decided | None,
+        forwarded: ForwardedFrame,
+        seqs: CopySeqs,
+        decided: DecidedCopies | None,
         commit: Commit,
     ) -> None:
         if decided is not None:
@@ -637,7 +639,7 @@ class Walk(walks.Walk):
 def walk(seed: int, lives: int, steps: int, about: About) -> None:
     truth = Truth()
     events: list[dict[str, Any]] = []
-    with walks.slow_disks({Kind.HOT_READ: 0.3, Kind.COLD_READ: 0.3}, 0.0005, 0.002, 0.03), truth.listening():
+    with walks.slow_disks({Pool.HOT_READ: 0.3, Pool.COLD_READ: 0.3}, 0.0005, 0.002, 0.03), truth.listening():
         world = World(seed, config=CONFIG)
         for life in range(lives):
             truth.stopped, truth.paths = truth.paths, {}

@@ -13,13 +13,13 @@ from tests.engine.life import Called, HeldOffload, Life, living, refusal, settin
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from tests.simulation.world import quiet
-from topics.engine.forwarding.forwarders import CATCH_UP_S, Forwarding
+from topics.engine.forwarding.forwarders import CATCH_UP_S, Forwarders
 from topics.errors import ApiError
 from topics.log.copies import MAX_HOPS
 from topics.model import RouterPatch, RouterState
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.sched.governor import CALM
-from topics.storage.segments.topic_segments import Shelf
+from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.wal.frames import FrameType
 
 pytestmark = pytest.mark.trio
@@ -479,7 +479,7 @@ async def test_a_router_over_a_limit_leaves_nothing_behind(limits: dict[str, int
         error = await refusal(route(life, "r1", "c", "d"))
         assert (error.status, error.detail["limit"]) == (429, next(iter(limits)))
         assert list(life.engine.registry.topics) == ["a", "b"]
-        assert life.engine.forwarding.forwarders.keys() == {"r"}
+        assert life.engine.forwarders.forwarders.keys() == {"r"}
 
 
 # ----------------------------------------------------------------- topics that go
@@ -494,7 +494,7 @@ async def test_a_topic_takes_its_routers_with_it(autojump_clock: Any) -> None:
         await life.append("x", 2)
         assert sorted(await datas(life, "c")) == [1, 2]
         assert await life.engine.topic_lifecycle.delete("b", if_empty=False) == (True, ["r1", "r2"])
-        assert life.engine.forwarding.forwarders.keys() == {"r3"}
+        assert life.engine.forwarders.forwarders.keys() == {"r3"}
         await life.append("a", 3)
         await life.append("b", 4)
         assert sorted(await datas(life, "c")) == [1, 2]
@@ -540,7 +540,7 @@ async def test_races_of_routers_topics_and_appends_leave_no_forwarder_without_ro
                     await trio.sleep(chance.choice((0, 0, 0.001, 0.05)))
         await trio.sleep(5)
         states = {state.router: state for state in engine.routers.page("", None, None, None, 99)[0]}
-        assert states.keys() == engine.forwarding.forwarders.keys()
+        assert states.keys() == engine.forwarders.forwarders.keys()
         incoming = {name for topic in engine.registry.topics.values() for name in topic.incoming or ()}
         assert incoming == states.keys()
         fans = {
@@ -550,15 +550,15 @@ async def test_races_of_routers_topics_and_appends_leave_no_forwarder_without_ro
             for forwarder in topic.fanout.audience.consumers
         }
         assert fans == states.keys()
-        for name, forwarder in engine.forwarding.forwarders.items():
+        for name, forwarder in engine.forwarders.forwarders.items():
             assert forwarder.source is engine.registry.topics[states[name].source]
             assert forwarder.dest is engine.registry.topics[states[name].dest]
             assert states[name].lag == 0
         assert len(tasks.child_tasks) == baseline
-        assert engine.forwarding.failures == 0
+        assert engine.forwarders.failures == 0
         for state in states.values():
             assert await engine.routers.delete(state.router)
-        assert not engine.forwarding.forwarders
+        assert not engine.forwarders.forwarders
         assert all(topic.fanout is None and topic.incoming is None for topic in engine.registry.topics.values())
 
 
@@ -719,16 +719,16 @@ async def test_a_forwarder_that_fails_is_started_again_and_counted(autojump_cloc
     async with living() as life:
         await route(life, "r1", "a", "b")
         await route(life, "r2", "a", "c")
-        choose = Forwarding._choose
+        choose = Forwarders._choose
         times: list[float] = []
 
-        def fail(forwarding: Forwarding, forwarder: Any, taken: Any) -> Any:
+        def fail(forwarders: Forwarders, forwarder: Any, taken: Any) -> Any:
             if forwarder.router.name == "r1" and len(times) < 4:
                 times.append(trio.current_time())
                 raise ZeroDivisionError
-            return choose(forwarding, forwarder, taken)
+            return choose(forwarders, forwarder, taken)
 
-        monkeypatch.setattr(Forwarding, "_choose", fail)
+        monkeypatch.setattr(Forwarders, "_choose", fail)
         with quiet():
             await life.append("a", 1)
             began = trio.current_time()
@@ -736,7 +736,7 @@ async def test_a_forwarder_that_fails_is_started_again_and_counted(autojump_cloc
             assert trio.current_time() - began < 0.1
             await trio.sleep(5)
         assert await datas(life, "b") == [1]
-        assert life.engine.forwarding.failures == len(times) == 4
+        assert life.engine.forwarders.failures == len(times) == 4
         pauses = [later - earlier for earlier, later in pairwise(times)]
         assert pauses == sorted(pauses)
         assert pauses[0] > 0
@@ -763,7 +763,7 @@ async def test_a_forwarder_whose_reading_fails_is_started_again_and_counted(
         with quiet():
             await route(life, "r", "a", "b")
             await trio.sleep(5)
-        assert life.engine.forwarding.failures == len(failed) == 2
+        assert life.engine.forwarders.failures == len(failed) == 2
         assert await datas(life, "b") == list(range(5))
 
 
@@ -773,14 +773,14 @@ async def test_a_slow_disk_holds_up_only_the_forwarder_that_needs_it(autojump_cl
         await life.append("a", *range(5))
         await trio.sleep(1)
         life.engine.registry.topics["a"].blocks.clear()
-        offload.hold(Kind.HOT_READ)
+        offload.hold(Pool.HOT_READ)
         await route(life, "r1", "a", "b")
         await route(life, "r2", "a", "c", start="tail")
         await life.append("a", 5)
         count = (await life.engine.topic_states.of("c", touch=False)).count
         reads = life.engine.registry.topics["b"].log.count
         deleted = await life.engine.routers.delete("r1")  # it does not wait for it, either
-        offload.let_go(Kind.HOT_READ)
+        offload.let_go(Pool.HOT_READ)
         assert (count, reads, deleted) == (1, 0, True)
         await trio.sleep(1)
         assert await datas(life, "b") == []
@@ -798,13 +798,13 @@ async def test_the_log_that_copies_are_made_of_stays_while_a_checkpoint_has_to_p
         for n in range(100):
             await life.append("a", {"data": "x" * 200, "meta": {"n": str(n)}})
         await life.engine.routers.catch_up(["b"])
-        dest.shelf = Shelf()
+        dest.segment_set = SegmentSet()
         made_of = {life.engine.store.files.get(file).path for file in dest.copy_table().files}
         assert len(made_of) > 1
 
         async def work_on_its_files(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-            assert dest.shelf is not None
-            async with dest.shelf.upkeep:
+            assert dest.segment_set is not None
+            async with dest.segment_set.hot_lock:
                 task_status.started()
                 await trio.sleep_forever()
 

@@ -11,7 +11,7 @@ from tests.engine.life import Called, HeldOffload, living, records, refusal, set
 from tests.simulation.disk import SimFs
 from topics.engine.operations import delete
 from topics.engine.operations.delete import DELETE_SLICE
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.storage.files.datadir import DataDir
 from topics.storage.wal.frames import FrameType
 
@@ -139,14 +139,14 @@ async def test_a_read_that_waits_for_the_disk_does_not_see_half_of_a_large_delet
         await life.put("t", durability="disk")
         for at in range(0, n, 5000):
             await life.append("t", *[{"data": i, "tag": "a" if i else None} for i in range(at, at + 5000)])
-        offload.hold(Kind.HOT_READ)
+        offload.hold(Pool.HOT_READ)
         reader = Called(nursery, lambda: life.read("t", 0, limit=n))
         await settle()
         gone = Called(nursery, lambda: life.delete("t", match="a"))
         topic = life.engine.registry.topics["t"]
         while topic.working is None:
             await trio.lowlevel.checkpoint()
-        offload.let_go(Kind.HOT_READ)
+        offload.let_go(Pool.HOT_READ)
         await settle()
         assert gone.result.deleted == n - 1
         assert [record["data"] for record in records(reader.result)] == [0]
@@ -223,13 +223,13 @@ async def test_a_deletion_that_finds_damage_beside_a_checkpoint_ends(autojump_cl
         fs.flip_bit(DataDir("/data").segment_path(1, 1, kind), 100, 0)
     async with living(config, fs=fs, offload=offload) as life, trio.open_nursery() as nursery:
         await life.delete("t", match="nothing")  # the tags are in memory now, the columns are not
-        offload.hold(Kind.HOT_READ)
+        offload.hold(Pool.HOT_READ)
         deletion = Called(nursery, lambda: life.delete("t", match="even"))
         await settle()
         assert life.engine.registry.topics["t"].working is not None
         checkpoint = Called(nursery, life.compactor.try_checkpoint)
         await settle()
-        offload.let_go(Kind.HOT_READ)
+        offload.let_go(Pool.HOT_READ)
         await trio.sleep(60)
         assert deletion.done
         assert checkpoint.done

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from tests.engine.life import Life, living, refusal, settings
-from topics.engine.operations.export import PAY_MOST_S, SLICE_BYTES, Export, ExportRequest, Slice
-from topics.log.tag_match import Match
+from topics.engine.operations.export import PAY_MOST_S, SLICE_BYTES, Export, ExportRequest, ExportSlice
+from topics.log.tag_match import TagMatch
 
 pytestmark = pytest.mark.trio
 
@@ -18,17 +18,17 @@ LARGE = "x" * 50_000
 """Two of these are a slice."""
 
 
-def seqs_of(piece: Slice | None) -> list[int]:
+def seqs_of(piece: ExportSlice | None) -> list[int]:
     assert piece is not None
     return [json.loads(line)["$seq"] for line in piece.lines.split(b"\n") if line]
 
 
-def gap_of(piece: Slice) -> tuple[int, int, str] | None:
+def gap_of(piece: ExportSlice) -> tuple[int, int, str] | None:
     tombstone = piece.tombstone
     return None if tombstone is None else (tombstone.gap_from, tombstone.gap_to, tombstone.reason)
 
 
-async def rest_of(export: Export) -> list[Slice]:
+async def rest_of(export: Export) -> list[ExportSlice]:
     pieces = []
     while (piece := await export.next_slice()) is not None:
         pieces.append(piece)
@@ -146,7 +146,7 @@ async def test_others_have_their_turns_while_a_rare_tag_is_looked_for(autojump_c
 
     async with living() as life, trio.open_nursery() as nursery:
         await life.append("t", *[{"data": i, "tag": "rare" if i == 49_999 else "often"} for i in range(50_000)])
-        export = await life.engine.exports.open("t", ExportRequest(match=Match("rare", prefix=False)))
+        export = await life.engine.exports.open("t", ExportRequest(match=TagMatch("rare", prefix=False)))
         nursery.start_soon(count_turns)
         before = turns
         assert seqs_of(await export.next_slice()) == [50_000]

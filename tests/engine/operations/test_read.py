@@ -13,7 +13,7 @@ import trio
 from tests.engine.life import Called, HeldOffload, Life, living, records, refusal, settings, settle
 from tests.simulation.disk import SimFs
 from topics.model import AppendRequest, Performance, RecordIn
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.storage.wal.frames import FrameType
 
 pytestmark = pytest.mark.trio
@@ -307,11 +307,11 @@ async def test_eviction_while_a_read_waits_for_the_disk_is_announced(autojump_cl
         await life.put("t", cap_records=10)
         await life.append("t", *range(1, 11))
         await trio.sleep(0.1)
-        offload.hold(Kind.HOT_READ)
+        offload.hold(Pool.HOT_READ)
         read = Called(nursery, lambda: life.read("t"))
         await settle()
         await life.append("t", *range(11, 16))
-        offload.let_go(Kind.HOT_READ)
+        offload.let_go(Pool.HOT_READ)
         await settle()
         answer = read.result
         seqs = [record["$seq"] for record in records(answer)]
@@ -329,14 +329,14 @@ async def test_a_file_that_is_dropped_while_it_is_about_to_be_read_loses_nothing
     async with living(config, fs=fs, offload=offload) as life, trio.open_nursery() as nursery:
         await life.append("t", *range(10))
         await trio.sleep(0.1)
-        offload.hold(Kind.HOT_READ)
+        offload.hold(Pool.HOT_READ)
         read = Called(nursery, lambda: life.read("t"))
         await settle()
         for _ in range(3):
             await life.append("u", *["x" * 1000] * 60)
             await life.compactor.checkpoint()
         assert not fs.exists("/data/wal/wal-00000000000000000000.log")
-        offload.let_go(Kind.HOT_READ)
+        offload.let_go(Pool.HOT_READ)
         await settle()
         assert [record["data"] for record in records(read.result)] == list(range(10))
         assert read.result.tombstone is None
@@ -347,11 +347,11 @@ async def test_a_topic_deleted_while_a_read_waits_for_the_disk(autojump_clock: A
     async with living(settings(cache_bytes=0), offload=offload) as life, trio.open_nursery() as nursery:
         await life.append("t", *range(1, 11))
         await trio.sleep(0.1)
-        offload.hold(Kind.HOT_READ)
+        offload.hold(Pool.HOT_READ)
         read = Called(nursery, lambda: life.read("t"))
         await settle()
         await life.engine.topic_lifecycle.delete("t", if_empty=False)
-        offload.let_go(Kind.HOT_READ)
+        offload.let_go(Pool.HOT_READ)
         await settle()
         assert read.error is not None
         assert read.error.code == "topic_not_found"

@@ -24,8 +24,8 @@ from tests.simulation.world import quiet
 from topics.engine.topic import Topic
 from topics.log.stages import WINDOW_MS
 from topics.model import CheckedAppend, ClaimRequest, CommitResult, Performance, RecordIn, RouterPatch, StageResult
-from topics.runtime.offload import Kind
-from topics.storage.segments.topic_segments import Shelf
+from topics.runtime.offload import Pool
+from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.wal.frames import FrameType
 
 pytestmark = pytest.mark.trio
@@ -213,11 +213,11 @@ async def test_a_stage_that_goes_while_it_is_read_for_a_commit_ends_the_commit(a
         for span in staged.log.stored.all():
             life.engine._indexes.forget_columns(span)
             span.detach()
-        offload.hold(Kind.HOT_READ)
+        offload.hold(Pool.HOT_READ)
         call = Called(nursery, lambda: commit(life, "k", "a"))
         await settle()
         assert await life.engine.topic_lifecycle.delete("t", if_empty=False)
-        offload.let_go(Kind.HOT_READ)
+        offload.let_go(Pool.HOT_READ)
         await trio.sleep(5)
         assert call.done
         assert call.error is not None
@@ -456,9 +456,9 @@ async def test_the_log_of_a_stage_stays_until_its_topic_needs_it_no_more(autojum
         shards = {one.shard for one in (target.stages or {}).values()}
         assert shards - {target.shard}, "one of them is in another shard"
         await commit(life, "k", *names)
-        target.shelf = Shelf()
+        target.segment_set = SegmentSet()
         async with trio.open_nursery() as nursery:
-            await nursery.start(hold, target.shelf)  # what checkpoints skip needs its bytes for longer
+            await nursery.start(hold, target.segment_set)  # what checkpoints skip needs its bytes for longer
             for _ in range(3):
                 await life.append("other", *(["x" * 100] * 100))
                 await life.compactor.checkpoint()
@@ -472,8 +472,8 @@ async def test_the_log_of_a_stage_stays_until_its_topic_needs_it_no_more(autojum
         assert await datas(life) == [name for name in names for _ in range(40)]
 
 
-async def hold(shelf: Shelf, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    async with shelf.upkeep:
+async def hold(segment_set: SegmentSet, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async with segment_set.hot_lock:
         task_status.started()
         await trio.sleep_forever()
 

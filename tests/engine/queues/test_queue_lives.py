@@ -48,12 +48,12 @@ from topics.model import (
     RouterPatch,
     TopicConfigPatch,
 )
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 
 T = TypeVar("T")
 
 CONFIG: Final = replace(walks.CONFIG, cache_bytes=2000)
-SLOW: Final = dict.fromkeys(Kind, 0.0) | {Kind.HOT_READ: 0.3, Kind.COLD_READ: 0.3, Kind.WAL: 0.2}
+SLOW: Final = dict.fromkeys(Pool, 0.0) | {Pool.HOT_READ: 0.3, Pool.COLD_READ: 0.3, Pool.WAL: 0.2}
 
 WORKERS: Final = 5
 STREAMS: Final = 2

@@ -23,11 +23,11 @@ from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from tests.simulation.offload import InlineOffload
 from topics.engine.job_queue import JobQueue
-from topics.engine.queues.queue_calls import Work
+from topics.engine.queues.queue_calls import JobSubscription
 from topics.engine.topic import Topic
 from topics.errors import ApiError
 from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, Performance, QueueState
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.storage.files.datadir import DataDir
 from topics.storage.wal.frames import FrameType
 from topics.storage.wal.shard_log import ShardLog
@@ -102,7 +102,7 @@ class Stream:
         self.life = life
         self.node = node
         self.jobs: list[Job] = []
-        self.work: Work | None = None
+        self.work: JobSubscription | None = None
         self.call = Called(nursery, partial(self._run, most, lease_ms))
 
     async def _run(self, most: int, lease_ms: int | None) -> None:
@@ -148,7 +148,7 @@ class Disk(HeldOffload):
         """Reads that are let through all the same."""
 
     @contextmanager
-    def held(self, kind: Kind = Kind.WAL) -> Iterator[None]:
+    def held(self, kind: Pool = Pool.WAL) -> Iterator[None]:
         self.hold(kind)
         try:
             yield
@@ -164,12 +164,12 @@ class Disk(HeldOffload):
             self._shard = None
             self._moves.set()
 
-    async def run(self, kind: Kind, call: Callable[[], T]) -> T:
-        if kind is Kind.HOT_READ and self.passes:
+    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
+        if kind is Pool.HOT_READ and self.passes:
             self.passes -= 1
             return await InlineOffload.run(self, kind, call)
         writer = getattr(getattr(call, "func", None), "__self__", None)
-        if kind is Kind.WAL and isinstance(writer, ShardLog) and writer.shard == self._shard:
+        if kind is Pool.WAL and isinstance(writer, ShardLog) and writer.shard == self._shard:
             with trio.CancelScope(shield=True):
                 await self._moves.wait()
         return await super().run(kind, call)
@@ -233,7 +233,7 @@ async def test_a_claim_ends_with_its_topic_while_it_fetches(autojump_clock: Any)
         await life.put("q", type="queue")
         await life.append("q", 1)
         await trio.sleep(0.1)
-        with offload.held(Kind.HOT_READ):
+        with offload.held(Pool.HOT_READ):
             call = Called(nursery, lambda: claim(life))
             await settle()
             await life.engine.topic_lifecycle.delete("q", if_empty=False)
@@ -248,7 +248,7 @@ async def test_a_claim_ends_when_its_topic_is_another_one_while_columns_are_load
     fs, offload = SimFs(), Disk()
     await leave_in_segments(fs, 10)
     async with living(SEGMENTS, fs=fs, offload=offload) as life, trio.open_nursery() as nursery:
-        with offload.held(Kind.HOT_READ):
+        with offload.held(Pool.HOT_READ):
             call = Called(nursery, lambda: claim(life, most=3))
             await settle()
             assert not call.done
@@ -268,7 +268,7 @@ async def test_a_lease_that_ends_while_columns_are_loaded_frees_its_place(autoju
         await settle()
         assert stream.seqs == [1]
         await claim(life, "x", 8, lease_ms=100_000)  # the rest of the first segment
-        with offload.held(Kind.HOT_READ):
+        with offload.held(Pool.HOT_READ):
             other = Stream(nursery, life, 20, node="y", lease_ms=100_000)
             await settle()
             assert not other.jobs, "the columns of the second segment are not there"
@@ -291,7 +291,7 @@ async def test_a_queue_that_is_deleted_while_its_dead_letters_are_read(autojump_
         await claim(life)
         await trio.sleep(1)
         _, queue = the_queue(life)
-        with offload.held(Kind.HOT_READ):
+        with offload.held(Pool.HOT_READ):
             assert seqs_of(await claim(life)) == []
             await settle()
             assert queue.moving
@@ -517,7 +517,7 @@ async def test_a_claim_goes_on_waiting_when_what_it_was_dealt_is_gone(autojump_c
         await life.put("q", type="queue")
         await life.append("q", 1)
         await trio.sleep(0.1)
-        with offload.held(Kind.HOT_READ):
+        with offload.held(Pool.HOT_READ):
             call = Timed(nursery, lambda: claim(life, wait_ms=5000))
             await settle()
             await life.delete("q", before_seq=2)
@@ -894,7 +894,7 @@ async def test_an_ack_of_jobs_in_segments_whose_columns_are_not_loaded(autojump_
         await life.append("q", *range(40))
         assert len((await claim(life, most=30)).jobs) == 30
     async with living(SEGMENTS, fs=fs, offload=offload) as life, trio.open_nursery() as nursery:
-        with offload.held(Kind.HOT_READ):
+        with offload.held(Pool.HOT_READ):
             acks = Called(nursery, lambda: ack(life, [3, 14, 25, 35]))
             more = Called(nursery, lambda: nack(life, [4]))
             await settle()
@@ -966,7 +966,7 @@ async def test_a_stream_that_waits_in_line_hears_that_the_disk_does_not_answer(
             raise ApiError("not_ready", "the disk does not answer")
 
         with monkeypatch.context() as away:
-            away.setattr(life.engine.queues._claiming._loader, "prepared", fails)
+            away.setattr(life.engine.queues._claims._loader, "prepared", fails)
             await life.append("q", *range(3))
             await trio.sleep(3)
             assert stream.error == "not_ready"
@@ -1031,7 +1031,7 @@ async def test_a_reconfiguration_between_decision_and_commit_of_a_claim(
         await life.put("q", type="queue")
         await life.append("q", 1, 2)
         await trio.sleep(0.1)
-        with offload.held(Kind.HOT_READ):
+        with offload.held(Pool.HOT_READ):
             call = Called(nursery, lambda: claim(life, most=2))
             await settle()
             assert not call.done
@@ -1632,7 +1632,7 @@ async def test_a_job_that_goes_while_the_mover_reads_others_is_not_moved(autojum
         await life.append("q", 1, 2)
         await exhaust(life, 2)
         await trio.sleep(0.1)
-        with offload.held(Kind.HOT_READ):
+        with offload.held(Pool.HOT_READ):
             offload.passes = 1
             await claim(life)
             await settle()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from topics.auth.keys import Key, Keyring, Scope, parse_keys
 from topics.config import Settings
-from topics.http.access.key_access import Access
+from topics.http.access.key_access import KeyAccess
 from topics.runtime.clock import SystemClock
 
 
@@ -25,7 +25,7 @@ class Stream:
 
 def test_a_stream_whose_key_is_withdrawn_while_it_opens_ends_at_once() -> None:
     stays, goes = parse_keys("stays,goes")
-    access = Access(Settings(wal_shards=1), SystemClock(), Keyring([stays, goes]))
+    access = KeyAccess(Settings(wal_shards=1), SystemClock(), Keyring([stays, goes]))
     opening, other = Stream(goes), Stream(stays)
     assert access.replace(Keyring([stays])).streams == 0, "none is open yet"
     with access.showing(opening), access.showing(other):

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.http.conftest import serving
-from topics.engine.operations.export import End, ExportRequest, Slice
-from topics.engine.record_collector import Run, run_of
+from topics.engine.operations.export import ExportEnd, ExportRequest, ExportSlice
+from topics.engine.record_collector import BlockRun, run_of
 from topics.http.answers.arrow_stream import SCHEMA, ArrowStream, load, record_batch
 from topics.http.handlers import bulk
 from topics.http.requests.body_reader import LINES_TYPE
@@ -45,7 +45,7 @@ def block_of(first_seq: int, ts: list[int], rows: list[Row]) -> Block:
     )
 
 
-def run(block: Block, first: int, last: int) -> Run:
+def run(block: Block, first: int, last: int) -> BlockRun:
     text, to = block.cut(first, last, sys.maxsize, Projection(), at_least_one=True)
     assert to == last
     return run_of(block, first, last, text)
@@ -89,9 +89,9 @@ def test_a_stream_tells_gaps_in_their_place_and_ends_with_its_end() -> None:
     stream = ArrowStream(ExportRequest())
     gap = Tombstone(gap_from=1, gap_to=3, reason="cap", missed_estimate=3, earliest_seq=4, head_seq=5)
     records = run(block_of(4, [7, 7], [(b"1", None, None, {}), (b"2", None, "t", {})]), 4, 5)
-    body = stream.piece(Slice(gap, b"", [records], 2, 5))
-    assert stream.piece(Slice(None, b"", (), 0, 9)) == b""
-    body += stream.end(End(5, 5, 4, 1))
+    body = stream.piece(ExportSlice(gap, b"", [records], 2, 5))
+    assert stream.piece(ExportSlice(None, b"", (), 0, 9)) == b""
+    body += stream.end(ExportEnd(5, 5, 4, 1))
     reader = pa.ipc.open_stream(body)
     found = [reader.read_next_batch_with_custom_metadata() for _ in range(3)]
     with pytest.raises(StopIteration):

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topics.config import Rate
-from topics.http.budgets.token_bucket import Bucket
+from topics.http.budgets.token_bucket import TokenBucket
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -19,7 +19,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 5000)), min_size
 def test_no_stretch_of_time_has_more_requests_than_its_share_and_a_second_more(
     requests: int, steps: list[tuple[int, int]]
 ) -> None:
-    bucket = Bucket(Rate(requests, 0), 0)
+    bucket = TokenBucket(Rate(requests, 0), 0)
     now, let_in = 0, []
     for pause_ms, size in steps:
         now += pause_ms * MS
@@ -35,7 +35,7 @@ def test_no_stretch_of_time_has_more_requests_than_its_share_and_a_second_more(
 def test_no_stretch_of_time_has_more_bytes_than_its_share_and_a_second_and_a_request_more(
     size: int, steps: list[tuple[int, int]]
 ) -> None:
-    bucket = Bucket(Rate(0, size), 0)
+    bucket = TokenBucket(Rate(0, size), 0)
     now, let_in = 0, []
     for pause_ms, weight in steps:
         now += pause_ms * MS
@@ -55,7 +55,7 @@ def test_no_stretch_of_time_has_more_bytes_than_its_share_and_a_second_and_a_req
 def test_who_comes_back_when_told_to_is_let_in_however_often_it_was_refused_before(
     requests: int, size: int, steps: list[tuple[int, int]]
 ) -> None:
-    bucket = Bucket(Rate(requests, size), 0)
+    bucket = TokenBucket(Rate(requests, size), 0)
     now = 0
     for pause_ms, weight in steps:
         now += pause_ms * MS
@@ -71,7 +71,7 @@ def test_who_comes_back_when_told_to_is_let_in_however_often_it_was_refused_befo
 
 @given(st.integers(1, 50), st.integers(1000, 3_600_000))
 def test_a_second_of_requests_may_come_at_once_and_no_more_however_long_none_came(requests: int, idle_ms: int) -> None:
-    bucket = Bucket(Rate(requests, 0), 0)
+    bucket = TokenBucket(Rate(requests, 0), 0)
     for begin in (0, idle_ms * MS):
         assert [bucket.admit(begin) for _ in range(requests)] == [0] * requests
         assert bucket.admit(begin) > 0
@@ -79,7 +79,7 @@ def test_a_second_of_requests_may_come_at_once_and_no_more_however_long_none_cam
 
 @given(STEPS)
 def test_what_is_off_refuses_nobody(steps: list[tuple[int, int]]) -> None:
-    bucket = Bucket(Rate(0, 0), 0)
+    bucket = TokenBucket(Rate(0, 0), 0)
     for _, weight in steps:
         assert bucket.admit(0) == 0
         bucket.charge(weight)

@@ -76,11 +76,11 @@ def test_a_bad_router_names_its_field(body: Any, field: str) -> None:
 
 
 def test_a_list_of_routers_is_asked_for_by_prefix_and_by_either_end() -> None:
-    everything = topic_requests.RouterSelection(topic_requests.Page("", None, 100), None, None)
+    everything = topic_requests.RouterSelection(topic_requests.ListPage("", None, 100), None, None)
     assert topic_requests.decode_router_list_query(b"") == everything
     assert topic_requests.decode_router_list_query(b"touch=maybe&colour=red") == everything
     selection = topic_requests.decode_router_list_query(b"prefix=a%3Eb>&source=in&dest=out&page_size=7")
-    assert selection == topic_requests.RouterSelection(topic_requests.Page("a>b>", None, 7), "in", "out")
+    assert selection == topic_requests.RouterSelection(topic_requests.ListPage("a>b>", None, 7), "in", "out")
     for given, taken in ((0, 1), (-5, 1), (1001, 1000)):
         assert topic_requests.decode_router_list_query(f"page_size={given}".encode()).page.page_size == taken
 

@@ -22,7 +22,7 @@ from topics.errors import STATUS_OF_CODE, ApiError
 from topics.http.openapi.description import OPERATIONS
 from topics.http.openapi.docs_page import CONTENT_POLICY, page_bytes, render
 from topics.http.openapi.document import document, document_bytes
-from topics.http.routes import ROUTES, Body, Route
+from topics.http.routes import ROUTES, BodyKind, Route
 from topics.log.names import check_router_name, check_topic_name
 
 API = document()
@@ -73,7 +73,7 @@ def test_names_in_a_path_a_body_and_scopes_are_those_of_the_route(route: Route) 
     assert len(set(names)) == len(names)
     in_path = {parameter["name"] for parameter in parameters if parameter["in"] == "path"}
     assert in_path == set(re.findall(r"{(\w+)}", route.template))
-    assert ("requestBody" in operation) == (route.body is not Body.NONE)
+    assert ("requestBody" in operation) == (route.body is not BodyKind.NONE)
     first, *others = operation["security"]
     assert first == ({} if route.needs is None else {"bearer": route.needs.words})
     assert any("token" in other for other in others) == route.token_in_query
@@ -196,7 +196,7 @@ async def test_answers_are_as_described(served: Served) -> None:
         check(await client.get("/v0/metrics", headers={"accept": "application/json"}))
         plain = {"content-type": "text/plain"}
         for route in ROUTES:
-            if route.body is not Body.NONE:
+            if route.body is not BodyKind.NONE:
                 refused = await client.request(route.method, path_of(route), content=b"{}", headers=plain)
                 assert check(refused).status_code == 415, route.name
 
@@ -218,7 +218,7 @@ async def test_whoever_may_not_is_told_so_as_described() -> None:
     settings = replace(SMALL, api_keys=keys, probe_auth=True)
     async with serving(settings) as served, served.client() as client:
         for route in ROUTES:
-            body: dict[str, Any] | None = {} if route.body is not Body.NONE else None
+            body: dict[str, Any] | None = {} if route.body is not BodyKind.NONE else None
             path = path_of(route)
             assert check(await client.request(route.method, path, json=body)).status_code == 401, route.name
             poor = {"authorization": "Bearer poor"}

@@ -447,9 +447,11 @@ def test_a_bad_config_names_its_field(body: Any, field: str) -> None:
 
 
 def test_lists_have_pages() -> None:
-    assert topic_requests.decode_list_query(b"") == topic_requests.Page("", None, 100)
-    assert topic_requests.decode_list_query(b"prefix=a.&page_size=7&touch=false") == topic_requests.Page("a.", None, 7)
-    assert topic_requests.decode_list_query(b"touch=1") == topic_requests.Page("", None, 100, touch=True)
+    assert topic_requests.decode_list_query(b"") == topic_requests.ListPage("", None, 100)
+    assert topic_requests.decode_list_query(b"prefix=a.&page_size=7&touch=false") == topic_requests.ListPage(
+        "a.", None, 7
+    )
+    assert topic_requests.decode_list_query(b"touch=1") == topic_requests.ListPage("", None, 100, touch=True)
     for given, taken in ((0, 1), (-5, 1), (1, 1), (1000, 1000), (1001, 1000)):
         assert topic_requests.decode_list_query(f"page_size={given}".encode()).page_size == taken
 

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.http.requests.append_requests import BadLine, decode_lines, decode_plain
-from topics.http.requests.line_batches import Batch, Batches
+from topics.http.requests.line_batches import LineBatch, LineBatches
 
 SETTINGS = Settings(wal_shards=1)
 
 
-def told(batch: Batch) -> tuple[list[bytes], list[int], int]:
+def told(batch: LineBatch) -> tuple[list[bytes], list[int], int]:
     return batch.lines, list(batch.numbers), batch.size
 
 
-def batches_of(pieces: list[bytes], records: int = 3, nbytes: int = 20, longest: int = 50) -> list[Batch]:
-    batches = Batches(records, nbytes, longest)
+def batches_of(pieces: list[bytes], records: int = 3, nbytes: int = 20, longest: int = 50) -> list[LineBatch]:
+    batches = LineBatches(records, nbytes, longest)
     found = []
     for piece in pieces:
         batches.feed(piece)
@@ -56,7 +56,7 @@ def test_where_a_batch_ends_depends_on_the_lines_alone(lines: list[bytes], cuts:
 
 
 def test_a_line_that_is_too_long_is_refused_before_it_ends() -> None:
-    batches = Batches(10, 100, 50)
+    batches = LineBatches(10, 100, 50)
     batches.feed(b"a\nb\n" + b"c" * 50)
     assert (batches.line, batches.held) == (3, 52)
     with pytest.raises(ApiError, match="record_too_large"):

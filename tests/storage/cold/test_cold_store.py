@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from topics.runtime.bounded_calls import CallHangs
-from topics.runtime.offload import Kind, ThreadOffload
-from topics.storage.cold.cold_store import MOST_HANGING, MOST_HANGING_CHANGES, ColdStore, Open
+from topics.runtime.bounded_calls import CallTimeout
+from topics.runtime.offload import Pool, ThreadOffload
+from topics.storage.cold.cold_store import MOST_HANGING, MOST_HANGING_CHANGES, ColdStore, OpenAdmission
 from topics.storage.files.fs import OsFs
 from topics.storage.segments.segment_store import DirectorySegmentStore
 
@@ -67,15 +67,15 @@ def inner(tmp_path: Path) -> Iterator[Stuck]:
 @contextmanager
 def given_up(store: ColdStore) -> Iterator[None]:
     """A call that waits for the test to go on: nobody waits long for it. All others are given time."""
-    store.patience.change(SOON_S)
-    with pytest.raises(CallHangs) as failure:
+    store.time_limit.change(SOON_S)
+    with pytest.raises(CallTimeout) as failure:
         yield
     assert failure.value.errno == errno.ETIMEDOUT
-    store.patience.change(LONG_S)
+    store.time_limit.change(LONG_S)
 
 
 def store_of(inner: Stuck, timeout_s: float = LONG_S) -> ColdStore:
-    store = ColdStore(inner, ThreadOffload(dict.fromkeys(Kind, 1)), timeout_s, Open())
+    store = ColdStore(inner, ThreadOffload(dict.fromkeys(Pool, 1)), timeout_s, OpenAdmission())
     store.take_time()
     return store
 
@@ -110,7 +110,7 @@ def test_at_the_bound_of_reads_that_hang_further_ones_fail_at_once_and_changes_d
     inner.stuck = set()
     with pytest.raises(OSError, match="no more are made") as refused:
         store.read_range(1, DATA, 0, 4)
-    assert not isinstance(refused.value, CallHangs)
+    assert not isinstance(refused.value, CallTimeout)
     assert store.put(1, OTHER, [b"x"]) == 1
     inner.go_on.set()
     returned(store)
@@ -201,7 +201,7 @@ def test_a_start_and_a_stop_wait_for_one_call_and_no_more(inner: Stuck) -> None:
     store = store_of(inner)
     store.hurry(SOON_S)
     inner.stuck = {"read"}
-    with pytest.raises(CallHangs):
+    with pytest.raises(CallTimeout):
         store.read_range(1, DATA, 0, 4)
     inner.stuck = set()
     with pytest.raises(OSError, match="no more are made"):
@@ -225,7 +225,7 @@ def test_a_stop_ends_the_waits_that_have_begun(inner: Stuck) -> None:
     store.hurry(0.0)
     reader.join(LONG_S / 2)
     assert not reader.is_alive()
-    assert isinstance(failures[0], CallHangs)
+    assert isinstance(failures[0], CallTimeout)
 
 
 def test_an_error_of_the_store_is_the_callers(inner: Stuck) -> None:
@@ -236,16 +236,16 @@ def test_an_error_of_the_store_is_the_callers(inner: Stuck) -> None:
 
 
 def test_whoever_waits_for_the_cold_store_is_no_pressure() -> None:
-    offload = ThreadOffload(dict.fromkeys(Kind, 1))
+    offload = ThreadOffload(dict.fromkeys(Pool, 1))
     go_on = threading.Event()
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            for kind in (Kind.COLD_READ, Kind.COLD_FILES):
+            for kind in (Pool.COLD_READ, Pool.COLD_FILES):
                 nursery.start_soon(offload.run, kind, lambda: go_on.wait(LONG_S))
             await trio.testing.wait_all_tasks_blocked()
             share = offload.busy_share()
-            nursery.start_soon(offload.run, Kind.CPU, lambda: go_on.wait(LONG_S))
+            nursery.start_soon(offload.run, Pool.CPU, lambda: go_on.wait(LONG_S))
             await trio.testing.wait_all_tasks_blocked()
             assert (share, offload.busy_share() > 0) == (0.0, True)
             go_on.set()

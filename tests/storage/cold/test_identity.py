@@ -18,7 +18,7 @@ from tests.simulation.segment_lives import SMALL, fill, looked_at
 from tests.simulation.world import COLD, ROOT, Life, World, Wreck, wrecks_of
 from topics.errors import ApiError
 from topics.model import Performance, ReadRequest
-from topics.storage.cold.identity import IDENTITY, ColdRoot, Identity, read_cold_identity, read_data_identity
+from topics.storage.cold.identity import IDENTITY, ColdIdentity, ColdRoot, read_cold_identity, read_data_identity
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.fs import OsFs, write_atomic
 from topics.storage.offline.verify import Verification
@@ -52,7 +52,7 @@ async def whole(life: Life) -> None:
 
 
 def started(fs: SimFs, scenario: Script, *, root: str = ROOT, adopt: bool = False) -> None:
-    """A life on this disk, with all that upkeep does."""
+    """A life on this disk, with all that maintenance does."""
 
     async def live(life: Life) -> None:
         await scenario(life)
@@ -334,8 +334,8 @@ def test_a_cold_directory_that_fails_at_the_start_is_joined_later() -> None:
 
 
 def test_the_lines_are_what_the_documentation_says() -> None:
-    assert Identity("ab", cold="cd").line() == b'{"id":"ab","cold":"cd"}\n'
-    assert Identity("cd", data="ab").line() == b'{"id":"cd","data":"ab"}\n'
+    assert ColdIdentity("ab", cold="cd").line() == b'{"id":"ab","cold":"cd"}\n'
+    assert ColdIdentity("cd", data="ab").line() == b'{"id":"cd","data":"ab"}\n'
 
 
 @pytest.mark.parametrize("wrong", ["none", "missing", "foreign", "damaged"])
@@ -344,7 +344,7 @@ def test_verify_says_of_two_directories_that_they_do_not_belong_together(wrong: 
     if wrong == "missing":
         without_identity(fs, COLD)
     elif wrong == "foreign":
-        write_atomic(fs, f"{COLD}/{IDENTITY}", Identity("0" * 32, data="1" * 32).line())
+        write_atomic(fs, f"{COLD}/{IDENTITY}", ColdIdentity("0" * 32, data="1" * 32).line())
     elif wrong == "damaged":
         fs.flip_bit(f"{COLD}/{IDENTITY}", 0, 1)
     found = [finding.path for finding in Verification(fs, ROOT, COLD).findings() if finding.severity == "damage"]

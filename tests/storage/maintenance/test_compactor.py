@@ -12,7 +12,7 @@ import trio
 from tests.engine.life import Called, HeldOffload, living, settings, settle
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.storage.files.datadir import DataDir
 from topics.storage.maintenance import topic_checkpoint
 from topics.storage.snapshots.snapshot import decode_manifest, decode_part, encode_part, load_newest, snapshot_numbers
@@ -186,13 +186,13 @@ async def test_an_append_does_not_wait_for_a_checkpoint(autojump_clock: Any) -> 
     offload = HeldOffload()
     async with living(offload=offload) as life, trio.open_nursery() as nursery:
         await life.put("t", durability="fsync")
-        offload.hold(Kind.FILES)
+        offload.hold(Pool.FILES)
         call = Called(nursery, life.compactor.checkpoint)
         await settle()
         assert not call.done
         for i in range(5):
             assert (await life.append("t", i)).last_seq == i + 1
-        offload.let_go(Kind.FILES)
+        offload.let_go(Pool.FILES)
         await settle()
         assert call.done
 

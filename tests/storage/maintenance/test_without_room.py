@@ -67,7 +67,7 @@ async def test_a_checkpoint_fails_and_the_next_one_says_it_again(autojump_clock:
 
 
 async def replace_files(life: Life, topic: Any) -> None:
-    async with life.engine.reclaimer._upkeep.replacing(topic):
+    async with life.engine.reclaimer._file_holds.replacing(topic):
         raise AssertionError("nothing in the log says so")
 
 
@@ -76,14 +76,14 @@ async def test_who_replaces_files_gives_them_back(autojump_clock: Any) -> None:
         await life.append("t", 1, 2)
         await life.compactor.checkpoint()
         topic = life.engine.registry.topics["t"]
-        shelf = topic.shelf
-        assert shelf is not None
+        segment_set = topic.segment_set
+        assert segment_set is not None
         async with trio.open_nursery() as nursery:
             async with without_room(life):
                 replacing = Called(nursery, lambda: replace_files(life, topic))  # it cannot be cancelled
-                hold = Called(nursery, lambda: life.engine.reclaimer._upkeep.hold(1000))
+                hold = Called(nursery, lambda: life.engine.reclaimer._file_holds.hold(1000))
                 await trio.sleep(30)
-                locked, done = shelf.upkeep.locked(), hold.done
+                locked, done = segment_set.hot_lock.locked(), hold.done
             assert (locked, done) == (False, True)
             assert "no room" in str(replacing.error)
 

@@ -14,7 +14,7 @@ from tests.storage.data_file import rows_of
 from tests.storage.made import COLD, CONFIG, ROOT, made
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import Fs, write_all
-from topics.storage.offline.stored_topics import Directory, Lost, StoredTopic
+from topics.storage.offline.stored_topics import LostRange, StoredTopic, TopicDirectory
 from topics.storage.segments.segment_format import READS_AS_DELETED
 from topics.storage.snapshots.snapshot import SnapshotDamaged, decode_manifest, encode_manifest, encode_part
 
@@ -41,7 +41,7 @@ def put(fs: Fs, path: str, content: bytes) -> None:
 
 
 def topics_of(fs: Fs, path: str = ROOT, cold: str | None = COLD) -> dict[str, StoredTopic]:
-    return Directory.found(fs, path, cold).topics(fs, lambda _: True)
+    return TopicDirectory.found(fs, path, cold).topics(fs, lambda _: True)
 
 
 def rewritten(fs: Fs, topic_id: int, as_id: int | None = None, **changes: Any) -> None:
@@ -76,8 +76,8 @@ def test_segments_say_what_is_live_in_their_files(fs: SimFs) -> None:
 def test_losses_are_cut_to_the_range_that_is_asked_for(fs: SimFs) -> None:
     capped = topics_of(fs)["capped"]
     assert (capped.earliest_seq, capped.head_seq) == (151, 300)
-    assert capped.losses(0, 300) == [Lost(1, 150, "cap")]
-    assert capped.losses(20, 30) == [Lost(21, 30, "cap")]
+    assert capped.losses(0, 300) == [LostRange(1, 150, "cap")]
+    assert capped.losses(20, 30) == [LostRange(21, 30, "cap")]
     assert capped.losses(150, 300) == capped.losses(30, 30) == []
 
 
@@ -88,8 +88,8 @@ def test_holes_are_told_in_order_whatever_segments_they_are_in(fs: SimFs) -> Non
     log["spans"] = [*others, [*last[:4], 38, 2, last[6], 38, *last[8:]]]
     rewritten(fs, TAGGED, log=log)
     topic = topics_of(fs)["tagged"]
-    assert topic.losses(315, 325) == [Lost(319, 322, "lost"), Lost(323, 325, "source_trim")]
-    assert topic.segments[-1].lost == (Lost(319, 320, "lost"),)
+    assert topic.losses(315, 325) == [LostRange(319, 322, "lost"), LostRange(323, 325, "source_trim")]
+    assert topic.segments[-1].lost == (LostRange(319, 320, "lost"),)
 
 
 def test_a_manifest_counts_unless_the_snapshot_has_a_newer_part(fs: SimFs) -> None:
@@ -119,7 +119,7 @@ def test_a_manifest_that_does_not_verify_is_replaced_by_the_snapshots_part(fs: S
     expected = topics_of(fs)["tagged"].segments
     fs.flip_bit(DIRS.manifest_path(TAGGED), 50, 1)
     assert topics_of(fs)["tagged"].segments == expected
-    found = Directory.found(fs, ROOT, COLD).topic(fs, TAGGED)
+    found = TopicDirectory.found(fs, ROOT, COLD).topic(fs, TAGGED)
     assert found is not None
     assert found.segments == expected
 
@@ -142,7 +142,7 @@ def test_a_stage_is_nobodys_to_read(fs: SimFs) -> None:
 def test_a_topic_whose_directory_is_gone_was_deleted_since(fs: SimFs) -> None:
     fs.rename(DIRS.topic_dir(TAGGED), DIRS.topic_dir(TAGGED) + ".deleted")
     assert topics_of(fs).keys() == NAMES - {"tagged"}
-    assert Directory.found(fs, ROOT, COLD).topic(fs, TAGGED) is None
+    assert TopicDirectory.found(fs, ROOT, COLD).topic(fs, TAGGED) is None
 
 
 def test_an_older_snapshot_will_do_and_none_that_verifies_will_not(fs: SimFs) -> None:
@@ -158,19 +158,19 @@ def test_an_older_snapshot_will_do_and_none_that_verifies_will_not(fs: SimFs) ->
 
 
 def test_a_directory_says_itself_what_it_is(fs: SimFs) -> None:
-    assert Directory.found(fs, ROOT, COLD) == Directory(ROOT, COLD)
-    assert Directory.found(fs, "/") == Directory(ROOT, COLD)  # `data` and `cold`: a copy
-    assert Directory.found(fs, COLD) == Directory(None, COLD)
-    assert Directory.found(fs, ROOT, "/nowhere") == Directory(ROOT, None)  # nothing has gone there yet
+    assert TopicDirectory.found(fs, ROOT, COLD) == TopicDirectory(ROOT, COLD)
+    assert TopicDirectory.found(fs, "/") == TopicDirectory(ROOT, COLD)  # `data` and `cold`: a copy
+    assert TopicDirectory.found(fs, COLD) == TopicDirectory(None, COLD)
+    assert TopicDirectory.found(fs, ROOT, "/nowhere") == TopicDirectory(ROOT, None)  # nothing has gone there yet
     for path, cold, problem in ((COLD, ROOT, "itself"), ("/nowhere", None, "does not exist")):
         with pytest.raises(DataDirError, match=problem):
-            Directory.found(fs, path, cold)
+            TopicDirectory.found(fs, path, cold)
     put(fs, DIRS.format_path, b'{"wal":1,"segment":3,"snapshot":1}')
     with pytest.raises(DataDirError, match="formats this version does not know"):
-        Directory.found(fs, ROOT)
+        TopicDirectory.found(fs, ROOT)
     fs.unlink(DIRS.format_path)
     with pytest.raises(DataDirError, match="FORMAT is missing"):
-        Directory.found(fs, ROOT)
+        TopicDirectory.found(fs, ROOT)
 
 
 def test_a_cold_directory_alone_ends_where_segments_have_stayed_hot(fs: SimFs) -> None:

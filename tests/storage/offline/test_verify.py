@@ -30,7 +30,7 @@ from tests.simulation.wal_content import scan_of, sealed_for
 from tests.simulation.world import World, quiet, wrecks_of
 from tests.storage.data_file import rows_of
 from tests.storage.made import COLD, CONFIG, ROOT, Maker, made
-from topics.log.span import Summary
+from topics.log.span import SpanSummary
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import join, write_all
@@ -469,8 +469,8 @@ def test_the_tags_of_another_segment_are_damage(stopped: SimFs) -> None:
 
 def test_a_summary_that_does_not_fit_is_damage(stopped: SimFs) -> None:
     def more(part: TopicPart) -> None:
-        mark, *summary, unflagged = next(span for span in part.log["spans"] if Summary(*span[1:-1]).live)
-        changed = Summary(*summary)._replace(bytes=Summary(*summary).bytes + 1)
+        mark, *summary, unflagged = next(span for span in part.log["spans"] if SpanSummary(*span[1:-1]).live)
+        changed = SpanSummary(*summary)._replace(bytes=SpanSummary(*summary).bytes + 1)
         spans = part.log["spans"]
         spans[spans.index([mark, *summary, unflagged])] = [mark, *changed, unflagged]
 

@@ -33,9 +33,9 @@ from topics.storage.offline.directory_facts import DirectoryFacts
 from topics.storage.offline.finding import Finding
 from topics.storage.offline.frame_dump import FrameFacts
 from topics.storage.offline.inspect import Inspection
-from topics.storage.offline.verify_routers import Cursors, contradiction
+from topics.storage.offline.verify_routers import RouterCursors, contradiction
 from topics.storage.recovery.recovered_state import shard_of
-from topics.storage.wal.frames import CONTINUES, Frame, FrameType, Unsealed, control_payload, encode_control
+from topics.storage.wal.frames import CONTINUES, Frame, FrameType, UnsealedFrames, control_payload, encode_control
 
 pytestmark = pytest.mark.slow
 
@@ -210,7 +210,7 @@ def test_copies_that_are_not_of_what_was_chosen_are_found(killed: SimFs) -> None
     assert "of the source was chosen" in str(contradiction(frame, payload))
 
 
-def put_frame(fs: SimFs, path: str, at: int, frame: Unsealed) -> None:
+def put_frame(fs: SimFs, path: str, at: int, frame: UnsealedFrames) -> None:
     overwrite(fs, path, at, sealed_for(files(fs)[path], frame, at))
 
 
@@ -248,7 +248,7 @@ def test_seqs_that_are_left_out_or_come_twice_are_found(killed: SimFs) -> None:
 
 
 def test_cursors_begin_where_a_router_is_created_anew() -> None:
-    cursors = Cursors()
+    cursors = RouterCursors()
     step = {"router": "r", "source": 1, "from": 5, "to": 9, "count": 2, "total": 7}
     assert cursors.forward(2, step) is None  # where it was before is not known
     cursors.create(2, ["r", 1, 0, 0, {}])  # an update

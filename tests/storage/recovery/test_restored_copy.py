@@ -14,7 +14,7 @@ import pytest
 from tests.conformance.client import CLASSES, Client, Daemon, body_of, data_of
 from topics.storage.recovery.recovered_state import RecoveredShard
 from topics.storage.recovery.restored_copy import MARK, SKIPPED_SEQS, is_restored
-from topics.storage.snapshots.snapshot import ShardPosition
+from topics.storage.snapshots.snapshot import ReplayPosition
 
 
 @pytest.fixture
@@ -143,5 +143,5 @@ def test_a_directory_of_another_inode_that_was_not_stopped_is_a_copy(
     """The number of a device says nothing: it may be another one after each boot."""
     shard = RecoveredShard(0, "wal")
     shard.identity, shard.clean, shard.frame_count = identity, clean, frames
-    recovered = SimpleNamespace(shards=[shard], starts={0: ShardPosition(1, 0, 3)})
+    recovered = SimpleNamespace(shards=[shard], starts={0: ReplayPosition(1, 0, 3)})
     assert is_restored(NoMark(), "/data", recovered, "8:a") is restored  # type: ignore[arg-type]

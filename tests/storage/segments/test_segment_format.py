@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.storage.files.datadir import DataDir, parse_segment_file, parse_segment_name, segment_name
 from topics.storage.segments import index_format, segment_format, segment_scan
 from topics.storage.segments.index_format import IDX_DELETED, IDX_HOLE, INDEX_ENTRY_BYTES, decode_index, encode_index
@@ -24,7 +24,7 @@ from topics.storage.segments.segment_format import (
     DELETED_FLAG,
     LIVE_FLAG,
     READS_AS_DELETED,
-    Converted,
+    ConvertedFrames,
     DataScan,
     SegmentDamaged,
     convert_appends,
@@ -37,7 +37,7 @@ from topics.storage.segments.segment_format import (
     tags_of_data,
 )
 from topics.storage.segments.tags_format import decode_tags, encode_tags
-from topics.storage.wal.frames import Appends, Seeds, StoredRecord, encode_appends, encode_control, offsets_of
+from topics.storage.wal.frames import AppendFrames, FrameSeeds, StoredRecord, encode_appends, encode_control, offsets_of
 from topics.storage.wal.frames import FrameType as WalType
 
 
@@ -75,7 +75,7 @@ Batch = Sequence[tuple[bytes, bytes, bytes, bytes]]
 """Node, tag, meta and data of each record."""
 
 
-def wal(batch: Batch, first_seq: int, ts: int, *, durable: bool = False) -> Appends:
+def wal(batch: Batch, first_seq: int, ts: int, *, durable: bool = False) -> AppendFrames:
     nodes, tags, metas, datas = (list(column) for column in zip(*batch, strict=True))
     return encode_appends(
         3,
@@ -90,7 +90,7 @@ def wal(batch: Batch, first_seq: int, ts: int, *, durable: bool = False) -> Appe
     )
 
 
-def converted(batch: Batch, first_seq: int = 1, ts: int = 1_700_000_000_000) -> Converted:
+def converted(batch: Batch, first_seq: int = 1, ts: int = 1_700_000_000_000) -> ConvertedFrames:
     written = wal(batch, first_seq, ts)
     return convert_appends(
         written.data.sealed(None, 0),
@@ -100,7 +100,7 @@ def converted(batch: Batch, first_seq: int = 1, ts: int = 1_700_000_000_000) -> 
     )
 
 
-def decoded(found: Converted, first_seq: int = 1) -> tuple[list[StoredRecord], list[int]]:
+def decoded(found: ConvertedFrames, first_seq: int = 1) -> tuple[list[StoredRecord], list[int]]:
     seqs = range(first_seq, first_seq + len(found.frame_lens))
     return decode_records(found.data, offsets_of(0, found.frame_lens), found.frame_lens, seqs)
 
@@ -152,7 +152,7 @@ def test_converted_frames_are_what_the_page_says(
     frame_lens = list(written.frame_lens)
     starts = [len(gap) + offset for offset in offsets_of(0, frame_lens)]
     seqs = range(first_seq, first_seq + len(batch))
-    found = convert_appends(gap + written.data.sealed(salt, len(gap)), starts, frame_lens, seqs, Seeds(salt, 0))
+    found = convert_appends(gap + written.data.sealed(salt, len(gap)), starts, frame_lens, seqs, FrameSeeds(salt, 0))
     assert not found.bad
     frames = parse(found.data)
     assert [frame.length for frame in frames] == list(found.frame_lens)
@@ -195,7 +195,7 @@ def test_an_origin_goes_along_and_counts_neither_as_meta_nor_as_data() -> None:
 
 
 def test_no_frames_make_no_bytes() -> None:
-    assert convert_appends(b"", [], [], []) == Converted(b"", array("I"), [])
+    assert convert_appends(b"", [], [], []) == ConvertedFrames(b"", array("I"), [])
     assert decode_records(b"", [], [], []) == ([], [])
     assert tags_of_data(b"", []) == []
 
@@ -353,7 +353,7 @@ def find_frame(data: bytes, bad: int) -> int:
     return found if found < len(data) else -1
 
 
-FrameSearch = partial(segment_scan.FrameSearch, salt=None)
+FrameSearch = partial(segment_scan.SegmentFrameSearch, salt=None)
 
 
 def resume(data: bytes) -> tuple[DataScan, DataScan | None]:
@@ -458,7 +458,7 @@ def test_tags_are_found_as_a_look_at_every_slot_would_find_them(
     assert (found.first, found.sizes) == (first, sizes)
     present = [tag for tag in tags if tag is not None]
     for text in {pattern, *present, *(tag[:1] for tag in present)}:
-        for match in (Match(text, prefix=False), Match(text, prefix=True)):
+        for match in (TagMatch(text, prefix=False), TagMatch(text, prefix=True)):
             assert list(found.find(match)) == [i for i, tag in enumerate(tags) if match.matches(tag)]
     assert len(found) == len(set(present))
     listed = list(found.items())

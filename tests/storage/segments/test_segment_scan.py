@@ -18,8 +18,8 @@ from topics.storage.segments.segment_scan import (
     SEARCH_WORK,
     SPARE_WORK,
     BadBytes,
-    Entry,
-    Layout,
+    DataLayout,
+    IndexEntry,
     entries_of,
     frames_of,
     layout_of,
@@ -48,7 +48,9 @@ def a_file(records: Sequence[StoredRecord], salt: int | None = SALT) -> tuple[by
     return head + b"".join(made), starts[:-1]
 
 
-def read(content: bytes, layout: Layout, entries: Sequence[Entry] | None = None) -> tuple[list[int], list[BadBytes]]:
+def read(
+    content: bytes, layout: DataLayout, entries: Sequence[IndexEntry] | None = None
+) -> tuple[list[int], list[BadBytes]]:
     """The seqs of the frames of a file, and its bad ranges."""
     seqs: list[int] = []
     bad: list[BadBytes] = []
@@ -168,7 +170,10 @@ def test_the_search_never_goes_back_in_seq_and_never_beyond_the_segment() -> Non
 
 
 def test_an_index_that_contradicts_itself_names_nothing() -> None:
-    assert entries_of(encode_index([0, 50], [50, 50], [1, 2], [0, 0]), 1, 2) == [Entry(0, 50, 1), Entry(50, 50, 2)]
+    assert entries_of(encode_index([0, 50], [50, 50], [1, 2], [0, 0]), 1, 2) == [
+        IndexEntry(0, 50, 1),
+        IndexEntry(50, 50, 2),
+    ]
     assert entries_of(encode_index([0, 49], [50, 50], [1, 2], [0, 0]), 1, 2) is None
     assert entries_of(encode_index([0, 50], [50, 20], [1, 2], [0, 0]), 1, 2) is None
     assert entries_of(encode_index([0], [50], [1], [0]), 1, 2) is None

@@ -9,12 +9,12 @@ import pytest
 import xxhash
 
 from tests.simulation.disk import Fault, SimFs
-from topics.runtime.window_clock import Mark
+from topics.runtime.window_clock import ClockMark
 from topics.storage.files.datadir import DataDir, open_data_dir
 from topics.storage.files.fs import write_atomic
 from topics.storage.snapshots.clock_mark import read_mark, write_mark
 
-MARK = Mark(5, 6, 7, "boot")
+MARK = ClockMark(5, 6, 7, "boot")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_mark_is_read_as_it_was_written_after_a_power_cut_too(fs: SimFs) -> No
 def test_a_disk_that_does_not_take_it_is_no_error(fs: SimFs) -> None:
     write_mark(fs, DATA, MARK)
     fs.inject(Fault(error=errno.ENOSPC, name="pwrite", path="*clock*", times=None))
-    write_mark(fs, DATA, Mark(9, 9, 9, "boot"))
+    write_mark(fs, DATA, ClockMark(9, 9, 9, "boot"))
     assert read_mark(fs, DATA) == MARK
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from topics.storage.snapshots.disk_state import DiskState
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.wal_files import LogPosition
 
-END, LATER = Position(1, 500), Position(2, 40)
+END, LATER = LogPosition(1, 500), LogPosition(2, 40)
 
 
 def test_a_new_topic_has_no_part_and_nothing_in_the_log() -> None:

@@ -11,8 +11,8 @@ import pytest
 from tests.simulation.disk import SimFs
 from topics.storage.files.fs import File
 from topics.storage.wal import frame_search, frames
-from topics.storage.wal.frame_search import FrameSearch, LogFile, SeqBehind, TopicReplayed, behind, vouched_behind
-from topics.storage.wal.frames import FrameType, Unsealed, encode_appends, encode_control, joined
+from topics.storage.wal.frame_search import FrameSearch, LaterSeq, LogFile, ReplayedTopic, behind, vouched_behind
+from topics.storage.wal.frames import FrameType, UnsealedFrames, encode_appends, encode_control, joined
 
 TS = 1_700_000_000_000
 SALT = 0x9234_5678_90AB_CDEF
@@ -24,7 +24,7 @@ def made(content: bytes) -> File:
     return file
 
 
-def append(seq: int, size: int = 10, *, topic_id: int = 3, tag: bytes = b"") -> Unsealed:
+def append(seq: int, size: int = 10, *, topic_id: int = 3, tag: bytes = b"") -> UnsealedFrames:
     tags = [tag] if tag else None
     return encode_appends(
         topic_id, seq, TS, [b"x" * size], nodes=None, tags=tags, metas=None, durable=False, closes_batch=True
@@ -129,7 +129,7 @@ def forged(kind: str, salt: int | None) -> bytes:
     return frame.sealed(salt, at)
 
 
-KNOWN = {3: TopicReplayed(1, (0, 0), True)}
+KNOWN = {3: ReplayedTopic(1, (0, 0), True)}
 
 
 @pytest.mark.parametrize("kind", ["synced", "append", "file end", "delete"])
@@ -160,13 +160,13 @@ def test_a_synced_frame_says_nothing_about_what_lies_behind_it(salt: int | None)
 
 @pytest.mark.parametrize("salt", [None, SALT])
 def test_seqs_never_go_back(salt: int | None) -> None:
-    known = {3: TopicReplayed(20, (0, 0), True), 4: TopicReplayed(5, (9, 0), True)}
+    known = {3: ReplayedTopic(20, (0, 0), True), 4: ReplayedTopic(5, (9, 0), True)}
     log = joined([append(20), append(25), append(24), append(3, topic_id=4)])
     content = bytes(60) + log.sealed(salt, 60)
     first = len(append(20))
     assert behind(log_file(content, salt), 0, known) == (
         60 + first,
-        {3: SeqBehind(25, True), 4: SeqBehind(3, True)},  # which was in the part of topic 4 already
+        {3: LaterSeq(25, True), 4: LaterSeq(3, True)},  # which was in the part of topic 4 already
         2,
     )
 
@@ -187,7 +187,7 @@ def test_in_an_old_file_only_what_fits_is_believed() -> None:
         assert behind(log_file(content, None), 0, KNOWN) == (len(content), {}, 0)
     created = encode_control(FrameType.TOPIC_CREATE, {"name": "t", "config": {}}, topic_id=99)
     content = bytes(60) + (created + append(1, topic_id=99) + append(2)).sealed(None, 60)
-    assert behind(log_file(content, None), 0, KNOWN) == (60, {99: SeqBehind(1, True), 3: SeqBehind(2, True)}, 3)
+    assert behind(log_file(content, None), 0, KNOWN) == (60, {99: LaterSeq(1, True), 3: LaterSeq(2, True)}, 3)
 
 
 def test_a_search_has_a_bound_whatever_the_bytes_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_search_has_a_bound_whatever_the_bytes_claim(monkeypatch: pytest.Monke
     hashed = 0
     scan_window = frames.scan_window
 
-    def counting(window: bytes, base: int, **others: Any) -> frames.Scan:
+    def counting(window: bytes, base: int, **others: Any) -> frames.LogScan:
         nonlocal hashed
         hashed += len(window)
         return scan_window(window, base, **others)

@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics.storage.wal import frames
-from topics.storage.wal.frames import UNSEEDED, FrameType, Scan, Seeds, StoredRecord, UnknownFrameType, encode_appends
+from topics.storage.wal.frames import (
+    UNSEEDED,
+    FrameSeeds,
+    FrameType,
+    LogScan,
+    StoredRecord,
+    UnknownFrameType,
+    encode_appends,
+)
 
 
 class Seen(NamedTuple):
@@ -120,7 +128,7 @@ def test_appends_are_what_the_page_says(
         assert made.flags[i] == flags & 3
     at = 0
     for i, (node, tag, meta, data) in enumerate(batch):
-        record = frames.decode_append(sealed, at, made.frame_lens[i], Seeds(salt, place))
+        record = frames.decode_append(sealed, at, made.frame_lens[i], FrameSeeds(salt, place))
         assert record == (first_seq + i, ts, node, tag, meta, data)
         at += made.frame_lens[i]
     scan = frames.scan_window(sealed, place, file_end=place + len(sealed), salt=salt)
@@ -128,9 +136,9 @@ def test_appends_are_what_the_page_says(
     assert [frame.offset - place for frame in scan.frames] == frames.offsets_of(0, made.frame_lens)
     starts = frames.offsets_of(0, made.frame_lens)
     seqs = range(first_seq, first_seq + len(batch))
-    assert frames.are_appends(sealed, starts, made.frame_lens, topic_id, seqs, Seeds(salt, place))
+    assert frames.are_appends(sealed, starts, made.frame_lens, topic_id, seqs, FrameSeeds(salt, place))
     if salt is not None:
-        for other in (Seeds(salt ^ 1, place), Seeds(salt, place + 1), Seeds(None, place)):
+        for other in (FrameSeeds(salt ^ 1, place), FrameSeeds(salt, place + 1), FrameSeeds(None, place)):
             assert not frames.are_appends(sealed, starts, made.frame_lens, topic_id, seqs, other)
             assert frames.decode_append(sealed, 0, made.frame_lens[0], other) is None
             assert not frames.scan_window(sealed, other.base, file_end=other.base + len(sealed), salt=other.salt).rows
@@ -176,7 +184,7 @@ def test_control_frames_close_the_batch(opened: bool, count: int) -> None:
 # -- scanning ----------------------------------------------------------------------------------------------------------
 
 
-def old_scan(window: bytes, base: int, *, file_end: int) -> Scan:
+def old_scan(window: bytes, base: int, *, file_end: int) -> LogScan:
     """Of a file of version 1."""
     return frames.scan_window(window, base, file_end=file_end, salt=None)
 
@@ -220,7 +228,7 @@ def sample() -> tuple[bytes, list[int]]:
     return data, ends
 
 
-def whole(scan: Scan) -> list[int]:
+def whole(scan: LogScan) -> list[int]:
     return [frame.end for frame in scan.frames]
 
 

@@ -25,7 +25,7 @@ from tests.simulation.disk import Fault, Op, SimFs
 from tests.simulation.offload import InlineOffload
 from tests.storage.wal.test_frames import Seen, parse
 from topics.errors import ApiError
-from topics.runtime.offload import Kind
+from topics.runtime.offload import Pool
 from topics.storage.wal import write_queue
 from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING, FrameType, encode_appends, encode_control
@@ -482,14 +482,14 @@ async def test_a_failure_ends_the_writer(
         await trio.sleep(0.1)
         assert first.diary == ["written 1", "synced 1"]
         fault = fs.inject(Fault(error=number, name=operation, path=path))
-        for kind in (Kind.WAL, Kind.FILES):
+        for kind in (Pool.WAL, Pool.FILES):
             offload.hold(kind)
         shard.writer.submit(Batch(2, size=size, sync=True, diary=diary))
         await idle()
         shard.writer.submit(Batch(3, diary=diary))
         control = ControlBatch(NOTHING, 0, wants_sync=True)
         shard.writer.submit(control)
-        for kind in (Kind.WAL, Kind.FILES):
+        for kind in (Pool.WAL, Pool.FILES):
             offload.let_go(kind)
         await trio.sleep(0.1)
         assert fault.hits == 1

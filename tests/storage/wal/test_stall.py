@@ -13,8 +13,8 @@ from tests.engine.life import HeldOffload, refusal
 from tests.simulation.disk import Fault, SimFs
 from tests.storage.wal.test_shard_writer import FILE_BYTES, Batch, Shard, idle, running
 from topics.errors import ApiError
-from topics.runtime.offload import Kind
-from topics.storage.wal.batches import SyncRequest, UpkeepBatch
+from topics.runtime.offload import Pool
+from topics.storage.wal.batches import MaintenanceBatch, SyncRequest
 from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.stall import LONGEST_RETRY_MS
 from topics.storage.wal.wal_files import most_bytes
@@ -92,11 +92,11 @@ async def test_a_refusal_that_comes_when_the_log_is_silent_is_tried_again(autoju
     async with running(fs=fs, offload=offload) as shard:
         seq = await filled(shard)
         fault = fs.inject(Fault(error=errno.ENOSPC, name="preallocate", path="*next.tmp"))
-        offload.hold(Kind.FILES)
+        offload.hold(Pool.FILES)
         shard.writer.submit(Batch(seq, size=200, sync=True))
         await trio.sleep(10)
         assert shard.writer.stall.refusal is None
-        offload.let_go(Kind.FILES)
+        offload.let_go(Pool.FILES)
         await idle()
         assert fault.hits == 1
         assert shard.writer.stall.refusal is not None
@@ -191,7 +191,7 @@ async def test_frames_of_upkeep_are_refused_and_never_written(autojump_clock: An
         with trio.fail_after(60), pytest.raises(ApiError, match="no room"):
             await cut.wait_synced()
         marks = [
-            UpkeepBatch(encode_control(FrameType.CHECKPOINT_MARK, {}), 1, topic_id=1, wants_sync=sync)
+            MaintenanceBatch(encode_control(FrameType.CHECKPOINT_MARK, {}), 1, topic_id=1, wants_sync=sync)
             for sync in (True, False)
         ]
         for mark in marks:
@@ -207,7 +207,7 @@ async def test_frames_of_upkeep_are_refused_and_never_written(autojump_clock: An
             await request.wait_synced()
         fs.faults.clear()
         await trio.sleep(LONGEST_RETRY_MS / 1000 + 0.1)
-        late = UpkeepBatch(encode_control(FrameType.CHECKPOINT_MARK, {}), 1, topic_id=1, wants_sync=True)
+        late = MaintenanceBatch(encode_control(FrameType.CHECKPOINT_MARK, {}), 1, topic_id=1, wants_sync=True)
         shard.writer.submit(late)
         with trio.fail_after(60):
             await late.wait_synced()

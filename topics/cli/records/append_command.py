@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from topics.cli import failures
-from topics.cli.app import Options, client_options, complete_topics, connect, examples
-from topics.cli.output import Bar, count, print_json, progress
-from topics.cli.stopping import Stop, stopping
+from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
+from topics.cli.output import ProgressBar, count, print_json, progress
+from topics.cli.stop_signals import StopSignal, stopping
 from topics.cli.values import Duration
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ STDIN: Final = 0
 
 
 @dataclass(slots=True)
-class Summary:
+class AppendSummary:
     """The records that are known to be appended."""
 
     topic: str
@@ -157,7 +157,7 @@ class Delimiter(click.ParamType[str]):
 @client_options
 @click.pass_obj
 def append(
-    options: Options,
+    options: CommandOptions,
     topic: str,
     given: tuple[str, ...],
     form: Form | None,
@@ -198,12 +198,12 @@ def append(
         delimiter=delimiter,
         skip_empty=not given,
     )
-    summary = Summary(topic)
+    summary = AppendSummary(topic)
     patience_s = None if give_up_after is None else give_up_after / 1000 or math.inf
     if given:
         _append_arguments(options, parser, given, summary, create=create, key=key, patience_s=patience_s)
         return
-    sending = Sending(
+    sending = AppendRun(
         key=key,
         batch=batch,
         linger_ms=LINGER_MS if linger is None else linger,
@@ -214,7 +214,7 @@ def append(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class AppendRun:
     """How the lines of standard input are sent."""
 
     key: str | None
@@ -229,7 +229,7 @@ class Sending:
     """How long a batch is repeated, `math.inf` for ever."""
 
 
-def _append_input(options: Options, parser: Parser, summary: Summary, sending: Sending) -> int:
+def _append_input(options: CommandOptions, parser: Parser, summary: AppendSummary, sending: AppendRun) -> int:
     """Append the lines of standard input, and tell how many were appended, whatever happens. Returns the exit code."""
     from topics.client import Retry  # noqa: PLC0415
 
@@ -245,7 +245,7 @@ def _append_input(options: Options, parser: Parser, summary: Summary, sending: S
         return stop.exit_code
 
 
-def _sink(client: Client, summary: Summary, sending: Sending) -> Sink:
+def _sink(client: Client, summary: AppendSummary, sending: AppendRun) -> Sink:
     from topics.cli.records.append_sinks import KeyedSink, LiveSink  # noqa: PLC0415
 
     if sending.key is not None:
@@ -284,7 +284,12 @@ def _only_key(keys: tuple[str, ...]) -> str | None:
 
 
 def _check(
-    options: Options, given: tuple[str, ...], form: str | None, fields: str | None, key: str | None, linger: int | None
+    options: CommandOptions,
+    given: tuple[str, ...],
+    form: str | None,
+    fields: str | None,
+    key: str | None,
+    linger: int | None,
 ) -> None:
     """Refuse what makes no sense together."""
     if form == "csv" and given:
@@ -303,10 +308,10 @@ def _check(
 
 
 def _append_arguments(
-    options: Options,
+    options: CommandOptions,
     parser: Parser,
     given: Iterable[str],
-    summary: Summary,
+    summary: AppendSummary,
     *,
     create: bool,
     key: str | None,
@@ -322,7 +327,7 @@ def _append_arguments(
 
 
 def _append_at_once(
-    client: Client, parser: Parser, given: Iterable[str], summary: Summary, *, create: bool, key: str | None
+    client: Client, parser: Parser, given: Iterable[str], summary: AppendSummary, *, create: bool, key: str | None
 ) -> None:
     from topics.cli.records.record_input import BadInput, Line  # noqa: PLC0415
 
@@ -338,7 +343,7 @@ def _append_at_once(
     else:
         done = client.append(summary.topic, records, create=create, return_seqs=False, idempotency_key=key)
         if done.count != len(records):
-            raise failures.Failed(
+            raise failures.CommandFailure(
                 f"nothing was appended: the key {key!r} was used for {done.count} records before, and these are "
                 f"{len(records)}. Another input needs another key",
                 failures.EXIT_CONFLICT,
@@ -349,7 +354,7 @@ def _append_at_once(
 # ----------------------------------------------------------------- lines
 
 
-def _append_lines(parser: Parser, sink: Sink, stop: Stop) -> None:
+def _append_lines(parser: Parser, sink: Sink, stop: StopSignal) -> None:
     """Send what standard input says until it ends, or `stop` does. Raises what a batch failed with, and Failed for a
     line of which no record can be made."""
     from topics.cli.records.record_input import BadInput  # noqa: PLC0415
@@ -365,10 +370,10 @@ def _append_lines(parser: Parser, sink: Sink, stop: Stop) -> None:
         # Who has to wait for the end after that need not ask for it twice.
         sink.finish(whole=bad is None and stop.signal is None, late=stop.disarm)
     if bad is not None:
-        raise failures.Failed(f"line {bad.number} {bad.problem}")
+        raise failures.CommandFailure(f"line {bad.number} {bad.problem}")
 
 
-def _lines(stop: Stop, sink: Sink, bar: Bar) -> Iterator[Line]:
+def _lines(stop: StopSignal, sink: Sink, bar: ProgressBar) -> Iterator[Line]:
     """The lines of standard input as they come, until it ends or `stop` does: then without one that has not ended.
 
     Nothing is read ahead but one piece. Raises what a batch failed with, whether input comes or not.
@@ -393,10 +398,10 @@ def _lines(stop: Stop, sink: Sink, bar: Bar) -> Iterator[Line]:
         bar.advance(len(piece))
 
 
-def _progress() -> AbstractContextManager[Bar]:
+def _progress() -> AbstractContextManager[ProgressBar]:
     """Bytes read of all there are, where standard input is a file; none where somebody types on the same terminal."""
     if os.isatty(STDIN):
-        return nullcontext(Bar())
+        return nullcontext(ProgressBar())
     status = os.fstat(STDIN)
     return progress("0 records", total=status.st_size if stat.S_ISREG(status.st_mode) else None, unit="bytes")
 
@@ -404,7 +409,7 @@ def _progress() -> AbstractContextManager[Bar]:
 # ----------------------------------------------------------------- the end
 
 
-def _say(options: Options, summary: Summary) -> None:
+def _say(options: CommandOptions, summary: AppendSummary) -> None:
     """What was appended, whatever happened then."""
     if options.as_json:
         print_json(summary.document())

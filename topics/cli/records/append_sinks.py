@@ -23,7 +23,7 @@ from topics.client.retry import may_repeat
 from topics.client.sync import Client
 
 if TYPE_CHECKING:
-    from topics.cli.records.append_command import Summary
+    from topics.cli.records.append_command import AppendSummary
 
 KEYED_BATCH_BYTES: Final = 1 << 20
 BUFFERED_RECORDS: Final = 10_000
@@ -37,7 +37,7 @@ _REFUSED_RECORD: Final = re.compile(r"records\[(\d+)\]")
 class Sink(ABC):
     """Sends records, and knows the lines that they come from. A context manager."""
 
-    def __init__(self, summary: Summary) -> None:
+    def __init__(self, summary: AppendSummary) -> None:
         self.summary = summary
 
     @abstractmethod
@@ -68,7 +68,14 @@ class LiveSink(Sink):
     batch before is being sent. When the producer's buffer is full, `send` waits."""
 
     def __init__(
-        self, client: Client, summary: Summary, *, batch: int, linger_ms: float, create: bool, give_up_after: float
+        self,
+        client: Client,
+        summary: AppendSummary,
+        *,
+        batch: int,
+        linger_ms: float,
+        create: bool,
+        give_up_after: float,
     ) -> None:
         super().__init__(summary)
         self._producer = Producer(
@@ -158,7 +165,7 @@ class KeyedSink(Sink):
     sent, because a repeat would send another one under its key. Holds one batch in memory.
     """
 
-    def __init__(self, client: Client, summary: Summary, *, key: str, batch: int, create: bool) -> None:
+    def __init__(self, client: Client, summary: AppendSummary, *, key: str, batch: int, create: bool) -> None:
         super().__init__(summary)
         self._client = client
         self._key = key
@@ -201,7 +208,7 @@ class KeyedSink(Sink):
         except TopicsError as error:
             raise not_appended(numbers, error) from None
         if appended.count != len(records):
-            raise failures.Failed(
+            raise failures.CommandFailure(
                 f"the key {fields['idempotency_key']!r} was used for a batch of {appended.count} records before, and "
                 f"{_lines(numbers)} not it: not the same input, or not the same --batch",
                 failures.EXIT_CONFLICT,
@@ -211,7 +218,7 @@ class KeyedSink(Sink):
         self._records, self._numbers, self._size = [], [], 0
 
 
-def not_appended(numbers: Sequence[int], error: TopicsError) -> failures.Failed:
+def not_appended(numbers: Sequence[int], error: TopicsError) -> failures.CommandFailure:
     """The failure of a batch, with the numbers of its lines. Where the daemon names a record, its line is named."""
     refused = _REFUSED_RECORD.match(str(error.detail.get("field", "")))
     said = failures.message(error)
@@ -219,7 +226,7 @@ def not_appended(numbers: Sequence[int], error: TopicsError) -> failures.Failed:
         said = f"line {numbers[int(refused[1])]}: {said}"
     unknown = isinstance(error, ConnectionFailed | ServerError) and not may_repeat(error, repeatable=False)
     what = "may be appended or not" if unknown else "not appended, and nothing after"
-    return failures.Failed(f"{_lines(numbers)} {what}: {said}", failures.exit_code(error))
+    return failures.CommandFailure(f"{_lines(numbers)} {what}: {said}", failures.exit_code(error))
 
 
 def _lines(numbers: Sequence[int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from topics.cli.app import Options, client_options, complete_topics, connect, examples
+from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
 from topics.cli.output import confirm, count, print_json, print_line, printable
 from topics.cli.read_commands import read, tail
 from topics.cli.records.append_command import append
@@ -29,7 +29,7 @@ __all__ = ["append", "delete", "read", "tail"]
 @client_options
 @click.pass_obj
 def delete(
-    options: Options, topic: str, before_seq: int | None, tag: str | None, tag_prefix: str | None, yes: bool
+    options: CommandOptions, topic: str, before_seq: int | None, tag: str | None, tag_prefix: str | None, yes: bool
 ) -> None:
     """Delete records of a topic: those that are there now and fit.
 

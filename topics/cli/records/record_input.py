@@ -42,7 +42,7 @@ class Line(NamedTuple):
     text: bytes
 
 
-class Parsed(NamedTuple):
+class ParsedRecord(NamedTuple):
     """A record, and the number of the line it begins on."""
 
     number: int
@@ -116,7 +116,7 @@ class Parser:
     skip_empty: bool = True
     """Skip empty lines of JSON; else they are an error."""
 
-    def parse(self, lines: Iterable[Line]) -> Iterator[Parsed]:
+    def parse(self, lines: Iterable[Line]) -> Iterator[ParsedRecord]:
         """Yield the record of each line. Raises BadInput at the first line that is no record."""
         if self.form == "csv":
             yield from self._rows(lines)
@@ -138,7 +138,7 @@ class Parser:
             except ValueError as error:
                 raise BadInput(number, str(error)) from None
             if record is not None:
-                yield Parsed(number, record)
+                yield ParsedRecord(number, record)
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Parser:
 
     # -- CSV -----------------------------------------------------------------------------------------------------------
 
-    def _rows(self, lines: Iterable[Line]) -> Iterator[Parsed]:
+    def _rows(self, lines: Iterable[Line]) -> Iterator[ParsedRecord]:
         """Objects of strings, with the names of the header line. A quoted field may go over several lines."""
         csv.field_size_limit(MAX_LINE_BYTES)
         cursor = _RowCursor(lines)
@@ -202,7 +202,7 @@ class Parser:
             data = dict(zip(names, row, strict=True))
             tag = data[self.tag_field] if self.tag_field is not None else ""
             node = data[self.node_field] if self.node_field is not None else ""
-            yield Parsed(cursor.first, NewRecord(data, tag or self.tag, node or self.node, self.meta))
+            yield ParsedRecord(cursor.first, NewRecord(data, tag or self.tag, node or self.node, self.meta))
 
     def _check_header(self, names: list[str], number: int) -> None:
         if len(set(names)) < len(names):

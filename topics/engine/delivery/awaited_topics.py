@@ -9,7 +9,7 @@ from __future__ import annotations
 from topics.engine.delivery.feed import Feed
 
 
-class Awaited:
+class AwaitedTopics:
     """The waiting feeds that are attached to a connection, by the name of the topic."""
 
     def __init__(self) -> None:

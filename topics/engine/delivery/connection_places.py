@@ -12,13 +12,13 @@ from topics.engine.registry import Registry
 Kind = Literal["sse", "ws"]
 
 
-class Place:
+class ConnectionPlace:
     """The place of one open stream or socket. Must be closed when that has ended."""
 
     __slots__ = ("_kind", "_owner", "_places")
 
-    def __init__(self, places: Places, kind: Kind, owner: bytes) -> None:
-        self._places: Places | None = places
+    def __init__(self, places: ConnectionPlaces, kind: Kind, owner: bytes) -> None:
+        self._places: ConnectionPlaces | None = places
         self._kind: Kind = kind
         self._owner = owner
 
@@ -34,9 +34,9 @@ def share_of(cap: int, share: float) -> int:
     return max(1, int(cap * share)) if cap else 0
 
 
-class Places:
-    """Counts open streams and sockets. Made once, by `Watching`. An owner is the digest of a key, empty if there are no
-    keys."""
+class ConnectionPlaces:
+    """Counts open streams and sockets. Made once, by `WatchSessions`. An owner is the digest of a key, empty if there
+    are no keys."""
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings = settings
@@ -56,7 +56,7 @@ class Places:
         """The number of open WebSockets."""
         return self._open["ws"]
 
-    def take(self, kind: Kind, owner: bytes) -> Place:
+    def take(self, kind: Kind, owner: bytes) -> ConnectionPlace:
         """Return a place for one more. Raises 429 at either cap."""
         maximum = self._settings.max_sse_connections
         if maximum and self.sse + self.ws >= maximum:
@@ -67,7 +67,7 @@ class Places:
         self._open[kind] += 1
         if owner:
             self._of[owner] += 1
-        return Place(self, kind, owner)
+        return ConnectionPlace(self, kind, owner)
 
     def _most_of_key(self) -> int:
         """Return the cap for one key; 0 for no cap."""

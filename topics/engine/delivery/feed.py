@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from topics.engine.record_collector import Wish
+from topics.engine.record_collector import RecordRequest
 from topics.engine.topic import Topic
 from topics.model import Tombstone
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from topics.engine.delivery.outbox import Outbox
 
 
-class Ending(NamedTuple):
+class ConnectionEnd(NamedTuple):
     """Why a connection ends, for its last frame. SSE uses `status`, WebSocket `code`."""
 
     status: int
@@ -26,14 +26,14 @@ class Ending(NamedTuple):
     message: str
 
 
-TOO_SLOW = Ending(408, "too_slow", "the connection took nothing for too long")
-TAKEN_OVER = Ending(409, "taken_over", "another connection has taken over the session")
-SESSION_GONE = Ending(410, "session_gone", "the session is gone")
-WITHDRAWN = Ending(410, "unauthorized", "the key is not valid any more, or not for this")
-SHUTTING_DOWN = Ending(503, "shutting_down", "the daemon is stopping")
+TOO_SLOW = ConnectionEnd(408, "too_slow", "the connection took nothing for too long")
+TAKEN_OVER = ConnectionEnd(409, "taken_over", "another connection has taken over the session")
+SESSION_GONE = ConnectionEnd(410, "session_gone", "the session is gone")
+WITHDRAWN = ConnectionEnd(410, "unauthorized", "the key is not valid any more, or not for this")
+SHUTTING_DOWN = ConnectionEnd(503, "shutting_down", "the daemon is stopping")
 
 
-class Format(Protocol):
+class FrameFormat(Protocol):
     """The form of frames on the wire, without the parts that differ between connections (`Outbox.stamp`)."""
 
     def record(self, topic: str, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:
@@ -61,12 +61,12 @@ class Format(Protocol):
         on by itself."""
         ...
 
-    def final(self, why: Ending) -> bytes:
+    def final(self, why: ConnectionEnd) -> bytes:
         """Return the connection's last frame."""
         ...
 
 
-class Mark(NamedTuple):
+class TopicPosition(NamedTuple):
     """A position in a topic instance."""
 
     position: int
@@ -74,7 +74,8 @@ class Mark(NamedTuple):
 
 
 class Feed:
-    """One topic of one watcher. Made by `Watching`, served by `Delivery` while it is attached to an outbox."""
+    """One topic of one watcher. Made by `WatchSessions`, served by `TopicDelivery` while it is attached to an
+    outbox."""
 
     __slots__ = (
         "awaits",
@@ -95,7 +96,9 @@ class Feed:
         "wish",
     )
 
-    def __init__(self, name: str, wish: Wish, mark: Mark, *, strong: bool = False, awaits: bool = False) -> None:
+    def __init__(
+        self, name: str, wish: RecordRequest, mark: TopicPosition, *, strong: bool = False, awaits: bool = False
+    ) -> None:
         self.name = name
         self.awaits = awaits
         """True while it waits for a topic that does not exist yet."""
@@ -125,13 +128,13 @@ class Feed:
         first."""
         self.awaits = False
         if self.sent.position == 0:
-            self.sent = Mark(0, epoch)
+            self.sent = TopicPosition(0, epoch)
             self.go_back(self.sent)
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> TopicPosition:
         """The position of a client that has received everything queued."""
-        return Mark(self.position, self.epoch)
+        return TopicPosition(self.position, self.epoch)
 
     @property
     def end(self) -> int:
@@ -140,7 +143,7 @@ class Feed:
         head = self.topic.log.head_seq
         return min(head, self.topic.synced_seq) if self.strong and not self.topic.ephemeral else head
 
-    def go_back(self, mark: Mark) -> None:
+    def go_back(self, mark: TopicPosition) -> None:
         """Go back to `mark`: the frames queued after it will not be sent."""
         self.position = self.told = mark.position
         self.epoch = mark.epoch

@@ -30,17 +30,17 @@ class NodeLists:
         if self.used + size > self.most:
             return None
         self.used += size
-        return _KeptNodes(nodes, self, size)
+        return _CountedNodes(nodes, self, size)
 
 
-class _KeptNodes(frozenset[str]):
+class _CountedNodes(frozenset[str]):
     """A list that gives its bytes back when it is freed."""
 
     __slots__ = ("_lists", "_size")
     _lists: NodeLists
     _size: int
 
-    def __new__(cls, nodes: Iterable[str], lists: NodeLists, size: int) -> _KeptNodes:
+    def __new__(cls, nodes: Iterable[str], lists: NodeLists, size: int) -> _CountedNodes:
         kept = super().__new__(cls, nodes)
         kept._lists = lists
         kept._size = size

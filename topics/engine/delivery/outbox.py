@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import trio
 
 from topics.engine.delivery import feed as feeds
-from topics.engine.delivery.feed import Feed, Format, Mark
+from topics.engine.delivery.feed import Feed, FrameFormat, TopicPosition
 from topics.engine.delivery.transport import Transport
 
 OUTBOX_BYTES: Final = 1 << 20
@@ -38,7 +38,7 @@ TOO_SLOW_MS: Final = 30_000
 GRACE_MS: Final = 5_000
 
 
-class Entry(NamedTuple):
+class OutboxEntry(NamedTuple):
     """A frame, and the position of its feed once it is sent. `data` is shared with other connections while it waits."""
 
     head: bytes
@@ -47,25 +47,25 @@ class Entry(NamedTuple):
     size: int
     """Bytes of head, data and tail together."""
     feed: Feed | None = None
-    mark: Mark | None = None
+    mark: TopicPosition | None = None
     ends: bool = False
     """True for the feed's last frame."""
 
 
-def _wire(entry: Entry) -> bytes:
+def _wire(entry: OutboxEntry) -> bytes:
     return b"%b%b%b" % (entry.head, entry.data, entry.tail)
 
 
 class Outbox:
-    """The frames of one connection, made by `Watching` for each. `send_all` is run by the connection's task; `discard`
-    must be called when the connection has ended.
+    """The frames of one connection, made by `WatchSessions` for each. `send_all` is run by the connection's task;
+    `discard` must be called when the connection has ended.
 
     `stamp` returns the bytes that go before a frame on this connection alone, as of the moment it is queued.
     """
 
     def __init__(
         self,
-        form: Format,
+        form: FrameFormat,
         transport: Transport,
         *,
         stamp: Callable[[], bytes],
@@ -86,7 +86,7 @@ class Outbox:
         """True once no more frames are taken; the queue ends with the final one, if any."""
         self.closed = trio.Event()
         """Set when the connection has ended and its feeds are free."""
-        self.ended_by: feeds.Ending | None = None
+        self.ended_by: feeds.ConnectionEnd | None = None
         self.ready = False
         """True once the connection takes frames, because its head has been sent."""
         self._stamp = stamp
@@ -95,8 +95,8 @@ class Outbox:
         self._sending = sending
         """The outboxes of all connections that have something in flight."""
         self._slots = slots
-        self._queue: deque[Entry] = deque()
-        self._flight: list[Entry] = []
+        self._queue: deque[OutboxEntry] = deque()
+        self._flight: list[OutboxEntry] = []
         self._rest = b""
         """The bytes in flight that the socket has not taken."""
         self._bytes = 0
@@ -133,7 +133,7 @@ class Outbox:
         """Send or queue a frame. `feed`, if given, has been moved to its position after this frame."""
         head, tail = self.transport.wrap(self._stamp() if feed is not None else b"", data)
         size = len(head) + len(data) + len(tail)
-        entry = Entry(head, data, tail, size, feed, feed.mark if feed is not None else None, ends)
+        entry = OutboxEntry(head, data, tail, size, feed, feed.mark if feed is not None else None, ends)
         if self.ready and not self._queue and not self._flight:
             wire = _wire(entry)
             taken = self.transport.try_send(wire)
@@ -149,7 +149,7 @@ class Outbox:
         self._bytes += entry.size
         self._notify()
 
-    def finish(self, why: feeds.Ending | None) -> None:
+    def finish(self, why: feeds.ConnectionEnd | None) -> None:
         """Send only what is in flight and, if a reason is given, a final frame; then the connection ends."""
         if self.closing:
             return
@@ -245,13 +245,13 @@ class Outbox:
             wanting, self.wanting = list(self.wanting), {}
             self._on_room(wanting)
 
-    def _begin_flight(self, entries: list[Entry], rest: bytes) -> None:
+    def _begin_flight(self, entries: list[OutboxEntry], rest: bytes) -> None:
         self._flight = entries
         self._rest = rest
         self._stalled_since = trio.current_time()
         self._sending[self] = None
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: OutboxEntry) -> None:
         """Note that the connection has accepted an entry."""
         self._last_sent = trio.current_time()
         if entry.feed is not None and entry.mark is not None and entry.feed.outbox is self:

@@ -20,20 +20,20 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from topics.engine.delivery.awaited_topics import Awaited
+from topics.engine.delivery.awaited_topics import AwaitedTopics
 from topics.engine.delivery.feed import Feed
 from topics.engine.delivery.outbox import OUTBOX_BYTES, Outbox
 from topics.engine.loader import Loader
-from topics.engine.record_collector import Collector, Pause
+from topics.engine.record_collector import Collector, PauseNeeded
 from topics.engine.registry import Registry
 from topics.engine.topic import Fanout, Topic
 from topics.errors import ApiError
 from topics.log.span import NotLoaded
 from topics.model import Performance, Tombstone
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.sched.audience import Audience
 from topics.sched.ready_set import MAX_COST
-from topics.sched.workers import Scheduler, Served
+from topics.sched.workers import Scheduler, ServiceResult
 
 TURN_COST: Final = 16
 """Cost of a topic's turn at most: a frame costs 1, and a thousand records 1."""
@@ -51,7 +51,7 @@ AT_CONNECT: Final = frozenset({"cap", "ttl", "mixed"})
 """Losses that a watcher who connects too late is told of as `from_seq_too_old`."""
 
 
-class Made(NamedTuple):
+class FeedStep(NamedTuple):
     """The frames made from one look at a topic, for a feed at one position."""
 
     tombstone: Tombstone | None
@@ -61,19 +61,19 @@ class Made(NamedTuple):
     records: int
 
 
-class Delivery:
+class TopicDelivery:
     """Delivers topics to the feeds attached to them. Made once by the engine; `serve` is called by the delivery
     workers."""
 
     def __init__(
-        self, registry: Registry, loader: Loader, background: Background, scheduler: Scheduler[Topic | Fanout[Any]]
+        self, registry: Registry, loader: Loader, background: BackgroundTasks, scheduler: Scheduler[Topic | Fanout[Any]]
     ) -> None:
         self._registry = registry
         self._loader = loader
         self._background = background
         self.scheduler = scheduler
-        self._kept: OrderedDict[tuple[Any, ...], Made] = OrderedDict()
-        self._awaited = Awaited()
+        self._kept: OrderedDict[tuple[Any, ...], FeedStep] = OrderedDict()
+        self._awaited = AwaitedTopics()
         registry.on_added = self.topic_added
         self._recreated = 0
         """How many `recreated` frames have been made since the start."""
@@ -144,11 +144,11 @@ class Delivery:
 
     # -- a turn ------------------------------------------------------------------------------------------------------
 
-    def serve(self, topic: Topic) -> Served:
+    def serve(self, topic: Topic) -> ServiceResult:
         """Do one turn of a topic, in one step of the loop: wake its long polls and give each due feed a frame."""
         audience = topic.audience
         if audience is None or topic.working is not None:
-            return Served(1, False)  # marked again at the end of the deletion it is working off
+            return ServiceResult(1, False)  # marked again at the end of the deletion it is working off
         audience.wake_polls()
         cost = 0
         given = len(audience.due) > 0
@@ -158,7 +158,7 @@ class Delivery:
             self._registry.touch(topic)
         more = bool(audience.due)
         topic.drop_empty_audience()
-        return Served(min(max(cost, 1), MAX_COST), more)
+        return ServiceResult(min(max(cost, 1), MAX_COST), more)
 
     def _serve(self, topic: Topic, audience: Audience[Feed], feed: Feed) -> int:
         """Give one feed one frame. Return the cost."""
@@ -180,7 +180,7 @@ class Delivery:
     def _budget(self, feed: Feed) -> int:
         return min(feed.wish.max_bytes, OUTBOX_BYTES)
 
-    def _make(self, topic: Topic, audience: Audience[Feed], feed: Feed) -> Made | None:
+    def _make(self, topic: Topic, audience: Audience[Feed], feed: Feed) -> FeedStep | None:
         """Return the frames for the feed that can be made from memory; None if there are none and the rest is on
         disk."""
         log = topic.log
@@ -194,7 +194,7 @@ class Delivery:
                 return kept
         found = self._collector(topic, feed)
         need = found.advance()
-        if need is not None and not isinstance(need, Pause) and not _worth_giving(found):
+        if need is not None and not isinstance(need, PauseNeeded) and not _worth_giving(found):
             return None
         made = self._made(feed, found)
         if key is not None:
@@ -216,16 +216,16 @@ class Delivery:
         up_to = feed.end if feed.strong else None
         return Collector(self._registry, topic, wish, feed.position, same_epoch=feed.epoch == topic.id, up_to=up_to)
 
-    def _made(self, feed: Feed, found: Collector) -> Made:
+    def _made(self, feed: Feed, found: Collector) -> FeedStep:
         record = None
         if found.pieces:
             assert feed.outbox is not None
             begin = feed.told if found.tombstone is None else found.after_tombstone
             records = b",".join(found.pieces)
             record = feed.outbox.form.record(feed.name, records, begin, found.position, found.topic.log.head_seq)
-        return Made(found.tombstone, found.after_tombstone, record, found.position, found.count)
+        return FeedStep(found.tombstone, found.after_tombstone, record, found.position, found.count)
 
-    def _give(self, feed: Feed, made: Made) -> None:
+    def _give(self, feed: Feed, made: FeedStep) -> None:
         """Queue the frames made for the feed's position, as far as there is room, and set the feed's next state."""
         outbox, topic = feed.outbox, feed.topic
         assert outbox is not None

@@ -19,13 +19,13 @@ from msgspec.structs import replace
 
 from topics.config import Settings
 from topics.engine.delivery import feed as feeds
-from topics.engine.delivery.connection_places import Places, share_of
-from topics.engine.delivery.feed import Feed, Format, Mark
+from topics.engine.delivery.connection_places import ConnectionPlaces, share_of
+from topics.engine.delivery.feed import Feed, FrameFormat, TopicPosition
 from topics.engine.delivery.node_lists import NodeLists
 from topics.engine.delivery.outbox import Outbox
-from topics.engine.delivery.topic_delivery import Delivery
+from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.transport import Transport
-from topics.engine.record_collector import Wish
+from topics.engine.record_collector import RecordRequest
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
@@ -53,7 +53,7 @@ _named: Final = msgspec.json.Decoder(dict[str, int])
 _listed: Final = msgspec.json.Decoder(list[int | None])
 
 
-class Session:
+class WatchSession:
     """Feeds that belong together. `wid` is empty for a session that cannot be resumed."""
 
     def __init__(self, wid: str, topics: Iterable[Feed], heartbeat_ms: int, owner: bytes = b"") -> None:
@@ -96,7 +96,7 @@ class Session:
         """Return True if no `topic-deleted` was queued for the feed."""
         return feed.name in self._feeds and not feed.ended
 
-    def read_id(self, last_event_id: str) -> Cursors:
+    def read_id(self, last_event_id: str) -> SessionCursors:
         """Return the positions that an id gives for the topics of this session. Raises 400 if it is no such id."""
         try:
             # The decoder itself does not refuse every character that is outside base64url.
@@ -113,9 +113,9 @@ class Session:
                 raise ValueError
         except (ValueError, msgspec.DecodeError):
             raise invalid("Last-Event-ID", "is not an id of this stream") from None
-        return Cursors(positions, since)
+        return SessionCursors(positions, since)
 
-    def rewind(self, cursors: Cursors) -> None:
+    def rewind(self, cursors: SessionCursors) -> None:
         """Go back to the positions of a client. Positions never move forward.
 
         If the id has a topic that has since been deleted, the client has not been told, and is told again.
@@ -126,13 +126,13 @@ class Session:
                 continue
             self._feeds[feed.name] = feed
             if feed.since > cursors.since and feed.sent.epoch != GONE:
-                feed.sent = Mark(position, GONE)
+                feed.sent = TopicPosition(position, GONE)
             elif position < feed.sent.position:
-                feed.sent = Mark(position, feed.sent.epoch)
+                feed.sent = TopicPosition(position, feed.sent.epoch)
             feed.go_back(feed.sent)
 
 
-class Cursors(NamedTuple):
+class SessionCursors(NamedTuple):
     """The contents of an id: positions of topics, and the daemon's count of `recreated` frames at the time."""
 
     positions: Mapping[str, int]
@@ -156,21 +156,21 @@ def _padded(last_event_id: str) -> bytes:
 _BASE64URL: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
-class Watching:
+class WatchSessions:
     """The calls on live delivery for HTTP: sessions, streams of one topic, and sockets. Made once by the engine;
     `expire_idle` and `check_connections` must be called regularly."""
 
-    def __init__(self, settings: Settings, registry: Registry, delivery: Delivery) -> None:
+    def __init__(self, settings: Settings, registry: Registry, delivery: TopicDelivery) -> None:
         self._settings = settings
         self._registry = registry
         self._delivery = delivery
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, WatchSession] = {}
         self._sessions_of: Counter[bytes] = Counter()
         """How many sessions each key has made, by its digest."""
-        self._idle: dict[str, Session] = {}
+        self._idle: dict[str, WatchSession] = {}
         """The sessions without a connection, in the order in which they lost it."""
         self._draining = False
-        self.places = Places(settings, registry)
+        self.places = ConnectionPlaces(settings, registry)
         self._node_lists = NodeLists()
 
     @property
@@ -180,7 +180,7 @@ class Watching:
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    def open(self, request: WatchRequest, owner: bytes = b"") -> tuple[Session, dict[str, WatchedTopic]]:
+    def open(self, request: WatchRequest, owner: bytes = b"") -> tuple[WatchSession, dict[str, WatchedTopic]]:
         """Begin a session of `owner`. Raises 404 for an unknown topic unless it is to be waited for, 400 if `lenient`
         leaves no topic, 429 at the cap."""
         maximum = self._settings.max_watch_sessions
@@ -203,7 +203,7 @@ class Watching:
             found[name] = watched(topic, feed.position)
         if not members:
             raise invalid("topics", "none of them exists")
-        session = Session("wid_" + secrets.token_urlsafe(WID_BYTES), members, request.heartbeat_ms, owner)
+        session = WatchSession("wid_" + secrets.token_urlsafe(WID_BYTES), members, request.heartbeat_ms, owner)
         self._sessions[session.wid] = session
         self._sessions_of[owner] += 1
         self._set_idle(session)
@@ -216,31 +216,31 @@ class Watching:
             raise self._registry.throttle("max_node_list_bytes", self._node_lists.most)
         return replace(request, nodes=nodes)
 
-    def session(self, wid: str) -> Session:
+    def session(self, wid: str) -> WatchSession:
         """Return the session of a name. Raises 404."""
         session = self._sessions.get(wid)
         if session is None:
             raise ApiError("not_found", "there is no such watch session, or not any more", detail={"wid": wid})
         return session
 
-    def stream_of(self, name: str, request: WatchRequest, last_event_id: str | None) -> Session:
+    def stream_of(self, name: str, request: WatchRequest, last_event_id: str | None) -> WatchSession:
         """Return a session of one topic that ends with its connection. `last_event_id` is its cursor. Raises 404 and
         400."""
         topic = self._topic(name, request)
         feed = _begin(name, topic, request.topics[name], self._keeping_nodes(request))
-        session = Session("", [feed], request.heartbeat_ms)
+        session = WatchSession("", [feed], request.heartbeat_ms)
         if last_event_id is not None:
             positions = session.read_id(last_event_id).positions
             if name not in positions:
                 raise invalid("Last-Event-ID", "is not an id of this stream")
-            feed.sent = Mark(positions[name], GONE if topic is None else topic.id)
+            feed.sent = TopicPosition(positions[name], GONE if topic is None else topic.id)
             feed.go_back(feed.sent)
         return session
 
     async def connect(
         self,
-        session: Session,
-        form: Format,
+        session: WatchSession,
+        form: FrameFormat,
         stamp: Callable[[bytes], bytes],
         transport: Transport,
         last_event_id: str | None = None,
@@ -283,7 +283,7 @@ class Watching:
             outbox.finish(feeds.SHUTTING_DOWN)
         return outbox
 
-    async def _take_over(self, session: Session) -> None:
+    async def _take_over(self, session: WatchSession) -> None:
         """Tell the session's connection that another takes over, and free the session.
 
         Frames in flight on it are not sent again, unless its client does not take them within `TAKE_OVER_S`.
@@ -296,13 +296,13 @@ class Watching:
         if session.outbox is older:
             self._free(session)
 
-    def _free(self, session: Session) -> None:
+    def _free(self, session: WatchSession) -> None:
         outbox, session.outbox = session.outbox, None
         assert outbox is not None
         for feed in list(outbox.feeds):
             self._delivery.detach(feed)
 
-    def disconnect(self, session: Session, outbox: Outbox) -> None:
+    def disconnect(self, session: WatchSession, outbox: Outbox) -> None:
         """Detach the session from a connection that has ended."""
         taken_over = session.outbox is not outbox
         self._close(outbox)
@@ -314,7 +314,7 @@ class Watching:
         elif session.wid:
             self._forget(session)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: WatchSession) -> None:
         del self._sessions[session.wid]
         self._sessions_of[session.owner] -= 1
         if not self._sessions_of[session.owner]:
@@ -324,7 +324,7 @@ class Watching:
         """Return the topic; None if it is missing and is to be waited for. Raises 404."""
         return self._registry.topics.get(name) if request.create else self._registry.topic(name)
 
-    def _set_idle(self, session: Session) -> None:
+    def _set_idle(self, session: WatchSession) -> None:
         session.idle_since_ms = self._registry.monotonic_ms()
         self._idle[session.wid] = session
 
@@ -350,7 +350,7 @@ class Watching:
 
     # -- sockets -----------------------------------------------------------------------------------------------------
 
-    def open_socket(self, form: Format, transport: Transport, slots: int | None = None) -> Outbox:
+    def open_socket(self, form: FrameFormat, transport: Transport, slots: int | None = None) -> Outbox:
         """Return an outbox for a connection whose feeds come and go (`subscribe`). `close_socket` must be called at its
         end."""
         outbox = Outbox(
@@ -424,12 +424,12 @@ class Watching:
 def _begin(name: str, topic: Topic | None, start: WatchStart, request: WatchRequest) -> Feed:
     """Return a feed for a start that was asked for. If the topic is missing, all of its records will be new."""
     projection = Projection(request.include_tags, request.include_meta, request.include_data)
-    wish = Wish(request.limit, request.max_batch_bytes, request.nodes, projection)
+    wish = RecordRequest(request.limit, request.max_batch_bytes, request.nodes, projection)
     if topic is None:
-        mark = Mark(0 if start.tail else start.from_seq, GONE)
+        mark = TopicPosition(0 if start.tail else start.from_seq, GONE)
         return Feed(name, wish, mark, strong=request.strong, awaits=True)
     from_seq = topic.log.head_seq if start.tail else start.from_seq
-    return Feed(name, wish, Mark(from_seq, topic.id), strong=request.strong)
+    return Feed(name, wish, TopicPosition(from_seq, topic.id), strong=request.strong)
 
 
 def watched(topic: Topic | None, from_seq: int) -> WatchedTopic:

@@ -14,36 +14,36 @@ from typing import NamedTuple
 
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
-from topics.engine.forwarding.forwarder import Forwarder, Wait
-from topics.engine.forwarding.source_columns import Dressed, Taken, dress
+from topics.engine.forwarding.forwarder import Forwarder, WorkBeforeStep
+from topics.engine.forwarding.source_columns import CopyColumns, SourceColumns, columns_of_copies
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appending, eviction_frames, placed, publish_records
+from topics.engine.operations.append import Appends, eviction_frames, placed, publish_records
 from topics.engine.record_columns import encode_blocks, utf8
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, Gate, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.log.block import Block
-from topics.log.copies import Kind, Origin, each_kind
+from topics.log.copies import CopyKind, Origin, each_kind
 from topics.log.missing_columns import missing_below
 from topics.log.span import FLAG_DERIVED, FLAG_ORIGIN, NotLoaded
 from topics.log.topic_log import Extent
 from topics.runtime.clock import Clock
-from topics.storage.segments.copy_frames import Forwarded, Recipe, encode_forwarded
+from topics.storage.segments.copy_frames import CopyRecipe, ForwardedFrame, encode_forwarded
 from topics.storage.store import Store
 from topics.storage.wal import frames
-from topics.storage.wal.frames import NOTHING, Appends, FrameType, seal_batch
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.frames import NOTHING, AppendFrames, FrameType, seal_batch
+from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
 
-class Seqs(NamedTuple):
+class CopySeqs(NamedTuple):
     """The seqs of a batch: `n` seqs from `first` on, 0 for none."""
 
     first: int
     n: int
     ts: int
-    gate: Gate
+    gate: CommitPoint
 
     @property
     def last(self) -> int:
@@ -51,23 +51,23 @@ class Seqs(NamedTuple):
         return self.first + self.n - 1 if self.n else 0
 
 
-class _Columns(NamedTuple):
+class _CopiedRecords(NamedTuple):
     """The chosen records, column by column, as the dest's readers will see them."""
 
     datas: list[bytes]
     nodes: list[str | None] | None
     tags: list[str | None] | None
-    made: Dressed
+    made: CopyColumns
 
 
-class Decided(NamedTuple):
+class DecidedCopies(NamedTuple):
     """A batch of copies that has its seqs. Their bytes are where `extent` says, or in the batch itself (`appended`)."""
 
-    seqs: Seqs
-    columns: _Columns
+    seqs: CopySeqs
+    columns: _CopiedRecords
     extent: Extent | None
-    appended: Appends | None
-    recipe: Recipe | None
+    appended: AppendFrames | None
+    recipe: CopyRecipe | None
     blocks: list[Block]
     watermark: int
 
@@ -79,7 +79,7 @@ class Decided(NamedTuple):
 
 
 class CopyCommits:
-    """Decides and commits the batches of all forwarders. Made once by the engine, used by `Forwarding`."""
+    """Decides and commits the batches of all forwarders. Made once by the engine, used by `Forwarders`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class CopyCommits:
         *,
         commits: Commits,
         ceilings: Ceilings,
-        appending: Appending,
+        appends: Appends,
         loader: Loader,
         settled: Callable[[Forwarder], None],
     ) -> None:
@@ -98,7 +98,7 @@ class CopyCommits:
         self._store = store
         self._commits = commits
         self._ceilings = ceilings
-        self._appending = appending
+        self._appends = appends
         self._loader = loader
         self._settled = settled
         """Called when a batch of a forwarder is published, or has failed."""
@@ -114,7 +114,7 @@ class CopyCommits:
     def move(self, forwarder: Forwarder, last: int) -> None:
         """Move the cursor to `last`, without copies."""
         now = self._registry.now_ms()
-        self._send(forwarder, self._forwarded(forwarder, last), Seqs(0, 0, now, Gate.HANDED))
+        self._send(forwarder, self._forwarded(forwarder, last), CopySeqs(0, 0, now, CommitPoint.HANDED))
 
     def trim(self, forwarder: Forwarder, last: int) -> None:
         """Move the cursor to `last` with a hole of one seq: the records up to it were lost, or can never fit."""
@@ -123,7 +123,7 @@ class CopyCommits:
         log.warning("source_trim", router=forwarder.router.name, first=forwarded.first, last=last, seq=seqs.first)
         self._send(forwarder, forwarded, seqs)
 
-    def copy(self, forwarder: Forwarder, taken: Taken, chosen: Sequence[int], last: int) -> None:
+    def copy(self, forwarder: Forwarder, taken: SourceColumns, chosen: Sequence[int], last: int) -> None:
         """Make copies of the chosen records, and move the cursor to `last`. Raises Wait for columns of the dest."""
         dest = forwarder.dest
         columns = _columns(forwarder, taken, chosen)
@@ -138,7 +138,7 @@ class CopyCommits:
             columns.made.metas,
             pinned=dest.ephemeral,
         )
-        decided = Decided(seqs, columns, None, None, None, blocks, watermark)
+        decided = DecidedCopies(seqs, columns, None, None, None, blocks, watermark)
         if dest.ephemeral:
             decided = decided._replace(extent=_in_memory(seqs, columns))
         elif taken.files is None:
@@ -154,26 +154,28 @@ class CopyCommits:
         self._send(forwarder, forwarded, seqs, decided)
 
     @staticmethod
-    def _forwarded(forwarder: Forwarder, last: int) -> Forwarded:
+    def _forwarded(forwarder: Forwarder, last: int) -> ForwardedFrame:
         router = forwarder.router
-        return Forwarded(router.name, router.source_id, forwarder.position + 1, last, 0)
+        return ForwardedFrame(router.name, router.source_id, forwarder.position + 1, last, 0)
 
-    def _next_seqs(self, dest: Topic, count: int) -> Seqs:
+    def _next_seqs(self, dest: Topic, count: int) -> CopySeqs:
         """Return the dest's next seqs. They are given out only when the batch is queued, so an error before that loses
         none."""
         ts = max(self._registry.now_ms(), dest.last_ts)
-        return Seqs(dest.assigned + 1, count, ts, self._ceilings.gate(dest, dest.assigned + count, ts))
+        return CopySeqs(dest.assigned + 1, count, ts, self._ceilings.gate(dest, dest.assigned + count, ts))
 
     def _watermark(self, dest: Topic, sizes: array[int]) -> int:
-        watermark = partial(self._appending.watermark, dest, sizes)
+        watermark = partial(self._appends.watermark, dest, sizes)
         try:
             return watermark()
         except NotLoaded:
-            raise Wait(partial(self._loader.prepared, dest, watermark)) from None
+            raise WorkBeforeStep(partial(self._loader.prepared, dest, watermark)) from None
 
     # -- the commit --------------------------------------------------------------------------------------------------
 
-    def _send(self, forwarder: Forwarder, forwarded: Forwarded, seqs: Seqs, decided: Decided | None = None) -> None:
+    def _send(
+        self, forwarder: Forwarder, forwarded: ForwardedFrame, seqs: CopySeqs, decided: DecidedCopies | None = None
+    ) -> None:
         """Queue the batch. From here on it belongs to the dest, even if the router is deleted."""
         dest = forwarder.dest
         sent_total = forwarder.sent_total + forwarded.copies
@@ -214,11 +216,11 @@ class CopyCommits:
         forwarder.in_flight += 1
         self._commits.send(commit)
 
-    def _leans(self, dest: Topic, recipe: Recipe) -> list[tuple[int, Position]]:
+    def _leans(self, dest: Topic, recipe: CopyRecipe) -> list[tuple[int, LogPosition]]:
         """Return, by shard, the log position that must be on disk before these copies may count: the end of the frames
         that they point to. Frames in the dest's own shard come before the recipe in the same log, and segments are on
         disk."""
-        ends: dict[int, Position] = {}
+        ends: dict[int, LogPosition] = {}
         files = self._store.files
         for file in set(recipe.files):
             kind, shard, ordinal = files.place_of(file)
@@ -228,16 +230,21 @@ class CopyCommits:
                     for of, offset, size in zip(recipe.files, recipe.offsets, recipe.frame_lens, strict=True)
                     if of == file
                 )
-                end = Position(ordinal, max(behind))
+                end = LogPosition(ordinal, max(behind))
                 ends[shard] = max(end, ends.get(shard, end))
         return list(ends.items())
 
-    def _expect(self, dest: Topic, decided: Decided) -> None:
+    def _expect(self, dest: Topic, decided: DecidedCopies) -> None:
         if dest.origins is not None or (dest.incoming and len(dest.incoming) > 1):
             self._arriving.setdefault(dest, set()).update(decided.origins)
 
     def _publish(
-        self, forwarder: Forwarder, forwarded: Forwarded, seqs: Seqs, decided: Decided | None, commit: Commit
+        self,
+        forwarder: Forwarder,
+        forwarded: ForwardedFrame,
+        seqs: CopySeqs,
+        decided: DecidedCopies | None,
+        commit: Commit,
     ) -> None:
         """The commit point: from here on readers of the dest see the copies."""
         dest, router = commit.topic, forwarder.router
@@ -256,7 +263,7 @@ class CopyCommits:
         self._registry.account(dest)
         self._settled(forwarder)
 
-    def _arrived(self, dest: Topic, decided: Decided) -> None:
+    def _arrived(self, dest: Topic, decided: DecidedCopies) -> None:
         arriving = self._arriving.get(dest)
         if dest.origins is None and arriving is None:
             return
@@ -275,9 +282,9 @@ class CopyCommits:
         self._settled(forwarder)
 
 
-def _columns(forwarder: Forwarder, taken: Taken, chosen: Sequence[int]) -> _Columns:
+def _columns(forwarder: Forwarder, taken: SourceColumns, chosen: Sequence[int]) -> _CopiedRecords:
     """Return the columns of the chosen records as the router's look leaves them."""
-    look = forwarder.look
+    changes = forwarder.changes
     every = len(chosen) == len(taken.seqs)
 
     def some(names: list[str | None] | None, dropped: bool) -> list[str | None] | None:
@@ -287,21 +294,21 @@ def _columns(forwarder: Forwarder, taken: Taken, chosen: Sequence[int]) -> _Colu
         return picked if any(picked) else None
 
     datas = taken.datas if every else [taken.datas[i] for i in chosen]
-    nodes, tags = some(taken.nodes, look.drop_node), some(taken.tags, look.drop_tag)
-    return _Columns(datas, nodes, tags, dress(forwarder.source, taken, chosen, look))
+    nodes, tags = some(taken.nodes, changes.drop_node), some(taken.tags, changes.drop_tag)
+    return _CopiedRecords(datas, nodes, tags, columns_of_copies(forwarder.source, taken, chosen, changes))
 
 
-def _flags(columns: _Columns) -> bytes:
+def _flags(columns: _CopiedRecords) -> bytes:
     return bytes(flag | FLAG_ORIGIN for flag in columns.made.flags)
 
 
-def _in_memory(seqs: Seqs, columns: _Columns) -> Extent:
+def _in_memory(seqs: CopySeqs, columns: _CopiedRecords) -> Extent:
     """Return the index columns of copies that are in no file."""
     none = array("I", bytes(4 * seqs.n))
     return Extent(seqs.first, seqs.ts, 0, none, none, columns.made.sizes, _flags(columns), columns.tags)
 
 
-def _logged(dest: Topic, seqs: Seqs, columns: _Columns) -> Appends:
+def _logged(dest: Topic, seqs: CopySeqs, columns: _CopiedRecords) -> AppendFrames:
     """Return frames for copies whose originals have none to point to."""
     made = columns.made
     kinds = each_kind(made.kinds)
@@ -313,17 +320,19 @@ def _logged(dest: Topic, seqs: Seqs, columns: _Columns) -> Appends:
         nodes=utf8(columns.nodes),
         tags=utf8(columns.tags),
         metas=made.metas,
-        durable=dest.gate is Gate.SYNCED,
+        durable=dest.gate is CommitPoint.SYNCED,
         closes_batch=False,
         origins=[_origin(kind, seq) for kind, seq in zip(kinds, made.origin_seqs, strict=True)],
     )
 
 
-def _origin(kind: Kind, seq: int) -> Origin:
+def _origin(kind: CopyKind, seq: int) -> Origin:
     return Origin(kind.topic_id, seq, kind.hops)
 
 
-def _derived(seqs: Seqs, columns: _Columns, taken: Taken, chosen: Sequence[int]) -> tuple[Extent, Recipe]:
+def _derived(
+    seqs: CopySeqs, columns: _CopiedRecords, taken: SourceColumns, chosen: Sequence[int]
+) -> tuple[Extent, CopyRecipe]:
     """Return the index columns of copies that point to other records' frames, and their recipe."""
     assert taken.files is not None
     made, flags = columns.made, _flags(columns)
@@ -334,4 +343,4 @@ def _derived(seqs: Seqs, columns: _Columns, taken: Taken, chosen: Sequence[int])
     )
     derived = bytes(flag | FLAG_DERIVED for flag in flags)
     extent = Extent(seqs.first, seqs.ts, files, offsets, lens, made.sizes, derived, columns.tags)
-    return extent, Recipe(made.kinds, made.origin_seqs, files, offsets, lens, made.sizes, flags)
+    return extent, CopyRecipe(made.kinds, made.origin_seqs, files, offsets, lens, made.sizes, flags)

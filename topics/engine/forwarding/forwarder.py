@@ -13,12 +13,12 @@ import trio
 from topics.engine.loader import OpenedRun
 from topics.engine.topic import Topic
 from topics.log.block import Block
-from topics.log.copies import Look
+from topics.log.copies import CopyChanges
 from topics.routing.router_state import Router
 
 
 class Forwarder:
-    """A router at work. Made by `Forwarding.begin`, closed by `Forwarding.end`."""
+    """A router at work. Made by `Forwarders.begin`, closed by `Forwarders.end`."""
 
     __slots__ = (
         "backoff_s",
@@ -67,11 +67,11 @@ class Forwarder:
         return self is other
 
     @property
-    def look(self) -> Look:
+    def changes(self) -> CopyChanges:
         """How its copies differ from the records they are made from."""
         config = self.router.config
         stamp = self.router.name if config.guarantee == "exactly_once" else None
-        return Look(not config.preserve_node, not config.preserve_tag, stamp)
+        return CopyChanges(not config.preserve_node, not config.preserve_tag, stamp)
 
     def tell(self) -> None:
         """Wake the tasks that wait for its progress: it has advanced, or will not for now."""
@@ -80,7 +80,7 @@ class Forwarder:
             self.progress = None
 
 
-class Wait(Exception):
+class WorkBeforeStep(Exception):
     """The step cannot go on before `work` is done."""
 
     def __init__(self, work: Callable[[], Awaitable[Any]]) -> None:
@@ -88,5 +88,5 @@ class Wait(Exception):
         self.work = work
 
 
-class Full(Exception):
+class DestFull(Exception):
     """The dest takes nothing for now."""

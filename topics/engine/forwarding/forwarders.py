@@ -31,24 +31,24 @@ from topics.config import Settings
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
 from topics.engine.forwarding.copy_commits import CopyCommits
-from topics.engine.forwarding.forwarder import Forwarder, Full, Wait
-from topics.engine.forwarding.source_columns import BATCH_BYTES, Taken, take_opened, take_raw
+from topics.engine.forwarding.forwarder import DestFull, Forwarder, WorkBeforeStep
+from topics.engine.forwarding.source_columns import BATCH_BYTES, SourceColumns, take_opened, take_raw
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appending, evicts, only_appends
+from topics.engine.operations.append import Appends, evicts, only_appends
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Fanout, Topic
 from topics.errors import ApiError
 from topics.log.block import block_with
-from topics.log.copies import MAX_HOPS, Look, stamped
+from topics.log.copies import MAX_HOPS, CopyChanges, stamped
 from topics.log.losses import Gap
 from topics.log.retention import has_room
 from topics.log.span import NotLoaded
-from topics.log.topic_log import Run
+from topics.log.topic_log import SeqRun
 from topics.routing.router_state import Router
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
 from topics.sched.ready_set import MAX_COST
-from topics.sched.workers import Scheduler, Served
+from topics.sched.workers import Scheduler, ServiceResult
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch
@@ -90,7 +90,7 @@ KEPT_TAKEN: Final = 8
 _STRENGTH: Final = {"ephemeral": 0, "memory": 1, "disk": 2, "fsync": 3}
 
 
-class Forwarding:
+class Forwarders:
     """The forwarders of all routers. Made once by the engine; `start_all` when requests are served, `begin` and `end`
     for each router. Waiting is done in background tasks."""
 
@@ -104,9 +104,9 @@ class Forwarding:
         *,
         commits: Commits,
         ceilings: Ceilings,
-        appending: Appending,
+        appends: Appends,
         loader: Loader,
-        background: Background,
+        background: BackgroundTasks,
         scheduler: Scheduler[Topic | Fanout[Any]],
         is_busy: Callable[[Topic, Segment], bool],
     ) -> None:
@@ -116,7 +116,7 @@ class Forwarding:
         self._registry = registry
         self._store = store
         self._commits = commits
-        self._appending = appending
+        self._appends = appends
         self._loader = loader
         self._background = background
         self._scheduler = scheduler
@@ -134,11 +134,11 @@ class Forwarding:
             store,
             commits=commits,
             ceilings=ceilings,
-            appending=appending,
+            appends=appends,
             loader=loader,
             settled=self._settled,
         )
-        self._taken: OrderedDict[tuple[int, int, int], Taken] = OrderedDict()
+        self._taken: OrderedDict[tuple[int, int, int], SourceColumns] = OrderedDict()
 
     # -- who forwards ------------------------------------------------------------------------------------------------
 
@@ -215,18 +215,18 @@ class Forwarding:
 
     # -- a turn ------------------------------------------------------------------------------------------------------
 
-    def serve(self, fanout: Fanout[Forwarder]) -> Served:
+    def serve(self, fanout: Fanout[Forwarder]) -> ServiceResult:
         """Do one turn of the routers of a topic, in one step of the loop."""
         source = fanout.topic
         audience = fanout.audience
         if self._status.phase != "ready" or source.working is not None or source.deleted:
-            return Served(1, False)  # marked again at the end of that work
+            return ServiceResult(1, False)  # marked again at the end of that work
         began = self._clock.perf_ns()
         cost = 0
         while audience.due and cost < TURN_COST:
             cost += self._serve(audience.next_due())
         rest_ms = (self._clock.perf_ns() - began) / 1e6 if self._registry.lively else 0.0
-        return Served(min(max(cost, 1), MAX_COST), bool(audience.due), rest_ms)
+        return ServiceResult(min(max(cost, 1), MAX_COST), bool(audience.due), rest_ms)
 
     def _serve(self, forwarder: Forwarder) -> int:
         """Do one step of one forwarder, and start waiting for what it needs next. Return the cost."""
@@ -234,13 +234,13 @@ class Forwarding:
         assert fanout is not None
         try:
             cost = self._step(forwarder)
-        except Wait as wait:
+        except WorkBeforeStep as wait:
             self._await(forwarder, wait.work)
             return 1
         except NotLoaded as missing:
             self._await(forwarder, partial(self._loader.columns, forwarder.source, missing.spans))
             return 1
-        except (Full, ApiError):
+        except (DestFull, ApiError):
             self._pause(forwarder)
             return 1
         except Exception:  # whatever it is: of this forwarder only
@@ -366,15 +366,15 @@ class Forwarding:
         full."""
         dest = forwarder.dest
         if dest.barrier is not None:
-            raise Wait(dest.barrier.wait)
+            raise WorkBeforeStep(dest.barrier.wait)
         writer = self._commits.check_writable(dest)
         self._commits.check_space(writer)
         if writer.queue.is_full:
-            raise Wait(partial(self._commits.admit, writer, None))
+            raise WorkBeforeStep(partial(self._commits.admit, writer, None))
         if dest.pending and evicts(dest) and not only_appends(dest):
-            raise Wait(partial(_deletions_over, dest))
+            raise WorkBeforeStep(partial(_deletions_over, dest))
 
-    def _choose(self, forwarder: Forwarder, taken: Taken) -> Sequence[int]:
+    def _choose(self, forwarder: Forwarder, taken: SourceColumns) -> Sequence[int]:
         """Return the indexes of the records that become copies."""
         config, dest = forwarder.router.config, forwarder.dest
         chosen: Sequence[int] = range(len(taken.seqs))
@@ -397,13 +397,13 @@ class Forwarding:
         return chosen
 
     @staticmethod
-    def _origin(source: Topic, taken: Taken, i: int) -> tuple[int, int]:
+    def _origin(source: Topic, taken: SourceColumns, i: int) -> tuple[int, int]:
         if taken.origins is None:
             return source.id, taken.seqs[i]
         kind, seq = taken.origins[i]
         return kind.topic_id, seq
 
-    def _fitting(self, forwarder: Forwarder, taken: Taken, chosen: Sequence[int]) -> int:
+    def _fitting(self, forwarder: Forwarder, taken: SourceColumns, chosen: Sequence[int]) -> int:
         """Return how many of the chosen records fit into the dest, 0 if the first never can. Raises Full if none fits
         now."""
         dest = forwarder.dest
@@ -411,22 +411,22 @@ class Forwarding:
         rejects = config.discard == "reject" and bool(config.cap_records or config.cap_bytes)
         if not rejects and not quota:
             return len(chosen)
-        look = forwarder.look
-        sizes = [taken.sizes[i] + self._growth(forwarder, taken, i, look) for i in chosen]
+        changes = forwarder.changes
+        sizes = [taken.sizes[i] + self._growth(forwarder, taken, i, changes) for i in chosen]
         if rejects and config.cap_bytes and sizes[0] > config.cap_bytes:
             return 0
         self._expire(dest)
-        left = self._appending.quota_left() if quota else 0
+        left = self._appends.quota_left() if quota else 0
         if quota and sizes[0] > left:
-            self._appending.expire_all()
-            left = self._appending.quota_left()
+            self._appends.expire_all()
+            left = self._appends.quota_left()
         total = 0
         for n, size in enumerate(sizes, 1):
             total += size
             room = not rejects or has_room(dest.log, config, dest.pending_records, dest.pending_bytes, n, total)
             if not room or (quota and total > left):
                 if n == 1:
-                    raise Full
+                    raise DestFull
                 return n - 1
         return len(chosen)
 
@@ -436,26 +436,26 @@ class Forwarding:
         source, dest = forwarder.source, forwarder.dest
         config = dest.config
         following = source.log.step(position, 1)
-        if config.discard != "reject" or not isinstance(following, Run):
+        if config.discard != "reject" or not isinstance(following, SeqRun):
             return
         raw = source.log.index.capture_raw(following.first, following.first)
         size = raw[0].size[0] if raw else 1
         self._expire(dest)
         room = has_room(dest.log, config, dest.pending_records, dest.pending_bytes, 1, size)
         if not room and not 0 < config.cap_bytes < size:
-            raise Full
+            raise DestFull
 
     def _expire(self, dest: Topic) -> None:
         try:
             self._registry.expire(dest)
         except NotLoaded:
-            raise Wait(partial(self._loader.expire, dest)) from None
+            raise WorkBeforeStep(partial(self._loader.expire, dest)) from None
 
-    def _growth(self, forwarder: Forwarder, taken: Taken, i: int, look: Look) -> int:
-        if look.stamp is None:
+    def _growth(self, forwarder: Forwarder, taken: SourceColumns, i: int, changes: CopyChanges) -> int:
+        if changes.stamp is None:
             return 0
         meta = taken.metas[i] if taken.metas is not None else b""
-        return len(stamped(meta, *self._origin(forwarder.source, taken, i), look.stamp)) - len(meta)
+        return len(stamped(meta, *self._origin(forwarder.source, taken, i), changes.stamp)) - len(meta)
 
     def _announce(self, forwarder: Forwarder, last: int, reason: str) -> None:
         """Tell the dest that the source lost records up to `last`. A hole has no origin that would stop it in a cycle,
@@ -467,14 +467,16 @@ class Forwarding:
 
     # -- taking records ----------------------------------------------------------------------------------------------
 
-    def _take(self, forwarder: Forwarder, first: int, last: int) -> Taken:
+    def _take(self, forwarder: Forwarder, first: int, last: int) -> SourceColumns:
         """Return live records from `first` on, at most up to `last`, decoded. Raises Wait for records on disk."""
         source = forwarder.source
         if first <= source.log.stored.last_seq:
             return self._take_stored(forwarder, first, min(last, source.log.stored.last_seq))
         block = source.blocks.find(first) or block_with(forwarder.read, first)
         if block is None:
-            raise Wait(partial(self._load, forwarder, first, min(first + READ_AHEAD - 1, source.log.head_seq)))
+            raise WorkBeforeStep(
+                partial(self._load, forwarder, first, min(first + READ_AHEAD - 1, source.log.head_seq))
+            )
         last = min(last, block.last_seq)
         key = source.id, first, last
         taken = self._taken.get(key)
@@ -491,15 +493,17 @@ class Forwarding:
     async def _load(self, forwarder: Forwarder, first: int, last: int) -> None:
         forwarder.read = await self._loader.load(forwarder.source, first, last)
 
-    def _take_stored(self, forwarder: Forwarder, first: int, last: int) -> Taken:
+    def _take_stored(self, forwarder: Forwarder, first: int, last: int) -> SourceColumns:
         source = forwarder.source
         opened = forwarder.opened.part(first, last) if forwarder.opened is not None else None
         # Their places are looked up again: the segment may have been replaced while it was read.
         if opened is None or not self._loader.is_current(source, opened):
             forwarder.opened = None
-            raise Wait(partial(self._open, forwarder, first, min(first + READ_AHEAD - 1, source.log.stored.last_seq)))
+            raise WorkBeforeStep(
+                partial(self._open, forwarder, first, min(first + READ_AHEAD - 1, source.log.stored.last_seq))
+            )
         if self._is_busy(source, opened.segment):
-            raise Wait(partial(trio.sleep, MIN_BACKOFF_S))
+            raise WorkBeforeStep(partial(trio.sleep, MIN_BACKOFF_S))
         # Copies of cold records are logged, so that the dest does not depend on the cold store.
         hot = opened.segment.tier == "hot"
         place = ("segment", source.id, opened.segment.first)

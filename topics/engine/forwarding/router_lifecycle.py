@@ -20,16 +20,16 @@ from topics.auth.keys import OPEN, Key
 from topics.config import Settings
 from topics.engine.commits import Commits
 from topics.engine.doubts import Doubts
-from topics.engine.forwarding.forwarders import Forwarding
-from topics.engine.operations.topic_lifecycle import Configuring
+from topics.engine.forwarding.forwarders import Forwarders
+from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry, names_with, settled
-from topics.engine.topic import Commit, Gate, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import router_not_found, topic_not_found
 from topics.model import RouterPatch, RouterState
 from topics.routing.router import RouterConfig, resolve_router
-from topics.routing.router_graph import Graph
+from topics.routing.router_graph import RouterGraph
 from topics.routing.router_state import Router, kept_origins
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
 from topics.storage.wal.frames import FrameType, encode_control
 from topics.telemetry.figures import RouterFigures
@@ -38,7 +38,7 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 
-class Routers:
+class RouterLifecycle:
     """The calls that create, update, delete and list routers. Made once by the engine. A change that was begun goes on
     in a background task if its caller is cancelled."""
 
@@ -49,20 +49,20 @@ class Routers:
         registry: Registry,
         *,
         commits: Commits,
-        configuring: Configuring,
-        forwarding: Forwarding,
-        background: Background,
+        topic_lifecycle: TopicLifecycle,
+        forwarders: Forwarders,
+        background: BackgroundTasks,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._registry = registry
         self._commits = commits
-        self._configuring = configuring
-        self._forwarding = forwarding
+        self._topic_lifecycle = topic_lifecycle
+        self._forwarders = forwarders
         self._background = background
-        self._graph = Graph()
+        self._graph = RouterGraph()
         self._names: SortedDict[str, Router] = SortedDict()
-        forwarding.is_in_cycle = self._graph.is_in_cycle
+        forwarders.is_in_cycle = self._graph.is_in_cycle
         self._doubts = Doubts()
         self._one = trio.Lock()
         """Held during each change."""
@@ -146,13 +146,13 @@ class Routers:
         return found, False
 
     async def catch_up(self, names: Iterable[str]) -> None:
-        """Forward what is due now, before a read of these topics (`Forwarding.catch_up`). Topics without routers cost
+        """Forward what is due now, before a read of these topics (`Forwarders.catch_up`). Topics without routers cost
         nothing. Cancelling leaves nothing behind."""
         topics = self._registry.topics
         routed = [name for name in names if name in topics and topics[name].incoming]
         if routed:
             upstream = dict.fromkeys(other for name in routed for other in self._graph.upstream_first(name))
-            await self._forwarding.catch_up([topics[other] for other in upstream if other in topics])
+            await self._forwarders.catch_up([topics[other] for other in upstream if other in topics])
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Routers:
         Raises 503."""
         for end in (config.source, config.dest):
             if end in self._registry.topics:  # else it is made again, whatever is on disk
-                self._configuring.doubts.check(end)
+                self._topic_lifecycle.doubts.check(end)
 
     async def _ends(self, config: RouterConfig, known: Router | None) -> tuple[Topic, Topic] | None:
         """Return the source and the dest of a router, made if they are missing. None if it had to wait, or if one was
@@ -208,7 +208,7 @@ class Routers:
         if known is None:
             self._check_room(config)
             self._commits.check_all_writable()
-            await self._configuring.create_missing((config.source, config.dest))
+            await self._topic_lifecycle.create_missing((config.source, config.dest))
         topics = self._registry.topics
         source, dest = topics.get(config.source), topics.get(config.dest)
         if source is None or dest is None:
@@ -239,9 +239,9 @@ class Routers:
         dest.origins = kept_origins(dest.origins, incoming.values())
         dest.mark_changed()
         if known is None:
-            self._forwarding.begin(router, source, dest)
+            self._forwarders.begin(router, source, dest)
         else:
-            self._forwarding.reconsider(router.name)
+            self._forwarders.reconsider(router.name)
         return True
 
     def _add(self, router: Router) -> None:
@@ -275,7 +275,7 @@ class Routers:
             self._remove(self._names[name], commit.topic)
 
     def _remove(self, router: Router, dest: Topic) -> None:
-        self._forwarding.end(router.name)
+        self._forwarders.end(router.name)
         self._forget(router, dest)
 
     def _forget(self, router: Router, dest: Topic) -> None:
@@ -290,7 +290,7 @@ class Routers:
 
     def _commit(self, dest: Topic, kind: FrameType, payload: dict[str, Any], apply: Any, *args: Any) -> Commit:
         data = encode_control(kind, payload, topic_id=dest.id, ts=self._registry.now_ms())
-        commit = Commit(dest, data, 1, Gate.SYNCED, partial(apply, *args), self._clock.perf_ns)
+        commit = Commit(dest, data, 1, CommitPoint.SYNCED, partial(apply, *args), self._clock.perf_ns)
         self._commits.send(commit)
         return commit
 
@@ -309,7 +309,7 @@ class Routers:
                 if source is None:
                     self._forget(router, dest)  # its source was another topic of that name
                 else:
-                    self._forwarding.begin(router, source, dest)
+                    self._forwarders.begin(router, source, dest)
 
     def forget_topic(self, topic: Topic) -> list[str]:
         """Delete every router of a topic that is deleted. Return their names."""

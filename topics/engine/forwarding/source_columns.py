@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 from topics.engine.loader import OpenedRun
 from topics.engine.topic import Topic
 from topics.log.block import Block
-from topics.log.copies import PLAIN, Kind, Look, each_kind, kinds_of, run_of, stamped
+from topics.log.copies import PLAIN, CopyChanges, CopyKind, each_kind, kinds_of, run_of, stamped
 from topics.log.span import FLAG_DERIVED, FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 
 BATCH_BYTES: Final = 1 << 20
 """Bytes of records that are taken at a time; one record is always taken, whatever its size."""
 
 
-class Taken(NamedTuple):
+class SourceColumns(NamedTuple):
     """Some live records of a source, column by column, from which copies may be made.
 
     `origins` is None if all of them were first appended to the source. `files` is None if their frames are in no file
@@ -35,54 +35,56 @@ class Taken(NamedTuple):
     datas: list[bytes]
     sizes: array[int]
     flags: bytes
-    origins: list[tuple[Kind, int]] | None
+    origins: list[tuple[CopyKind, int]] | None
     files: array[int] | None
     offsets: array[int]
     frame_lens: array[int]
 
 
-class Dressed(NamedTuple):
+class CopyColumns(NamedTuple):
     """The columns in which copies differ from their originals."""
 
-    kinds: list[tuple[int, Kind]]
+    kinds: list[tuple[int, CopyKind]]
     origin_seqs: Sequence[int]
     metas: list[bytes] | None
     sizes: array[int]
     flags: bytes
 
 
-def dress(source: Topic, taken: Taken, chosen: Sequence[int], look: Look) -> Dressed:
+def columns_of_copies(source: Topic, taken: SourceColumns, chosen: Sequence[int], changes: CopyChanges) -> CopyColumns:
     """Return origins, metas, sizes and flags of the copies of some records."""
     every = len(chosen) == len(taken.seqs)
     if taken.origins is None:
         seqs = taken.seqs if every else [taken.seqs[i] for i in chosen]
-        kinds = [(len(seqs), Kind(source.id, 1, look))]
+        kinds = [(len(seqs), CopyKind(source.id, 1, changes))]
     else:
         origins = taken.origins
-        kinds, seqs = kinds_of((_passed_on(origins[i][0], look), origins[i][1]) for i in chosen)
+        kinds, seqs = kinds_of((_passed_on(origins[i][0], changes), origins[i][1]) for i in chosen)
     metas: list[bytes] | None = None
     if taken.metas is not None:
         metas = taken.metas if every else [taken.metas[i] for i in chosen]
     sizes = taken.sizes if every else array("I", [taken.sizes[i] for i in chosen])
-    if look.stamp is not None:
+    if changes.stamp is not None:
         plain = metas or [b""] * len(seqs)
         owners = (kind.topic_id for kind in each_kind(kinds))
         metas = [
-            stamped(meta, topic_id, seq, look.stamp) for meta, topic_id, seq in zip(plain, owners, seqs, strict=True)
+            stamped(meta, topic_id, seq, changes.stamp) for meta, topic_id, seq in zip(plain, owners, seqs, strict=True)
         ]
         sizes = array("I", [size - len(old) + len(new) for size, old, new in zip(sizes, plain, metas, strict=True)])
-    kept = (0 if look.drop_node else FLAG_NODE) | (0 if look.drop_tag else FLAG_TAG)
+    kept = (0 if changes.drop_node else FLAG_NODE) | (0 if changes.drop_tag else FLAG_TAG)
     flags = taken.flags if every else bytes([taken.flags[i] for i in chosen])
-    return Dressed(kinds, seqs, metas if metas and any(metas) else None, sizes, bytes(flag & kept for flag in flags))
+    return CopyColumns(
+        kinds, seqs, metas if metas and any(metas) else None, sizes, bytes(flag & kept for flag in flags)
+    )
 
 
-def _passed_on(kind: Kind, look: Look) -> Kind:
+def _passed_on(kind: CopyKind, changes: CopyChanges) -> CopyKind:
     """Return the kind of a copy of a copy; both are made from the same frame."""
-    drops = kind.look.drop_node or look.drop_node, kind.look.drop_tag or look.drop_tag
-    return Kind(kind.topic_id, kind.hops + 1, Look(*drops, look.stamp or kind.look.stamp))
+    drops = kind.changes.drop_node or changes.drop_node, kind.changes.drop_tag or changes.drop_tag
+    return CopyKind(kind.topic_id, kind.hops + 1, CopyChanges(*drops, changes.stamp or kind.changes.stamp))
 
 
-def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
+def take_raw(source: Topic, block: Block, first: int, last: int) -> SourceColumns:
     """Take records that are in no segment of the source: their frames are in the WAL, or in segments of other topics;
     those of an `ephemeral` topic are in memory."""
     files, offsets, lens, sizes, flags = array("I"), array("I"), array("I"), array("I"), bytearray()
@@ -98,7 +100,7 @@ def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
     last = first + n - 1
     files, offsets, lens, sizes, flags = files[:n], offsets[:n], lens[:n], sizes[:n], flags[:n]
     columns = block.columns(first, last)
-    origins: list[tuple[Kind, int]] | None = None
+    origins: list[tuple[CopyKind, int]] | None = None
     # Committed stage records are the source's own, but in frames of the stage: copies cannot point to those.
     staged = any(flag & FLAG_DERIVED and not flag & FLAG_ORIGIN for flag in set(flags))
     if max(flags) >= FLAG_ORIGIN:
@@ -108,13 +110,13 @@ def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
         for i, flag in enumerate(flags):
             seq = first + i
             if not flag & FLAG_ORIGIN:
-                origins.append((Kind(source.id, 0, PLAIN), seq))
+                origins.append((CopyKind(source.id, 0, PLAIN), seq))
                 continue
             made = run_of(runs, seq)
             # A record that is not derived has a frame of the source's own, which includes the stamp.
-            kind = made.kind(seq) if flag & FLAG_DERIVED else made.kind(seq)._replace(look=PLAIN)
+            kind = made.kind(seq) if flag & FLAG_DERIVED else made.kind(seq)._replace(changes=PLAIN)
             origins.append((kind, made.origin(seq).seq))
-    return Taken(
+    return SourceColumns(
         range(first, last + 1),
         columns.nodes,
         columns.tags,
@@ -129,16 +131,16 @@ def take_raw(source: Topic, block: Block, first: int, last: int) -> Taken:
     )
 
 
-def take_opened(source: Topic, opened: OpenedRun, file: int | None) -> Taken:
+def take_opened(source: Topic, opened: OpenedRun, file: int | None) -> SourceColumns:
     """Take records whose frames are in a segment; `file` is None if copies may not point to it."""
     records = opened.records
     nodes: list[str | None] = [record.node.decode() or None for record in records]
     tags: list[str | None] = [record.tag.decode() or None for record in records]
     metas = [record.meta for record in records]
-    origins = [(Kind(record.origin.topic_id, record.origin.hops, PLAIN), record.origin.seq) for record in records]
+    origins = [(CopyKind(record.origin.topic_id, record.origin.hops, PLAIN), record.origin.seq) for record in records]
     own = all(record.origin.topic_id == source.id and not record.origin.hops for record in records)
     flags = [(FLAG_TAG if tag else 0) | (FLAG_NODE if node else 0) for node, tag in zip(nodes, tags, strict=True)]
-    return Taken(
+    return SourceColumns(
         opened.seqs,
         nodes if any(nodes) else None,
         tags if any(tags) else None,

@@ -21,10 +21,10 @@ from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits, time_commit, unlogged_floor
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
-from topics.engine.operations.topic_lifecycle import Configuring
-from topics.engine.record_columns import Columns, columns_of, encode_blocks, index_flags, utf8
+from topics.engine.operations.topic_lifecycle import TopicLifecycle
+from topics.engine.record_columns import AppendColumns, columns_of, encode_blocks, index_flags, utf8
 from topics.engine.registry import Registry, settled
-from topics.engine.topic import Commit, Gate, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
 from topics.log.missing_columns import missing_below
@@ -35,14 +35,14 @@ from topics.log.topic_log import Extent
 from topics.model import AppendRequest, AppendResult, Performance, TopicConfig, TopicConfigPatch
 from topics.runtime.clock import Clock
 from topics.storage.wal import frames
-from topics.storage.wal.frames import NOTHING, Appends, FrameType, offsets_of, seal_batch
+from topics.storage.wal.frames import NOTHING, AppendFrames, FrameType, offsets_of, seal_batch
 from topics.storage.wal.shard_writer import ShardWriter
 
 EXPIRE_ALL_MS: Final = 1000
 """Time (ms) between two searches of all topics for expired records, which a refused quota causes."""
 
 
-class _Decided(NamedTuple):
+class _DecidedAppend(NamedTuple):
     """An append that has its seqs. Nothing of it changes any more."""
 
     topic: Topic
@@ -51,7 +51,7 @@ class _Decided(NamedTuple):
     ts: int
     at: int
     """When it was decided (ms of the window clock)."""
-    appended: Appends
+    appended: AppendFrames
     tags: Sequence[str | None] | None
     blocks: list[Block]
     watermark: int
@@ -59,7 +59,7 @@ class _Decided(NamedTuple):
     key: str | None
 
 
-class Appending:
+class Appends:
     """The append call. Made once by the engine. Others use its parts: stages and dead letters append through it,
     forwarding uses its checks."""
 
@@ -72,7 +72,7 @@ class Appending:
         commits: Commits,
         ceilings: Ceilings,
         keys: IdempotencyKeys,
-        configuring: Configuring,
+        topic_lifecycle: TopicLifecycle,
         loader: Loader,
     ) -> None:
         self._settings = settings
@@ -81,7 +81,7 @@ class Appending:
         self._commits = commits
         self._ceilings = ceilings
         self._keys = keys
-        self._configuring = configuring
+        self._topic_lifecycle = topic_lifecycle
         self._loader = loader
         self._expired_all_ms: int | None = None
 
@@ -107,7 +107,7 @@ class Appending:
         created = False
         waited = 0.0
         key = request.idempotency_key
-        batch: Columns | None = None
+        batch: AppendColumns | None = None
         while True:
             topic = find()
             if topic is None:
@@ -150,7 +150,7 @@ class Appending:
         time_commit(commit, perf)
         return _answer(topic, first_seq, last_seq, created=created)
 
-    async def _loaded(self, topic: Topic, batch: Columns) -> bool:
+    async def _loaded(self, topic: Topic, batch: AppendColumns) -> bool:
         """Return True if eviction for this batch can be decided from memory. Otherwise load the missing columns and
         return False; the caller must start over."""
         try:
@@ -168,7 +168,7 @@ class Appending:
         if request.config is None:
             return None
         config = resolve_config(None, request.config, topic=name)
-        self._configuring.check_dead_letter(name, config)
+        self._topic_lifecycle.check_dead_letter(name, config)
         return config
 
     async def create(self, name: str, request: AppendRequest, config: TopicConfig | None) -> bool:
@@ -183,7 +183,7 @@ class Appending:
             raise topic_not_found(name)
         if request.idempotency_key is not None:
             self._keys.check_room()  # an append that will be refused must not leave a topic behind
-        return await self._configuring.create(name, config)
+        return await self._topic_lifecycle.create(name, config)
 
     async def admit(self, writer: ShardWriter, waited: float, *, disable_backpressure: bool) -> float:
         """Wait for room in the shard's queue. All waits of a call together last `admission_ms` at most, of which
@@ -191,7 +191,7 @@ class Appending:
         budget = None if disable_backpressure else max(int(self._settings.admission_ms - waited), 0)
         return await self._commits.admit(writer, budget)
 
-    def _check_room(self, topic: Topic, batch: Columns) -> None:
+    def _check_room(self, topic: Topic, batch: AppendColumns) -> None:
         """Check the quota, and caps with `reject`, against the published records and those in flight
         (`docs/spec/semantics.md` section 2)."""
         quota = self._settings.max_total_bytes
@@ -253,7 +253,7 @@ class Appending:
 
     # -- the commit --------------------------------------------------------------------------------------------------
 
-    def _commit(self, topic: Topic, batch: Columns, key: str | None) -> Commit:
+    def _commit(self, topic: Topic, batch: AppendColumns, key: str | None) -> Commit:
         """Assign seqs and times, build frames and blocks, queue them: one step of the loop."""
         count = len(batch.datas)
         ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)
@@ -272,7 +272,7 @@ class Appending:
             appended = _with_frames(topic, first_seq, ts, batch, closes_batch=not tail)
             data = appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True) if tail else appended.data
         blocks = encode_blocks(first_seq, ts, batch.datas, batch.nodes, batch.tags, batch.metas, pinned=topic.ephemeral)
-        decided = _Decided(topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key)
+        decided = _DecidedAppend(topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key)
         commit = Commit(
             topic,
             data,
@@ -302,7 +302,7 @@ class Appending:
         watermark = eviction_watermark(topic.log, topic.config, [*incoming, sizes])
         return watermark if watermark > topic.log.earliest_seq else 0
 
-    def _publish(self, decided: _Decided, commit: Commit) -> tuple[int, int]:
+    def _publish(self, decided: _DecidedAppend, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Returns its first and last seq."""
         topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key = decided
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
@@ -312,7 +312,9 @@ class Appending:
         return first_seq, last_seq
 
 
-def placed(commit: Commit, first_seq: int, ts: int, appended: Appends, tags: Sequence[str | None] | None) -> Extent:
+def placed(
+    commit: Commit, first_seq: int, ts: int, appended: AppendFrames, tags: Sequence[str | None] | None
+) -> Extent:
     """Return the records of a commit with the places of their frames, as far as they have been written."""
     topic = commit.topic
     offsets: Sequence[int] = (
@@ -386,7 +388,7 @@ def eviction_frames(topic: Topic, watermark: int) -> list[tuple[FrameType, dict[
     return [cap] if mark is None else [(FrameType.EVICT_WATERMARK, mark), cap]
 
 
-def _with_frames(topic: Topic, first_seq: int, ts: int, batch: Columns, *, closes_batch: bool) -> Appends:
+def _with_frames(topic: Topic, first_seq: int, ts: int, batch: AppendColumns, *, closes_batch: bool) -> AppendFrames:
     return frames.encode_appends(
         topic.id,
         first_seq,
@@ -395,12 +397,12 @@ def _with_frames(topic: Topic, first_seq: int, ts: int, batch: Columns, *, close
         nodes=utf8(batch.nodes),
         tags=utf8(batch.tags),
         metas=batch.metas,
-        durable=topic.gate is Gate.SYNCED,
+        durable=topic.gate is CommitPoint.SYNCED,
         closes_batch=closes_batch,
     )
 
 
-def _without_frames(batch: Columns) -> Appends:
+def _without_frames(batch: AppendColumns) -> AppendFrames:
     """Return the index columns of records that are in memory only."""
     count = len(batch.datas)
-    return Appends(NOTHING, array("I", bytes(4 * count)), batch.sizes, index_flags(count, batch.nodes, batch.tags))
+    return AppendFrames(NOTHING, array("I", bytes(4 * count)), batch.sizes, index_flags(count, batch.nodes, batch.tags))

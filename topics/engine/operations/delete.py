@@ -18,15 +18,15 @@ from topics.config import Settings
 from topics.engine.commits import Commits, deletion_batch, time_commit
 from topics.engine.loader import Loader
 from topics.engine.registry import Registry, settled
-from topics.engine.topic import Commit, Gate, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError
 from topics.log.missing_columns import missing_below, missing_to_delete
 from topics.log.span import NotLoaded, Span
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.model import DeleteResult, Performance
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
-from topics.storage.wal.frames import NOTHING, Unsealed
+from topics.storage.wal.frames import NOTHING, UnsealedFrames
 
 DELETE_SLICE: Final = 10_000
 """Records that a deletion marks before it lets other tasks run: about 3 ms."""
@@ -35,7 +35,7 @@ DELETE_SPREAD: Final = 40_000
 """Seqs that such a slice covers at most, so that it needs the columns of only a few segments at once."""
 
 
-class Deleting:
+class Deletions:
     """The delete call for records. Made once by the engine."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Deleting:
         *,
         commits: Commits,
         loader: Loader,
-        background: Background,
+        background: BackgroundTasks,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -56,7 +56,7 @@ class Deleting:
         self._background = background
 
     async def delete_records(
-        self, name: str, before_seq: int | None, match: Match | None, perf: Performance
+        self, name: str, before_seq: int | None, match: TagMatch | None, perf: Performance
     ) -> DeleteResult:
         """Delete the records that are present now (`docs/spec/api.md` section 6); returns at the commit point. Readers
         are never told.
@@ -88,7 +88,7 @@ class Deleting:
             bytes=log_.bytes,
         )
 
-    async def _selected(self, topic: Topic, before_seq: int | None, match: Match | None) -> array[int] | None:
+    async def _selected(self, topic: Topic, before_seq: int | None, match: TagMatch | None) -> array[int] | None:
         """Return the matching seqs below `before_seq`, after expiry; some of those in segments may be dead already.
 
         None if it had to wait for something: then the caller must check the topic again. Otherwise there was no await
@@ -116,7 +116,7 @@ class Deleting:
         end = bound if before_seq is None else min(bound, before_seq - 1)
         return array("Q", [seq for seq in found if topic.log.earliest_seq <= seq <= end]) + indexed
 
-    def _commit(self, topic: Topic, before_seq: int | None, match: Match | None, selected: array[int]) -> Commit:
+    def _commit(self, topic: Topic, before_seq: int | None, match: TagMatch | None, selected: array[int]) -> Commit:
         """Decide a deletion and queue it: one step of the loop."""
         bound = topic.log.head_seq
         # Everything up to the bound is published, so the matching seqs are known now. The commit point skips those that
@@ -127,7 +127,7 @@ class Deleting:
             topic,
             data,
             count,
-            topic.gate if data else Gate.HANDED,
+            topic.gate if data else CommitPoint.HANDED,
             partial(self._publish, topic, before_seq, seqs, bound),
             self._clock.perf_ns,
         )
@@ -138,7 +138,9 @@ class Deleting:
         self._commits.send(commit)
         return commit
 
-    def _frames(self, topic: Topic, before_seq: int | None, match: Match | None, bound: int) -> tuple[Unsealed, int]:
+    def _frames(
+        self, topic: Topic, before_seq: int | None, match: TagMatch | None, bound: int
+    ) -> tuple[UnsealedFrames, int]:
         """Return the batch from which replay repeats the deletion, and its number of frames."""
         selector: dict[str, Any] = {"bound": bound}
         if before_seq is not None:

@@ -21,13 +21,13 @@ import trio
 from msgspec.structs import replace
 
 from topics.engine.loader import Loader
-from topics.engine.record_collector import Collector, Pause, Run, Wish
+from topics.engine.record_collector import BlockRun, Collector, PauseNeeded, RecordRequest
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError
 from topics.log.block import Projection
 from topics.log.losses import Gap
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.log.topic_log import TopicLog
 from topics.model import Performance, Tombstone
 from topics.runtime.clock import Clock
@@ -59,7 +59,7 @@ class ExportRequest(NamedTuple):
     to_seq: int | None = None
     from_ts: int | None = None
     to_ts: int | None = None
-    match: Match | None = None
+    match: TagMatch | None = None
     nodes: frozenset[str] = frozenset()
     include_tags: bool = True
     include_meta: bool = True
@@ -69,20 +69,20 @@ class ExportRequest(NamedTuple):
     """True for whole records as runs, from which columns can be made, instead of JSON. `include_` has no effect."""
 
 
-class Slice(NamedTuple):
+class ExportSlice(NamedTuple):
     """A piece of an export: a gap to announce, if any, and the records after it, either as JSON lines or as runs. It
     may have neither."""
 
     tombstone: Tombstone | None
     lines: bytes
-    runs: Sequence[Run]
+    runs: Sequence[BlockRun]
     records: int
     """How many records are in this slice."""
     examined: int
     """Seqs that were examined for this slice."""
 
 
-class End(NamedTuple):
+class ExportEnd(NamedTuple):
     """The end of an export: the last seq it has examined, and the topic's state at that time."""
 
     next_from_seq: int
@@ -91,7 +91,7 @@ class End(NamedTuple):
     epoch: int
 
 
-class Exporting:
+class Exports:
     """Opens exports. Made once by the engine."""
 
     def __init__(
@@ -164,12 +164,12 @@ class Export:
         self._wish = _wish_of(request)
 
     @property
-    def end(self) -> End:
+    def end(self) -> ExportEnd:
         """Return the end of the export, as of now."""
         log = self._topic.log
-        return End(self._position, log.head_seq, log.earliest_seq, self._topic.id)
+        return ExportEnd(self._position, log.head_seq, log.earliest_seq, self._topic.id)
 
-    async def next_slice(self) -> Slice | None:
+    async def next_slice(self) -> ExportSlice | None:
         """Return the next part of the range, None at its end.
 
         Leaves the loop to others first (`_Pace`). Raises `404 topic_not_found` when the topic is deleted, `503` when
@@ -188,15 +188,15 @@ class Export:
         tombstone = self._within(found.tombstone)
         before = self._position
         self._position = max(before, min(found.position, self._last))
-        return Slice(tombstone, b"\n".join(found.pieces), found.runs, found.count, self._position - before)
+        return ExportSlice(tombstone, b"\n".join(found.pieces), found.runs, found.count, self._position - before)
 
-    async def _begin_again(self) -> Slice:
+    async def _begin_again(self) -> ExportSlice:
         """Tell a caller that knows another instance so, and give it this one from its beginning."""
-        found = await self._gather(Wish(0, 0))
+        found = await self._gather(RecordRequest(0, 0))
         self._position = max(found.position, self._after)
-        return Slice(found.tombstone, b"", (), 0, 0)
+        return ExportSlice(found.tombstone, b"", (), 0, 0)
 
-    async def _gather(self, wish: Wish) -> Collector:
+    async def _gather(self, wish: RecordRequest) -> Collector:
         if self._status.phase == "draining":
             raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
         found = Collector(
@@ -204,7 +204,7 @@ class Export:
         )
         self._same_epoch = True
         while (need := found.advance()) is not None:
-            if need is Pause.PAUSE:
+            if need is PauseNeeded.PAUSE:
                 await self._pace.pay()
             else:
                 await self._loader.provide(found, need, self._perf)
@@ -220,12 +220,12 @@ class Export:
         return replace(tombstone, gap_to=self._last, missed_estimate=min(length, tombstone.missed_estimate))
 
 
-def _wish_of(request: ExportRequest) -> Wish:
+def _wish_of(request: ExportRequest) -> RecordRequest:
     """Return the collector's wish for a slice."""
     if request.runs:
-        return Wish(RUN_RECORDS, RUN_BYTES, request.nodes, match=request.match, runs=True)
+        return RecordRequest(RUN_RECORDS, RUN_BYTES, request.nodes, match=request.match, runs=True)
     projection = Projection(request.include_tags, request.include_meta, request.include_data)
-    return Wish(SLICE_RECORDS, SLICE_BYTES, request.nodes, projection, request.match, b"\n")
+    return RecordRequest(SLICE_RECORDS, SLICE_BYTES, request.nodes, projection, request.match, b"\n")
 
 
 class _Pace:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import trio
 
 from topics.engine.loader import Loader
-from topics.engine.record_collector import Collector, Wish
+from topics.engine.record_collector import Collector, RecordRequest
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, topic_not_found
@@ -19,7 +19,7 @@ from topics.log.block import Projection
 from topics.model import Performance, ReadRequest, ReadResult
 
 
-class Reading:
+class Reads:
     """The read call. Made once by the engine."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Reading:
         self._registry.touch(topic)
         deadline = trio.current_time() + request.wait_ms / 1000
         projection = Projection(request.include_tags, request.include_meta)
-        wish = Wish(request.limit, request.max_batch_bytes, request.nodes, projection)
+        wish = RecordRequest(request.limit, request.max_batch_bytes, request.nodes, projection)
         position = request.from_seq
         same_epoch = request.epoch is None or request.epoch == topic.id
         perf.records_scanned = perf.cold_segments_read = 0

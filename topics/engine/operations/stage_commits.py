@@ -32,23 +32,23 @@ import trio
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits, time_commit
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appending, eviction_frames, evicts, only_appends
-from topics.engine.operations.stage_lifecycle import Staging
+from topics.engine.operations.append import Appends, eviction_frames, evicts, only_appends
+from topics.engine.operations.stage_lifecycle import StageLifecycle
 from topics.engine.record_columns import BLOCK_RECORDS, encode_blocks, index_flags
 from topics.engine.registry import Registry, settled
-from topics.engine.topic import Commit, Gate, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Block, RecordColumns, block_with
-from topics.log.copies import PLAIN, CopyTable, Kind
+from topics.log.copies import PLAIN, CopyKind, CopyTable
 from topics.log.missing_columns import missing_below
 from topics.log.span import FLAG_DERIVED, SPAN_RECORDS, NotLoaded, Span
-from topics.log.stages import CommitKeys, Known
+from topics.log.stages import CommitKeys, KnownCommit
 from topics.model import CommitResult, Performance
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
-from topics.storage.segments.copy_frames import Recipe, encode_staged
+from topics.storage.segments.copy_frames import CopyRecipe, encode_staged
 from topics.storage.segments.tags_format import SegmentTags
-from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.store import Store
 from topics.storage.wal.frames import FrameType, dump_payload, seal_payloads
 
@@ -71,11 +71,11 @@ NAMED: Final = 100
 _DERIVED: Final = bytes(flags | FLAG_DERIVED for flags in range(256))
 
 
-class _Piece(NamedTuple):
+class _StagePiece(NamedTuple):
     """Records of one stage with contiguous seqs, at most `FRAME_RECORDS`. `recipe` says where their frames are. If the
     target has its records in memory only, `columns` has their contents instead. The other of the two is None."""
 
-    recipe: Recipe | None
+    recipe: CopyRecipe | None
     files: set[int]
     payload: bytes
     sizes: array[int]
@@ -85,7 +85,7 @@ class _Piece(NamedTuple):
     columns: RecordColumns | None
 
 
-class _Decided(NamedTuple):
+class _DecidedCommit(NamedTuple):
     """A commit that has its seqs. Nothing of it changes any more."""
 
     key: str
@@ -95,7 +95,7 @@ class _Decided(NamedTuple):
     ts: int
     at: int
     """When it was decided (ms of the window clock)."""
-    pieces: Sequence[_Piece]
+    pieces: Sequence[_StagePiece]
     watermark: int
     spans: list[Span]
     copies: CopyTable
@@ -115,18 +115,18 @@ class StageCommits:
         *,
         commits: Commits,
         ceilings: Ceilings,
-        appending: Appending,
-        staging: Staging,
+        appends: Appends,
+        stage_lifecycle: StageLifecycle,
         loader: Loader,
-        background: Background,
+        background: BackgroundTasks,
     ) -> None:
         self._clock = clock
         self._registry = registry
         self._store = store
         self._commits = commits
         self._ceilings = ceilings
-        self._appending = appending
-        self._staging = staging
+        self._appends = appends
+        self._stage_lifecycle = stage_lifecycle
         self._loader = loader
         self._background = background
         self._in_flight: dict[tuple[int, str], trio.Event] = {}
@@ -182,7 +182,7 @@ class StageCommits:
 
     async def _carry_out(
         self, target: Topic, stages: Sequence[Topic], key: str, perf: Performance, disable_backpressure: bool
-    ) -> Known:
+    ) -> KnownCommit:
         """Carry out a commit. The caller has set the barriers of the stages and the event of the key."""
         pins: set[int] = set()
         self._registry.pin(pins)
@@ -205,11 +205,11 @@ class StageCommits:
                 await self._index(target, decided)
                 commit.held = None
                 target.settle()
-            known: Known = await commit.wait()
+            known: KnownCommit = await commit.wait()
             time_commit(commit, perf)
             for i, stage in enumerate(stages, 1):
                 if not stage.deleted:
-                    self._staging.forget(stage)
+                    self._stage_lifecycle.forget(stage)
                 if i % STAGE_SLICE == 0:
                     await trio.lowlevel.checkpoint()
             return known
@@ -217,7 +217,7 @@ class StageCommits:
             self._registry.unpin(pins)
             for stage in stages:
                 if _is_damaged(stage):  # no commit can ever publish it: the next append begins a new one
-                    self._background.start_soon(self._staging.drop_damaged, stage)
+                    self._background.start_soon(self._stage_lifecycle.drop_damaged, stage)
                 else:
                     stage.lift_barrier()
             self._in_flight.pop((target.id, key)).set()
@@ -239,26 +239,28 @@ class StageCommits:
 
     # -- staged records ----------------------------------------------------------------------------------------------
 
-    async def _pieces(self, target: Topic, stage: Topic, pins: set[int]) -> list[_Piece]:
+    async def _pieces(self, target: Topic, stage: Topic, pins: set[int]) -> list[_StagePiece]:
         """Return the records of a stage, in order. Adds the files that they are in to `pins`."""
         if target.ephemeral:
             return await self._read(stage)
-        if stage.shelf is None:
-            stage.shelf = Shelf()
-        async with stage.shelf.upkeep:  # no record may move to another file before its file is pinned
+        if stage.segment_set is None:
+            stage.segment_set = SegmentSet()
+        async with stage.segment_set.hot_lock:  # no record may move to another file before its file is pinned
             tags = await self._tags(stage)
             pieces = []
             for first, n, recipe in await self._recipes(stage, pins):
                 payload = dump_payload(encode_staged(stage.id, recipe, self._store.files.place_of))
                 some = tags[first - 1 : first - 1 + n] if tags is not None else None
                 files = set(recipe.files)
-                pieces.append(_Piece(recipe, files, payload, recipe.sizes, sum(recipe.sizes), recipe.flags, some, None))
+                pieces.append(
+                    _StagePiece(recipe, files, payload, recipe.sizes, sum(recipe.sizes), recipe.flags, some, None)
+                )
                 await trio.lowlevel.checkpoint()
             return pieces
 
-    async def _recipes(self, stage: Topic, pins: set[int]) -> list[tuple[int, int, Recipe]]:
+    async def _recipes(self, stage: Topic, pins: set[int]) -> list[tuple[int, int, CopyRecipe]]:
         """Return first seq, number and place of the records of each piece."""
-        found: list[tuple[int, int, Recipe]] = []
+        found: list[tuple[int, int, CopyRecipe]] = []
         log = stage.log
 
         def take(
@@ -273,9 +275,9 @@ class StageCommits:
             for at in range(0, len(flags), FRAME_RECORDS):
                 part = slice(at, at + FRAME_RECORDS)
                 n = len(flags[part])
-                kinds, seqs = [(n, Kind(stage.id, 0, PLAIN))], range(first + at, first + at + n)
+                kinds, seqs = [(n, CopyKind(stage.id, 0, PLAIN))], range(first + at, first + at + n)
                 places = file[part], offset[part], frame_len[part], size[part]
-                recipe = Recipe(kinds, seqs, *places, flags[part])
+                recipe = CopyRecipe(kinds, seqs, *places, flags[part])
                 found.append((first + at, n, recipe))
 
         for span in log.stored.all():
@@ -314,10 +316,10 @@ class StageCommits:
                 await trio.lowlevel.checkpoint()
         return tags if tagged else None
 
-    async def _read(self, stage: Topic) -> list[_Piece]:
+    async def _read(self, stage: Topic) -> list[_StagePiece]:
         """Return the contents of a stage, for a target that has its records in memory only."""
         log = stage.log
-        pieces: list[_Piece] = []
+        pieces: list[_StagePiece] = []
         loaded: list[Block] = []
         position = 1
         while position <= log.head_seq:
@@ -333,7 +335,7 @@ class StageCommits:
             if columns.metas is not None:
                 sizes = array("I", map(add, sizes, map(len, columns.metas)))
             flags = index_flags(len(sizes), columns.nodes, columns.tags)
-            pieces.append(_Piece(None, set(), b"", sizes, sum(sizes), flags, columns.tags, columns))
+            pieces.append(_StagePiece(None, set(), b"", sizes, sum(sizes), flags, columns.tags, columns))
             position = last + 1
             await trio.lowlevel.checkpoint()
         return pieces
@@ -345,10 +347,10 @@ class StageCommits:
         target: Topic,
         stages: Sequence[Topic],
         key: str,
-        pieces: Sequence[_Piece],
+        pieces: Sequence[_StagePiece],
         perf: Performance,
         disable_backpressure: bool,
-    ) -> tuple[Commit, _Decided]:
+    ) -> tuple[Commit, _DecidedCommit]:
         """Wait until the target can take the records; then give out the seqs and queue the batch."""
         sizes = array("I")
         for piece in pieces:
@@ -363,7 +365,7 @@ class StageCommits:
             writer = self._commits.check_writable(target)
             self._commits.check_space(writer)
             if writer.queue.is_full:
-                waited += await self._appending.admit(writer, waited, disable_backpressure=disable_backpressure)
+                waited += await self._appends.admit(writer, waited, disable_backpressure=disable_backpressure)
                 continue
             if target.pending and evicts(target) and not only_appends(target):
                 await target.next_change()  # as for an append
@@ -371,11 +373,11 @@ class StageCommits:
             if any(target.ephemeral is not (piece.columns is not None) for piece in pieces):
                 raise ApiError("not_ready", "the class of the topic has changed meanwhile", retry_after_s=1)
             try:
-                watermark = self._appending.watermark(target, sizes) if sizes else 0
+                watermark = self._appends.watermark(target, sizes) if sizes else 0
                 if sizes and target.config.discard == "reject":
-                    self._appending.check_caps(target, len(sizes), nbytes)
+                    self._appends.check_caps(target, len(sizes), nbytes)
             except NotLoaded:
-                await self._loader.prepared(target, partial(self._appending.watermark, target, sizes))
+                await self._loader.prepared(target, partial(self._appends.watermark, target, sizes))
                 continue
             break
         if waited:
@@ -387,11 +389,11 @@ class StageCommits:
         target: Topic,
         stages: Sequence[Topic],
         key: str,
-        pieces: Sequence[_Piece],
+        pieces: Sequence[_StagePiece],
         sizes: array[int],
         nbytes: int,
         watermark: int,
-    ) -> tuple[Commit, _Decided]:
+    ) -> tuple[Commit, _DecidedCommit]:
         """Queue the batch, in one step of the loop: from here on the commit is the target's."""
         count = len(sizes)
         ts, at = max(self._registry.now_ms(), target.last_ts), self._registry.windows.now_ms()
@@ -415,12 +417,12 @@ class StageCommits:
         if not target.ephemeral:
             entries += eviction_frames(target, watermark)
         payloads += [(kind, dump_payload(payload), 0) for kind, payload in entries]
-        decided = _Decided(key, names, first_seq, ts, at, pieces, watermark, [], CopyTable(), [])
+        decided = _DecidedCommit(key, names, first_seq, ts, at, pieces, watermark, [], CopyTable(), [])
         commit = Commit(
             target,
             seal_payloads(payloads, topic_id=target.id, ts=ts),
             len(payloads),
-            Gate.SYNCED,
+            CommitPoint.SYNCED,
             partial(self._publish, decided),
             self._clock.perf_ns,
             last_seq=last_seq if count else 0,
@@ -435,10 +437,10 @@ class StageCommits:
         self._commits.send(commit)
         return commit, decided
 
-    async def _index(self, target: Topic, decided: _Decided) -> None:
+    async def _index(self, target: Topic, decided: _DecidedCommit) -> None:
         """Build the index columns that publication puts in place. Everything before the commit is published, and
         nothing behind it can be yet."""
-        seq, waiting, n = decided.first_seq, list[_Piece](), 0
+        seq, waiting, n = decided.first_seq, list[_StagePiece](), 0
         for piece in decided.pieces:
             if piece.tags is not None:
                 for at in range(0, len(piece.tags), TAG_SLICE):
@@ -462,7 +464,7 @@ class StageCommits:
         if waiting:
             decided.spans.append(_span(seq, decided.ts, waiting))
 
-    def _publish(self, decided: _Decided, commit: Commit) -> Known:
+    def _publish(self, decided: _DecidedCommit, commit: Commit) -> KnownCommit:
         """The commit point: from here on readers see all of the records, and the stages are closed."""
         target, ts = commit.topic, decided.ts
         if decided.spans:
@@ -480,10 +482,10 @@ class StageCommits:
         target.commit_keys.remember(decided.key, decided.first_seq, commit.records, decided.at, names)
         self._registry.committed.add(target)
         self._registry.account(target)
-        return Known(decided.first_seq, commit.records, ts, names)
+        return KnownCommit(decided.first_seq, commit.records, ts, names)
 
 
-def _span(end: int, ts: int, pieces: Sequence[_Piece]) -> Span:
+def _span(end: int, ts: int, pieces: Sequence[_StagePiece]) -> Span:
     """Return an index span for some pieces that follow one another, the last of them ending before seq `end`."""
     flags = b"".join(piece.flags for piece in pieces)
     n = len(flags)
@@ -500,7 +502,7 @@ def _span(end: int, ts: int, pieces: Sequence[_Piece]) -> Span:
     return Span.of_live(end - n, ts, files, offsets, lens, sizes, flags.translate(_DERIVED))
 
 
-def _answer(name: str, known: Known, *, deduped: bool) -> CommitResult:
+def _answer(name: str, known: KnownCommit, *, deduped: bool) -> CommitResult:
     return CommitResult(
         topic=name,
         first_seq=known.first_seq,

@@ -15,25 +15,25 @@ import trio
 
 from topics.config import Settings
 from topics.engine.commits import Commits
-from topics.engine.operations.append import Appending
-from topics.engine.operations.topic_lifecycle import Configuring
+from topics.engine.operations.append import Appends
+from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry, settled
 from topics.engine.topic import Topic
 from topics.errors import ApiError
 from topics.log.seq_ceiling import MIN_CEILING_BLOCK
-from topics.log.stages import WINDOW_MS, StageOf, stage_label
+from topics.log.stages import WINDOW_MS, StageTarget, stage_label
 from topics.log.topic_config import config_to_wire
 from topics.model import AppendRequest, CheckedAppend, Performance, StageResult, TopicConfig
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch
-from topics.storage.wal.frames import FrameType, Unsealed, encode_control
+from topics.storage.wal.frames import FrameType, UnsealedFrames, encode_control
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
 
-class Staging:
+class StageLifecycle:
     """The calls on stages, except for their commit. Made once by the engine; `expire` must be called every second."""
 
     def __init__(
@@ -43,18 +43,18 @@ class Staging:
         registry: Registry,
         *,
         commits: Commits,
-        configuring: Configuring,
-        appending: Appending,
-        background: Background,
+        topic_lifecycle: TopicLifecycle,
+        appends: Appends,
+        background: BackgroundTasks,
     ) -> None:
         self._settings = settings
         self._store = store
         self._registry = registry
         self._commits = commits
-        self._configuring = configuring
-        self._appending = appending
+        self._topic_lifecycle = topic_lifecycle
+        self._appends = appends
         self._background = background
-        self._making: dict[StageOf, trio.Event] = {}
+        self._making: dict[StageTarget, trio.Event] = {}
 
     # -- appends -----------------------------------------------------------------------------------------------------
 
@@ -63,9 +63,9 @@ class Staging:
 
         Raises what an append raises, and `409 stage_closed`. Cancelling as for an append.
         """
-        config = self._appending.inline_config(name, request)
+        config = self._appends.inline_config(name, request)
         find, make = partial(self._find, name, stage), partial(self._make, name, stage, request, config)
-        result = await self._appending.append_to(find, make, request, perf)
+        result = await self._appends.append_to(find, make, request, perf)
         self._note_use(name, stage)
         return StageResult(
             topic=name, stage=stage, count=result.head_seq, created=result.created, deduped=result.deduped
@@ -97,10 +97,10 @@ class Staging:
         the topic was made here."""
         target = self._registry.topics.get(name)
         if target is None:
-            return await self._appending.create(name, request, config)
+            return await self._appends.create(name, request, config)
         if not await settled(target):
             return False
-        of = StageOf(target.id, stage)
+        of = StageTarget(target.id, stage)
         making = self._making.get(of)
         if making is not None:
             await making.wait()
@@ -116,7 +116,7 @@ class Staging:
         if maximum and len(self._registry.stages) + len(self._making) >= maximum:
             raise self._registry.throttle("max_stages", maximum)
 
-    async def _make_synced(self, target: Topic, of: StageOf) -> None:
+    async def _make_synced(self, target: Topic, of: StageTarget) -> None:
         """Make a stage and return once it is on disk. The stage has its own idempotency keys, which end with it."""
         registry = self._registry
         try:
@@ -147,7 +147,7 @@ class Staging:
                     return  # its target was deleted; a restart would drop the stage too
                 stage.ceiling.set(ceiling)
                 stage.on_disk.applied_end = batch.end
-                self._configuring.adopt(stage)
+                self._topic_lifecycle.adopt(stage)
 
             data = encode_control(FrameType.STAGE, payload, topic_id=topic_id, ts=now)
             batch = ControlBatch(data, 1, topic_id=topic_id, wants_sync=True, apply=apply)
@@ -170,7 +170,7 @@ class Staging:
             target = self._registry.topics.get(name)
             if target is None:
                 return False
-            making = self._making.get(StageOf(target.id, stage))
+            making = self._making.get(StageTarget(target.id, stage))
             if making is not None:
                 await making.wait()
                 continue
@@ -214,7 +214,7 @@ class Staging:
 
         def apply(batch: ControlBatch) -> None:
             if not stage.deleted:  # else it was deleted with its target meanwhile
-                self._configuring.forget(stage)
+                self._topic_lifecycle.forget(stage)
 
         try:
             await stage.drained()
@@ -227,13 +227,13 @@ class Staging:
     def forget(self, stage: Topic) -> None:
         """Forget a stage that a commit on disk has closed. The deletion is logged too, because commits remember closed
         names only for a while; nothing waits for that."""
-        self._configuring.forget(stage)
+        self._topic_lifecycle.forget(stage)
         try:
             self._commits.writer(stage).submit(ControlBatch(self._gone(stage), 1, topic_id=stage.id))
         except ApiError:
             return  # recovery deletes it again
 
-    def _gone(self, stage: Topic) -> Unsealed:
+    def _gone(self, stage: Topic) -> UnsealedFrames:
         return encode_control(
             FrameType.TOPIC_DELETE, {"name": stage.name}, topic_id=stage.id, ts=self._registry.now_ms()
         )

@@ -34,10 +34,10 @@ from topics.log.retention import eviction_watermark
 from topics.log.seq_ceiling import MIN_CEILING_BLOCK
 from topics.log.span import FLAG_ORIGIN, NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config
-from topics.log.topic_log import Run
+from topics.log.topic_log import SeqRun
 from topics.model import TopicConfig, TopicConfigPatch
-from topics.runtime.background import Background
-from topics.storage.segments.topic_segments import Shelf
+from topics.runtime.background import BackgroundTasks
+from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.store import Store
 from topics.storage.wal import frames
 from topics.storage.wal.batches import ControlBatch
@@ -49,7 +49,7 @@ RUN_RECORDS: Final = 1000
 """Records of an `ephemeral` topic that are written out in one batch at most."""
 
 
-class Configuring:
+class TopicLifecycle:
     """The calls that create, reconfigure and delete topics. Made once by the engine. A change that was begun goes on in
     a background task if its caller is cancelled."""
 
@@ -63,7 +63,7 @@ class Configuring:
         ceilings: Ceilings,
         keys: IdempotencyKeys,
         loader: Loader,
-        background: Background,
+        background: BackgroundTasks,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -296,9 +296,9 @@ class Configuring:
             if config.durability != old.durability:
                 # The ConfigUpdate must name the same segments as the part on disk. And no checkpoint may store records
                 # in segments that are still being written out, or drop the log behind it.
-                if topic.shelf is None:
-                    topic.shelf = Shelf()
-                await files.enter_async_context(topic.shelf.upkeep)
+                if topic.segment_set is None:
+                    topic.segment_set = SegmentSet()
+                await files.enter_async_context(topic.segment_set.hot_lock)
                 await self._commits.sync_shard(topic)
                 if topic.lagging:
                     await self._commits.sync_all()  # frames of copies may be in other shards
@@ -397,7 +397,7 @@ class Configuring:
             await self._write_out_run(topic, block, step.first, last)
             position = last
             following = topic.log.step(position, 1)
-            more = isinstance(following, Run) and following.first <= block.last_seq
+            more = isinstance(following, SeqRun) and following.first <= block.last_seq
             if block.pinned and not more and topic.blocks.find(last) is block:
                 self._registry.cache.unpin(topic.blocks, block)
 

@@ -35,11 +35,11 @@ from topics.engine.registry import EngineStatus
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, block_with
-from topics.log.topic_log import Run, TopicLog
+from topics.log.topic_log import SeqRun, TopicLog
 from topics.model import Performance
 from topics.queue.fair_division import deal, divide
-from topics.queue.lease_events import Claimed, Parked
-from topics.runtime.background import Background
+from topics.queue.lease_events import ClaimEvent, ParkEvent
+from topics.runtime.background import BackgroundTasks
 
 PASS_JOBS: Final = 1000
 """Jobs that one step of a pass reserves at most."""
@@ -52,7 +52,7 @@ _LEASE_IDS: Final = count(secrets.randbits(62))
 """Begins at a random number in each process, so that a lease id of an earlier process names no lease of this one."""
 
 
-class Fetched(NamedTuple):
+class FetchedJobs(NamedTuple):
     """The jobs of a hand that are live and fit, ascending, and the JSON of each record without its opening brace."""
 
     seqs: array[int]
@@ -63,12 +63,12 @@ class Claim(NamedTuple):
     """A claim in flight. `lease_ids` are those of `fetched.seqs`; `deadline` is in epoch ms."""
 
     commit: Commit
-    fetched: Fetched
+    fetched: FetchedJobs
     lease_ids: array[int]
     deadline: int
 
 
-class Claiming:
+class Claims:
     """Deals jobs to the claimers of all queues, and commits their claims. Made once by the engine."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Claiming:
         *,
         commits: LeaseCommits,
         loader: Loader,
-        background: Background,
+        background: BackgroundTasks,
         dead_letters: DeadLetters,
     ) -> None:
         self._status = status
@@ -154,7 +154,7 @@ class Claiming:
         limited = config.max_deliveries if config.dead_letter is not None else 0
         selection = queue.leases.decide_claim(limit, queue.now, partial(_live_after, topic.log), limited)
         if selection.exhausted:
-            self._commits.lease(topic, Parked(selection.exhausted))
+            self._commits.lease(topic, ParkEvent(selection.exhausted))
             self._dead_letters.attend(topic, queue)
         return selection.seqs, selection.more
 
@@ -269,13 +269,13 @@ class Claiming:
 
     async def fetch(
         self, topic: Topic, queue: JobQueue, claimer: Claimer, most_bytes: int, extra: int, perf: Performance
-    ) -> Fetched:
+    ) -> FetchedJobs:
         """Return the records of a claimer's hand, as far as they fit into `most_bytes` (at least one does); each takes
         `extra` bytes besides its own. The other jobs are given back, so that the hand is the fetched ones.
 
         Raises 503 if the disk does not answer: then nothing has been given back.
         """
-        fetched = Fetched(array("Q"), [])
+        fetched = FetchedJobs(array("Q"), [])
         loaded: list[Block] = []
         room = most_bytes
         left = claimer.hand
@@ -290,7 +290,7 @@ class Claiming:
             claimer.hand = fetched.seqs
         return fetched
 
-    async def claim(self, topic: Topic, claimer: Claimer, fetched: Fetched, lease_ms: int) -> Claim:
+    async def claim(self, topic: Topic, claimer: Claimer, fetched: FetchedJobs, lease_ms: int) -> Claim:
         """Commit the claim of the fetched jobs of a hand, which is empty then. Raises 404, and 503 on a failed shard,
         with the hand unchanged."""
         assert topic.queue is not None
@@ -300,7 +300,7 @@ class Claiming:
         lease_ids = array("Q", [next(_LEASE_IDS) for _ in range(n)])
         deadline = self._commits.now().after(lease_ms)
         claimer.hand = array("Q")
-        commit = self._commits.claim(topic, Claimed(claimer.node, fetched.seqs, lease_ids, deadline))
+        commit = self._commits.claim(topic, ClaimEvent(claimer.node, fetched.seqs, lease_ids, deadline))
         return Claim(commit, fetched, lease_ids, self._commits.deadline(deadline))
 
 
@@ -308,14 +308,14 @@ def _live_after(log: TopicLog, after: int, limit: int) -> array[int]:
     """Return the first `limit` live seqs above `after`, ascending. Raises NotLoaded."""
     found: array[int] = array("Q")
     while len(found) < limit and (step := log.step(after, limit - len(found))) is not None:
-        if isinstance(step, Run):
+        if isinstance(step, SeqRun):
             found.extend(range(step.first, step.last + 1))
         after = step.last
     return found
 
 
 def _gather(
-    topic: Topic, seqs: array[int], loaded: Sequence[Block], room: int, extra: int, fetched: Fetched
+    topic: Topic, seqs: array[int], loaded: Sequence[Block], room: int, extra: int, fetched: FetchedJobs
 ) -> tuple[array[int], int]:
     """Add the records of `seqs` that are in memory to `fetched`, up to the first that is not. Return the seqs still to
     be fetched, and the room for them. Raises NotLoaded, and has done nothing then."""

@@ -20,14 +20,14 @@ import trio
 from topics.engine.commits import Commits
 from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appending
+from topics.engine.operations.append import Appends
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, topic_not_found
-from topics.log.block import Block, Parts, block_with
+from topics.log.block import Block, RecordParts, block_with
 from topics.model import CheckedAppend, Performance, RecordIn
-from topics.runtime.background import Background
+from topics.runtime.background import BackgroundTasks
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -54,15 +54,15 @@ class DeadLetters:
         *,
         commits: Commits,
         lease_commits: LeaseCommits,
-        appending: Appending,
+        appends: Appends,
         loader: Loader,
-        background: Background,
+        background: BackgroundTasks,
     ) -> None:
         self._status = status
         self._registry = registry
         self._commits = commits
         self._lease_commits = lease_commits
-        self._appending = appending
+        self._appends = appends
         self._loader = loader
         self._background = background
         self._tries: set[trio.Event] = set()
@@ -155,10 +155,10 @@ class DeadLetters:
             await self._delete(topic, queue, moved)
         return failed
 
-    async def _jobs(self, topic: Topic, seqs: Sequence[int]) -> dict[int, Parts]:
+    async def _jobs(self, topic: Topic, seqs: Sequence[int]) -> dict[int, RecordParts]:
         """Return the first of these jobs, with the contents of their records. Raises 503 if the disk does not
         answer."""
-        jobs: dict[int, Parts] = {}
+        jobs: dict[int, RecordParts] = {}
         loaded: list[Block] = []
         size = 0
         for seq in seqs:
@@ -177,7 +177,7 @@ class DeadLetters:
                 break
         return jobs
 
-    async def _append(self, topic: Topic, queue: JobQueue, name: str, jobs: dict[int, Parts]) -> None:
+    async def _append(self, topic: Topic, queue: JobQueue, name: str, jobs: dict[int, RecordParts]) -> None:
         """Append jobs to the dead-letter topic, which is made if it is missing. Jobs that have died since they were
         read are left out."""
         jobs = {seq: parts for seq, parts in jobs.items() if queue.leases.deliveries(seq)}
@@ -194,7 +194,7 @@ class DeadLetters:
             metas=metas,
             disable_backpressure=True,
         )
-        await self._appending.append(name, request, Performance())
+        await self._appends.append(name, request, Performance())
 
     async def _sync(self, name: str) -> None:
         """Return once the appends to the dead-letter topic are on disk. Raises 503."""

@@ -20,12 +20,12 @@ from topics.engine.commits import Commits, deletion_batch
 from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
 from topics.engine.registry import Registry, settled
-from topics.engine.topic import Commit, Gate, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.dumped_values import little_endian
 from topics.log.missing_columns import missing_to_delete
 from topics.log.span import NotLoaded
-from topics.queue.lease_events import Acked, Claimed, DeadLettered, LeaseEvent
+from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, LeaseEvent
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.storage.wal.frames import NOTHING, FrameType, encode_control, joined
@@ -94,7 +94,7 @@ class LeaseCommits:
             return True
         return queue.sweep(self.now())
 
-    def claim(self, topic: Topic, event: Claimed) -> Commit:
+    def claim(self, topic: Topic, event: ClaimEvent) -> Commit:
         """Commit a claim. The result of the commit is the seqs that it leased, and their deliveries."""
         assert topic.queue is not None
         return self._lease(topic, event, partial(_publish_claim, topic.queue, event))
@@ -111,17 +111,17 @@ class LeaseCommits:
             # `at` tells a later start how far the window clock had come.
             payload = {**event.to_wire(), "at": self._registry.windows.now_ms()}
             data = encode_control(FrameType.LEASE, payload, topic_id=topic.id, ts=self._registry.now_ms())
-        gate = Gate.SYNCED if topic.config.leases_durable and data else Gate.HANDED
+        gate = CommitPoint.SYNCED if topic.config.leases_durable and data else CommitPoint.HANDED
         commit = Commit(topic, data, 1 if data else 0, gate, publish, self._clock.perf_ns)
         commit.on_fail = partial(topic.queue.abort, event.seqs)
-        commit.patient = gate is Gate.HANDED
+        commit.patient = gate is CommitPoint.HANDED
         self._commits.send(commit)
         return commit
 
-    def end(self, topic: Topic, event: Acked | DeadLettered) -> Commit:
+    def end(self, topic: Topic, event: AckEvent | DeadLetterEvent) -> Commit:
         """Commit the deletion of jobs. The result of the commit is the seqs that were still there."""
         assert topic.queue is not None
-        moved = [(FrameType.LEASE, event.to_wire())] if isinstance(event, DeadLettered) else []
+        moved = [(FrameType.LEASE, event.to_wire())] if isinstance(event, DeadLetterEvent) else []
         ts = self._registry.now_ms()
         if not topic.ephemeral:
             selector = {"bound": topic.log.head_seq, "seqs": little_endian(event.seqs)}
@@ -129,7 +129,7 @@ class LeaseCommits:
             gate = topic.gate
         else:
             data = joined(encode_control(kind, payload, topic_id=topic.id, ts=ts) for kind, payload in moved)
-            count, gate = len(moved), Gate.HANDED
+            count, gate = len(moved), CommitPoint.HANDED
         commit = Commit(topic, data, count, gate, partial(self._publish_end, topic, event), self._clock.perf_ns)
         commit.deletes = True
         commit.on_fail = partial(topic.queue.abort, event.seqs)
@@ -138,7 +138,7 @@ class LeaseCommits:
         self._commits.send(commit)
         return commit
 
-    def _publish_end(self, topic: Topic, event: Acked | DeadLettered, commit: Commit) -> array[int]:
+    def _publish_end(self, topic: Topic, event: AckEvent | DeadLetterEvent, commit: Commit) -> array[int]:
         assert topic.queue is not None
         topic.log.delete_seqs(event.seqs)
         topic.blocks.free(event.seqs)
@@ -151,6 +151,6 @@ def _publish(queue: JobQueue, event: LeaseEvent, commit: Commit) -> array[int]:
     return queue.apply(event)
 
 
-def _publish_claim(queue: JobQueue, event: Claimed, commit: Commit) -> tuple[array[int], array[int]]:
+def _publish_claim(queue: JobQueue, event: ClaimEvent, commit: Commit) -> tuple[array[int], array[int]]:
     done = queue.apply(event)
     return done, array("Q", map(queue.leases.deliveries, done))

@@ -19,16 +19,16 @@ import trio
 from topics.config import Settings
 from topics.engine.commits import Commits, time_commit
 from topics.engine.job_queue import Claimer, Holder, JobQueue
-from topics.engine.queues.claims import Claim, Claiming
+from topics.engine.queues.claims import Claim, Claims
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError
 from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, Performance, QueueState
-from topics.queue.lease_events import Acked, Extended, Released
-from topics.queue.leases import Decision
-from topics.runtime.background import Background
+from topics.queue.lease_events import AckEvent, ExtendEvent, ReleaseEvent
+from topics.queue.leases import LeaseDecision
+from topics.runtime.background import BackgroundTasks
 
 CLAIM_BYTES: Final = 8 << 20
 """Bytes of JSON of the jobs that one claim returns at most; at least one job is returned whatever its size."""
@@ -39,10 +39,10 @@ STREAM_BYTES: Final = 256 << 10
 JOB_BYTES: Final = 96
 """Bytes that a job takes besides its record: lease id, deadline, deliveries."""
 
-E = TypeVar("E", Acked, Released, Extended)
+E = TypeVar("E", AckEvent, ReleaseEvent, ExtendEvent)
 
 
-class Queueing:
+class QueueCalls:
     """The calls on queues. Made once by the engine."""
 
     def __init__(
@@ -52,16 +52,16 @@ class Queueing:
         *,
         commits: Commits,
         lease_commits: LeaseCommits,
-        claiming: Claiming,
+        claims: Claims,
         dead_letters: DeadLetters,
-        background: Background,
+        background: BackgroundTasks,
         catch_up: Callable[[Iterable[str]], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._commits = commits
         self._lease_commits = lease_commits
-        self._claiming = claiming
+        self._claims = claims
         self._dead_letters = dead_letters
         self._background = background
         self._catch_up = catch_up
@@ -81,11 +81,11 @@ class Queueing:
             self._registry.touch(topic)
             claimer = Claimer(request.node, request.most)
             try:
-                await self._claiming.join(topic, queue, claimer, waits=trio.current_time() < until)
+                await self._claims.join(topic, queue, claimer, waits=trio.current_time() < until)
                 await self._wait(topic, claimer, until)
                 jobs = await self._take(topic, queue, claimer, request.lease_ms, CLAIM_BYTES, perf)
             finally:
-                self._claiming.leave(topic, queue, claimer)
+                self._claims.leave(topic, queue, claimer)
             if jobs or trio.current_time() >= until:
                 return ClaimResult(jobs, queue.leases.ready(topic.log.count))
 
@@ -112,10 +112,10 @@ class Queueing:
         """Claim the jobs that were dealt, as far as they fit. Return them, ascending; some may have died since."""
         if not claimer.hand:
             return []
-        fetched = await self._claiming.fetch(topic, queue, claimer, most_bytes, JOB_BYTES, perf)
+        fetched = await self._claims.fetch(topic, queue, claimer, most_bytes, JOB_BYTES, perf)
         if not fetched.seqs:
             return []
-        claim = await self._claiming.claim(topic, claimer, fetched, lease_ms or topic.config.lease_ms)
+        claim = await self._claims.claim(topic, claimer, fetched, lease_ms or topic.config.lease_ms)
         try:
             done, deliveries = await claim.commit.wait()
         except trio.Cancelled:
@@ -133,7 +133,7 @@ class Queueing:
     async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
         """Delete jobs that the node holds. Raises 404, 409, 429 when the shard's queue stays full, and 503."""
 
-        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Decision[Acked]:
+        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> LeaseDecision[AckEvent]:
             return queue.leases.decide_ack(request.node, seqs, lease_ids, queue.now)
 
         return await self._say(name, request, decide, self._lease_commits.end, perf, takes_room=True)
@@ -141,7 +141,9 @@ class Queueing:
     async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult:
         """Give jobs back that the node holds, to be claimed again in `delay_ms`. Raises 404, 409 and 503."""
 
-        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Decision[Released]:
+        def decide(
+            queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None
+        ) -> LeaseDecision[ReleaseEvent]:
             return queue.leases.decide_nack(request.node, seqs, lease_ids, queue.now, delay_ms)
 
         return await self._say(name, request, decide, self._lease_commits.lease, perf)
@@ -150,7 +152,7 @@ class Queueing:
         """Hold jobs that the node holds until `lease_ms` from now. Raises 404, 409 and 503."""
         deadlines: dict[int, int] = {}
 
-        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Decision[Extended]:
+        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> LeaseDecision[ExtendEvent]:
             decision = queue.leases.decide_extend(request.node, seqs, lease_ids, queue.now, lease_ms)
             if decision.event is not None:
                 deadline = self._lease_commits.deadline(decision.event.deadline)
@@ -165,7 +167,7 @@ class Queueing:
         self,
         name: str,
         request: HeldRequest,
-        decide: Callable[[JobQueue, Sequence[int], Sequence[int] | None], Decision[E]],
+        decide: Callable[[JobQueue, Sequence[int], Sequence[int] | None], LeaseDecision[E]],
         send: Callable[[Topic, E], Commit],
         perf: Performance,
         *,
@@ -245,19 +247,19 @@ class Queueing:
             self._dead_letters.attend(topic, queue)
         queue.ring()
         if queue.line:
-            self._claiming.attend(topic, queue)
+            self._claims.attend(topic, queue)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> Work:
+    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> JobSubscription:
         """Open a stream of jobs, for `next_jobs`, after forwarding what routers owe the topic now; `close_work` must be
         called. Raises 404, 409, and 503 on a failed shard."""
         await self._catch_up((name,))
         topic, queue = self._queue(name)
         self._commits.check_writable(topic)
-        return Work(topic, queue, node, most, lease_ms, Holder())
+        return JobSubscription(topic, queue, node, most, lease_ms, Holder())
 
-    async def next_jobs(self, work: Work) -> list[Job]:
+    async def next_jobs(self, work: JobSubscription) -> list[Job]:
         """Wait for jobs for a stream, once it has room for some. Raises 404 when the topic is deleted, and 503.
         Cancelling leaves nothing leased that `close_work` does not release."""
         topic, queue, holder = work.topic, work.queue, work.holder
@@ -267,18 +269,18 @@ class Queueing:
             await self._lease_commits.still_current(topic)
             claimer = Claimer(work.node, work.most - len(holder.leases), asks_again=True)
             try:
-                await self._claiming.join(topic, queue, claimer, waits=True)
+                await self._claims.join(topic, queue, claimer, waits=True)
                 await claimer.woken.wait()
                 if claimer.ended is not None:
                     raise claimer.ended
                 self._registry.touch(topic)
                 jobs = await self._take(topic, queue, claimer, work.lease_ms, STREAM_BYTES, Performance(), holder)
             finally:
-                self._claiming.leave(topic, queue, claimer)
+                self._claims.leave(topic, queue, claimer)
             if jobs:
                 return jobs
 
-    async def _until_freed(self, work: Work) -> None:
+    async def _until_freed(self, work: JobSubscription) -> None:
         """Wait until a stream may hold fewer jobs than before: a job has ended, or a lease may be over."""
         queue, holder = work.queue, work.holder
         holder.changed = trio.Event()
@@ -310,7 +312,7 @@ class Queueing:
             raise ApiError("not_a_queue", f"topic {name!r} is a log, not a queue", detail={"topic": name})
         return topic, topic.queue
 
-    def close_work(self, work: Work) -> None:
+    def close_work(self, work: JobSubscription) -> None:
         """Close a stream: its jobs are free for others."""
         leases = work.queue.give_up(work.holder)
         if leases and not work.topic.deleted:
@@ -333,7 +335,7 @@ class Queueing:
                     await topic.next_change()
 
 
-class Work(NamedTuple):
+class JobSubscription(NamedTuple):
     """A stream of jobs: up to `most` at a time are leased to it, each for `lease_ms` (None: as the topic says)."""
 
     topic: Topic

@@ -16,14 +16,14 @@ from urllib.parse import unquote_to_bytes
 from topics.auth.keys import OPEN, Key, Keyring, Scope
 from topics.config import Settings
 from topics.errors import ApiError, throttled, unauthorized
-from topics.http.budgets.token_bucket import Bucket
+from topics.http.budgets.token_bucket import TokenBucket
 from topics.http.grants import Grant
 from topics.http.routes import Route
 from topics.runtime.clock import Clock
 from topics.runtime.withdrawal import CURRENT
 
 
-class Shown(Protocol):
+class OpenConnection(Protocol):
     """An open stream or socket."""
 
     key: Key
@@ -36,14 +36,14 @@ class Shown(Protocol):
         """The scopes that its key must have, and the topics that the key must cover."""
 
 
-class Ended(NamedTuple):
+class EndedConnections(NamedTuple):
     """How many streams (and sockets) and how many calls a reload of the keys has ended."""
 
     streams: int
     calls: int
 
 
-class Access:
+class KeyAccess:
     """The valid keys, the requests in progress and the rate of each, and the streams and calls to be ended when a key
     is withdrawn."""
 
@@ -52,8 +52,8 @@ class Access:
         self._clock = clock
         self._keyring = keyring
         self._in_flight: Counter[bytes] = Counter()
-        self._buckets: dict[bytes, Bucket] = {}
-        self._shown: dict[Shown, None] = {}
+        self._buckets: dict[bytes, TokenBucket] = {}
+        self._shown: dict[OpenConnection, None] = {}
         self._granted: dict[Grant, None] = {}
 
     # -- keys --------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Access:
             raise _unauthorized(known=True)
         return current
 
-    def replace(self, keyring: Keyring) -> Ended:
+    def replace(self, keyring: Keyring) -> EndedConnections:
         """Replace the valid keys. Streams, sockets and calls that their key no longer allows are ended."""
         self._keyring = keyring
         for digest in [digest for digest in self._buckets if keyring.current(Key(digest, Scope(0), ())) is None]:
@@ -106,7 +106,7 @@ class Access:
             if (reason := self._refusal(grant.key, *grant.shows)) is not None:
                 grant.withdraw(reason)
                 calls += 1
-        return Ended(len(withdrawn), calls)
+        return EndedConnections(len(withdrawn), calls)
 
     def _refusal(self, key: Key, scopes: Scope, names: Iterable[str]) -> ApiError | None:
         """The 401 or 403 if the key, as it is now, does not allow these scopes and names; None if it does."""
@@ -139,7 +139,7 @@ class Access:
             del self._granted[grant]
 
     @contextmanager
-    def showing(self, shown: Shown) -> Iterator[None]:
+    def showing(self, shown: OpenConnection) -> Iterator[None]:
         """Put around an open stream or socket: it is ended when its key is withdrawn."""
         self._shown[shown] = None
         if self._refusal(shown.key, *shown.shows) is not None:  # withdrawn while it was being opened
@@ -178,7 +178,7 @@ class Access:
         now_ns = self._clock.perf_ns()
         bucket = self._buckets.get(key.digest)
         if bucket is None:
-            bucket = self._buckets[key.digest] = Bucket(rate, now_ns)
+            bucket = self._buckets[key.digest] = TokenBucket(rate, now_ns)
         if wait_ms := bucket.admit(now_ns):
             raise throttled("rate_per_key", rate.requests or rate.bytes, retry_after_ms=wait_ms)
 

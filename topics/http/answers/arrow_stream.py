@@ -22,8 +22,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from topics.engine.operations.export import End, ExportRequest, Slice
-from topics.engine.record_collector import Run
+from topics.engine.operations.export import ExportEnd, ExportRequest, ExportSlice
+from topics.engine.record_collector import BlockRun
 
 CONTENT_TYPE: Final = b"application/vnd.apache.arrow.stream"
 
@@ -55,7 +55,7 @@ def load() -> None:
 
 
 class ArrowStream:
-    """The encoder of one export (a `Format` of `topics.http.handlers.bulk`)."""
+    """The encoder of one export (an `ExportFormat` of `topics.http.handlers.bulk`)."""
 
     content_type = CONTENT_TYPE
 
@@ -64,7 +64,7 @@ class ArrowStream:
         self._written = BytesIO()
         self._writer = pa.ipc.new_stream(self._written, SCHEMA)
 
-    def piece(self, piece: Slice) -> bytes:
+    def piece(self, piece: ExportSlice) -> bytes:
         """The bytes of a slice; the first ones begin with the schema."""
         if piece.tombstone is not None:
             self._say("$tombstone", piece.tombstone)
@@ -72,7 +72,7 @@ class ArrowStream:
             self._writer.write_batch(record_batch(piece.runs, self._request))
         return self._taken()
 
-    def end(self, end: End) -> bytes:
+    def end(self, end: ExportEnd) -> bytes:
         """The last batch, and the end of the stream."""
         self._say("$end", end._asdict())
         self._writer.close()
@@ -89,9 +89,9 @@ class ArrowStream:
         return written
 
 
-def record_batch(runs: Sequence[Run], request: ExportRequest) -> pa.RecordBatch:
+def record_batch(runs: Sequence[BlockRun], request: ExportRequest) -> pa.RecordBatch:
     """The record batch of some runs. A column that the request leaves out has nulls."""
-    columns = _Columns(runs)
+    columns = _ArrowColumns(runs)
     seq, ts = columns.numbers()
     arrays = [
         seq,
@@ -108,10 +108,10 @@ def record_batch(runs: Sequence[Run], request: ExportRequest) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(full, schema=SCHEMA)
 
 
-class _Columns:
+class _ArrowColumns:
     """Makes the columns of some runs. A method returns None if no record has a value in its column."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[BlockRun]) -> None:
         self._runs = runs
         self._text = b",".join([*(run.text for run in runs), b""])
         self._offsets = _joined_offsets([run.starts for run in runs])

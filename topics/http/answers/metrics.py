@@ -32,7 +32,7 @@ SLICE: Final = 200
 REQUEST_BOUNDS_MS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
 
 
-class Listening(Protocol):
+class ConnectionFigures(Protocol):
     """The part of `topics.http.connections.server.Server` that the metrics show."""
 
     @property
@@ -70,7 +70,7 @@ class RequestFigures:
         self.exports: Counter[tuple[str, str]] = Counter()
         """Exports that were begun, by format and by whether `data` was asked for."""
         self.exported = {name: ExportFigures() for name in ("arrow", "ndjson")}
-        self.server: Listening | None = None
+        self.server: ConnectionFigures | None = None
         """Set when the server listens."""
         self.audit_failures = 0
         """Lines of the audit log that could not be written."""
@@ -309,7 +309,7 @@ class Exposition:
         return Response(200, b"".join(pieces), CONTENT_TYPE_PLAIN_0_0_4.encode())
 
 
-class _Only(Collector):
+class _SingleFamily(Collector):
     """One family of metrics in the form that prometheus-client renders."""
 
     def __init__(self, family: Metric) -> None:
@@ -324,7 +324,7 @@ def _text_of(family: Metric) -> Iterator[bytes]:
     samples = family.samples
     for start in range(0, max(len(samples), 1), SLICE):
         family.samples = samples[start : start + SLICE]
-        text = generate_latest(_Only(family))
+        text = generate_latest(_SingleFamily(family))
         yield text if start == 0 else text.split(b"\n", 2)[2]
 
 

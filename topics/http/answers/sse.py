@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from topics.engine.delivery.feed import Ending
+from topics.engine.delivery.feed import ConnectionEnd
 from topics.http.accept import qualities
 from topics.http.answers.websocket_messages import tombstone_fields
 from topics.http.calls import encode
@@ -27,7 +27,7 @@ OPENING: Final = b"retry: 2000\n\n"
 
 
 class EventFormat:
-    """Server-sent events; `topics.engine.delivery.feed.Format` documents the methods."""
+    """Server-sent events; `topics.engine.delivery.feed.FrameFormat` documents the methods."""
 
     def record(self, topic: str, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:
         """The event `record`."""
@@ -62,7 +62,7 @@ class EventFormat:
         """The event `error` with code `HELD_UP`, which does not end the stream."""
         return _event(b"error", {"code": HELD_UP, "error": why, "retry_after_ms": retry_after_ms, "topics": topics})
 
-    def final(self, why: Ending) -> bytes:
+    def final(self, why: ConnectionEnd) -> bytes:
         """The event `error` that ends the stream."""
         return _event(b"error", {"code": why.status, "error": why.message})
 

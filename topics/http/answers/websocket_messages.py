@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from topics.engine.delivery.feed import Ending
+from topics.engine.delivery.feed import ConnectionEnd
 from topics.http.calls import encode
 from topics.model import Tombstone
 
 
 class MessageFormat:
-    """Text messages of JSON; `topics.engine.delivery.feed.Format` documents the methods."""
+    """Text messages of JSON; `topics.engine.delivery.feed.FrameFormat` documents the methods."""
 
     def record(self, topic: str, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:
         """The message `record`."""
@@ -44,7 +44,7 @@ class MessageFormat:
         detail = {"retry_after_ms": retry_after_ms, "topics": topics}
         return encode({"op": "error", "code": "not_ready", "message": why, "detail": detail})
 
-    def final(self, why: Ending) -> bytes:
+    def final(self, why: ConnectionEnd) -> bytes:
         """The message `error` after which the socket is closed."""
         return encode({"op": "error", "code": why.code, "message": why.message})
 

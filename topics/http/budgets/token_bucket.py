@@ -9,7 +9,7 @@ from topics.config import Rate
 _SECOND_NS: Final = 1_000_000_000
 
 
-class Bucket:
+class TokenBucket:
     """Holds requests and bytes, at most those of one second.
 
     A request is admitted if a whole request and any byte are left. Its bytes are charged afterwards, when they are

@@ -7,5 +7,5 @@ connection             one accepted connection
 hangups                noticing peers that have shut down their side
 unsent_bytes           a bound on the bytes of answers that wait to be sent
 message_buffer         collecting the fragments of a WebSocket message
-patience               how long a client may take over a body or a message
+body_timeouts          how long a client may take over a body or a message
 """

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from topics.auth.keys import Scope
 from topics.engine.engine import Engine
-from topics.engine.operations.export import End, Export, ExportRequest, Slice
+from topics.engine.operations.export import Export, ExportEnd, ExportRequest, ExportSlice
 from topics.errors import ApiError, invalid
 from topics.http.accept import qualities
 from topics.http.answer_types import IngestAnswer
@@ -30,7 +30,7 @@ from topics.http.handlers.stages import stage_response
 from topics.http.openapi.strict_names import explained, is_strict
 from topics.http.requests import append_requests, read_requests
 from topics.http.requests.body_reader import LINES_TYPE, BodyStream
-from topics.http.requests.line_batches import BATCH_BYTES, BATCH_RECORDS, FEED_BYTES, Batch, Batches
+from topics.http.requests.line_batches import BATCH_BYTES, BATCH_RECORDS, FEED_BYTES, LineBatch, LineBatches
 from topics.model import AppendResult, CheckedAppend, Performance, StageResult
 from topics.telemetry.logs import get_logger
 
@@ -52,7 +52,7 @@ class Bulk:
         kind = await self._format_of(call.headers.get(b"accept"))
         request = read_requests.decode_export(call.query, self._engine.settings)
         topic = call.params["topic"]
-        made: Format
+        made: ExportFormat
         if kind == ARROW_TYPE:
             request = request._replace(runs=True)
             made = self._arrow.stream(request)
@@ -84,7 +84,7 @@ class Bulk:
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
-class Format(Protocol):
+class ExportFormat(Protocol):
     """Encodes one export for the wire."""
 
     @property
@@ -92,10 +92,10 @@ class Format(Protocol):
         """The `Content-Type` of the answer."""
         ...
 
-    def piece(self, piece: Slice) -> bytes:
+    def piece(self, piece: ExportSlice) -> bytes:
         """The bytes of a slice; empty if there is nothing to send for it."""
 
-    def end(self, end: End) -> bytes:
+    def end(self, end: ExportEnd) -> bytes:
         """The last bytes of the export."""
 
 
@@ -104,14 +104,14 @@ class LinesFormat:
 
     content_type = LINES_TYPE
 
-    def piece(self, piece: Slice) -> bytes:
+    def piece(self, piece: ExportSlice) -> bytes:
         """The lines of a slice, that of a gap first."""
         lines = piece.lines + b"\n" if piece.lines else b""
         if piece.tombstone is not None:
             lines = b'{"$tombstone":%b}\n%b' % (encode(piece.tombstone), lines)
         return lines
 
-    def end(self, end: End) -> bytes:
+    def end(self, end: ExportEnd) -> bytes:
         """The line `$end`."""
         return encode({"$end": end._asdict()}) + b"\n"
 
@@ -135,9 +135,9 @@ class Arrow:
             self._there = self._module is not None
         return self._there
 
-    def stream(self, request: ExportRequest) -> Format:
+    def stream(self, request: ExportRequest) -> ExportFormat:
         """The encoder of one export. Call it only if `is_there`."""
-        stream: Format = self._module.ArrowStream(request)
+        stream: ExportFormat = self._module.ArrowStream(request)
         return stream
 
 
@@ -154,7 +154,13 @@ class ExportAnswer(OpenAnswer):
     in_flight = True
 
     def __init__(
-        self, call: Call, topic: str, export: Export, first: Slice | None, made: Format, figures: ExportFigures
+        self,
+        call: Call,
+        topic: str,
+        export: Export,
+        first: ExportSlice | None,
+        made: ExportFormat,
+        figures: ExportFigures,
     ) -> None:
         self.key = call.key
         self._call = call
@@ -236,7 +242,7 @@ def _name_of(kind: bytes) -> str:
 # --- ingest ----------------------------------------------------------------------------------------------------------
 
 
-class _Refused(Exception):
+class _LineRefusal(Exception):
     """A line, or the batch that begins with it, was refused."""
 
     def __init__(self, line: int, error: ApiError) -> None:
@@ -288,18 +294,18 @@ class Ingest:
             if self._query.stage is None:
                 self._batches = self._broken_by(*self._engine.registry.caps_of(self._topic))
             await self._take_all()
-        except _Refused as refused:
+        except _LineRefusal as refused:
             raise self._placed(refused.error, refused.line) from None
         except ApiError as error:
             raise self._placed(error, self._batches.line) from None
         return self._answer()
 
-    def _broken_by(self, cap_records: int, cap_bytes: int) -> Batches:
+    def _broken_by(self, cap_records: int, cap_bytes: int) -> LineBatches:
         """Divides the upload into batches that the caps of the topic allow (0: no cap). The caps are read once, so that
         a later change of them does not change the batches. For a stage no caps are given, because those of its topic
         apply to the commit."""
         settings = self._engine.settings
-        return Batches(
+        return LineBatches(
             min(BATCH_RECORDS, cap_records or BATCH_RECORDS, settings.max_batch_records),
             min(BATCH_BYTES, cap_bytes or BATCH_BYTES),
             append_requests.longest_line(settings),
@@ -334,7 +340,7 @@ class Ingest:
         if self._engine.status.phase == "draining":
             raise ApiError("shutting_down", "the daemon is stopping", retry_after_s=5)
 
-    async def _begin(self, nursery: trio.Nursery, batch: Batch) -> None:
+    async def _begin(self, nursery: trio.Nursery, batch: LineBatch) -> None:
         """Decode a batch, wait until the one before it has been appended, and begin to append it."""
         settings, query = self._engine.settings, self._query
         try:
@@ -344,7 +350,7 @@ class Ingest:
             request = plain or append_requests.decode_lines(batch.lines, settings, strict=self._strict)
         except append_requests.BadLine as bad:
             error = explained(bad.error, path="records[0]") if self._strict else bad.error
-            raise _Refused(batch.numbers[bad.index], error) from None
+            raise _LineRefusal(batch.numbers[bad.index], error) from None
         request.node = query.node
         request.disable_backpressure = query.disable_backpressure
         # Only the first batch may create the topic: one that is deleted during the upload stays deleted.
@@ -358,11 +364,11 @@ class Ingest:
         self._decoded, self._on_its_way = 0, batch.size
         nursery.start_soon(self._append, batch, request)
 
-    async def _append(self, batch: Batch, request: CheckedAppend) -> None:
+    async def _append(self, batch: LineBatch, request: CheckedAppend) -> None:
         try:
             await self._commit(request)
         except ApiError as error:
-            self._fail(_Refused(batch.numbers[0], error))
+            self._fail(_LineRefusal(batch.numbers[0], error))
         except Exception as error:
             self._fail(error)
         finally:

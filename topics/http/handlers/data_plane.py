@@ -12,7 +12,7 @@ from topics.errors import ApiError, invalid
 from topics.http.calls import Call, ClientGone, OpenAnswer, Response, append_answer, encode
 from topics.http.grants import Grant
 from topics.http.handlers.queues import Queues
-from topics.http.handlers.stages import Staging
+from topics.http.handlers.stages import Stages
 from topics.http.handlers.streams import Streams
 from topics.http.openapi.strict_names import explained, is_strict
 from topics.http.requests import append_requests, read_requests
@@ -29,11 +29,11 @@ class DataPlane:
         self._engine = engine
         streams = Streams(engine)
         queues = Queues(engine)
-        self._staging = Staging(engine)
+        self._stages = Stages(engine)
         self.handlers: Mapping[str, Handler] = {
             "append": self.append,
-            "commit": self._staging.commit,
-            "delete_stage": self._staging.delete_stage,
+            "commit": self._stages.commit,
+            "delete_stage": self._stages.delete_stage,
             "diff_post": self.diff_post,
             "diff_get": self.diff_get,
             "open_watch": streams.open_watch,
@@ -65,7 +65,7 @@ class DataPlane:
             check_config_access(call.grant, request.config)
         call.waits = request.disable_backpressure
         if query.stage is not None:
-            return await self._staging.append(call, query.stage, request)
+            return await self._stages.append(call, query.stage, request)
         result = await engine.appends.append(topic, request, call.perf)
         answer = append_answer(result, call.performance(engine.clock.perf_ns()), return_seqs=query.return_seqs)
         return Response(201 if result.created else 200, answer)

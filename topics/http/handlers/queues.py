@@ -9,9 +9,9 @@ from typing import Any, Final
 import trio
 
 from topics.auth.keys import Scope
-from topics.engine.delivery.feed import Ending
+from topics.engine.delivery.feed import ConnectionEnd
 from topics.engine.engine import Engine
-from topics.engine.queues.queue_calls import STREAM_BYTES, Work
+from topics.engine.queues.queue_calls import STREAM_BYTES, JobSubscription
 from topics.errors import ApiError
 from topics.http.answers.sse import EVENTS, accepts_events, job_event
 from topics.http.calls import Call, ClientGone, Response, encode
@@ -106,11 +106,11 @@ class Queues:
 class WorkStream(OpenStream):
     """A stream of jobs. When it ends, its leases end."""
 
-    def __init__(self, engine: Engine, call: Call, work: Work) -> None:
+    def __init__(self, engine: Engine, call: Call, work: JobSubscription) -> None:
         super().__init__(engine, call)
         self._work = work
         transport = event_transport(call.scope, call.send, self.scope)
-        self.outbox = engine.watching.open_socket(EVENTS, transport)
+        self.outbox = engine.watch_sessions.open_socket(EVENTS, transport)
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
@@ -120,7 +120,7 @@ class WorkStream(OpenStream):
     def close(self) -> None:
         """Close the stream and end its leases."""
         super().close()
-        self._engine.watching.close_socket(self.outbox)
+        self._engine.watch_sessions.close_socket(self.outbox)
         self._engine.queues.close_work(self._work)
 
     async def send(self) -> None:
@@ -145,7 +145,7 @@ class WorkStream(OpenStream):
                         self.outbox.put(EVENTS.held_up([self._work.topic.name], error.message, wait_ms))
                     await trio.sleep(RETRY_S)
                     continue
-                self.outbox.finish(Ending(error.status, error.code, error.message))
+                self.outbox.finish(ConnectionEnd(error.status, error.code, error.message))
                 return
             held_up = False
             self.outbox.put(b"".join([job_event(job.seq, b'{"topic":"%b",%b' % (name, entry(job))) for job in jobs]))

@@ -13,7 +13,7 @@ from topics.http.requests import topic_requests
 from topics.model import CheckedAppend, Performance
 
 
-class Staging:
+class Stages:
     """The handlers of the calls about stages."""
 
     def __init__(self, engine: Engine) -> None:

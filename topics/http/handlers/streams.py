@@ -15,7 +15,7 @@ import trio
 from topics.auth.keys import Scope
 from topics.engine.delivery.feed import WITHDRAWN
 from topics.engine.delivery.outbox import Outbox
-from topics.engine.delivery.watch_sessions import Session
+from topics.engine.delivery.watch_sessions import WatchSession
 from topics.engine.engine import Engine
 from topics.errors import ApiError, unauthorized
 from topics.http.answer_types import WatchAnswer
@@ -39,7 +39,7 @@ class Streams:
         for name in request.topics:
             call.grant.check_name(name)
         await engine.routers.catch_up(request.topics)
-        session, topics = engine.watching.open(request, call.key.digest)
+        session, topics = engine.watch_sessions.open(request, call.key.digest)
         answer = WatchAnswer(
             wid=session.wid,
             stream_url=f"/v0/watch/{session.wid}",
@@ -51,7 +51,7 @@ class Streams:
 
     async def watch(self, call: Call) -> EventStream:
         """`GET /v0/watch/{wid}`."""
-        session = self._engine.watching.session(call.params["wid"])
+        session = self._engine.watch_sessions.session(call.params["wid"])
         if session.owner != call.key.digest:
             raise unauthorized("this watch session was made with another key", token_shown=True)
         for feed in session.feeds:
@@ -64,17 +64,17 @@ class Streams:
         topic = call.params["topic"]
         request = decode_stream(topic, call.query, self._engine.settings)
         await self._engine.routers.catch_up((topic,))
-        session = self._engine.watching.stream_of(topic, request, _last_event_id(call))
+        session = self._engine.watch_sessions.stream_of(topic, request, _last_event_id(call))
         return await self._open(call, session, None)
 
-    async def _open(self, call: Call, session: Session, last_event_id: str | None) -> EventStream:
+    async def _open(self, call: Call, session: WatchSession, last_event_id: str | None) -> EventStream:
         if not accepts_events(call.headers.get(b"accept")):
             raise ApiError("not_acceptable", "this is a stream of text/event-stream")
-        watching = self._engine.watching
+        watch_sessions = self._engine.watch_sessions
         stream = EventStream(self._engine, session, call)
         transport = event_transport(call.scope, call.send, stream.scope)
         try:
-            stream.outbox = await watching.connect(session, EVENTS, with_id, transport, last_event_id)
+            stream.outbox = await watch_sessions.connect(session, EVENTS, with_id, transport, last_event_id)
         except BaseException:
             stream.place.close()
             raise
@@ -94,7 +94,7 @@ class OpenStream(OpenAnswer):
     outbox: Outbox
 
     def __init__(self, engine: Engine, call: Call) -> None:
-        self.place = engine.watching.places.take("sse", call.key.digest)
+        self.place = engine.watch_sessions.places.take("sse", call.key.digest)
         self.key = call.key
         self.scope = trio.CancelScope()
         self._engine = engine
@@ -137,14 +137,14 @@ class OpenStream(OpenAnswer):
 class EventStream(OpenStream):
     """The stream of a watch session."""
 
-    def __init__(self, engine: Engine, session: Session, call: Call) -> None:
+    def __init__(self, engine: Engine, session: WatchSession, call: Call) -> None:
         super().__init__(engine, call)
         self._session = session
 
     def close(self) -> None:
         """Close the stream and detach the session from it."""
         super().close()
-        self._engine.watching.disconnect(self._session, self.outbox)
+        self._engine.watch_sessions.disconnect(self._session, self.outbox)
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:

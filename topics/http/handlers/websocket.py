@@ -23,7 +23,7 @@ from topics.engine.delivery import feed as feeds
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid, throttled
-from topics.http.access.key_access import Access
+from topics.http.access.key_access import KeyAccess
 from topics.http.answers.websocket_messages import MESSAGES
 from topics.http.calls import Receive, Scope, Send, append_answer, encode
 from topics.http.connections.connection import Connection
@@ -73,15 +73,15 @@ class _Answer(msgspec.Struct, kw_only=True):
     request_id: msgspec.Raw | UnsetType = UNSET
 
 
-class _Subscribed(_Answer, kw_only=True):
+class _SubscribeAnswer(_Answer, kw_only=True):
     topics: dict[str, dict[str, int]]
 
 
-class _Unsubscribed(_Answer, kw_only=True):
+class _UnsubscribeAnswer(_Answer, kw_only=True):
     topics: list[str]
 
 
-class _Error(_Answer, kw_only=True):
+class _ErrorAnswer(_Answer, kw_only=True):
     code: str
     message: str
     detail: dict[str, Any] | UnsetType = UNSET
@@ -104,7 +104,7 @@ class WebSocket:
     def __init__(
         self,
         engine: Engine,
-        access: Access,
+        access: KeyAccess,
         audit: Callable[[AuditEntry], Awaitable[None]],
         on_refused: Callable[[ApiError], None],
         key: Key,
@@ -137,14 +137,14 @@ class WebSocket:
 
     async def run(self) -> None:
         """Accept the socket and serve it until either side ends it. Raises ApiError if it is not accepted."""
-        watching = self._engine.watching
+        watch_sessions = self._engine.watch_sessions
         connection = self._connection
-        with closing(watching.places.take("ws", self.key.digest)):
+        with closing(watch_sessions.places.take("ws", self.key.digest)):
             connection.allow_slow_reader()
             headers = [(b"x-request-id", self._request_id.encode())]
             await self._send({"type": "websocket.accept", "headers": headers})
             transport = message_transport(self._scope, self._send, self._cancel)
-            self.outbox = watching.open_socket(MESSAGES, transport, SLOTS)
+            self.outbox = watch_sessions.open_socket(MESSAGES, transport, SLOTS)
             try:
                 with self._cancel, self._access.showing(self):
                     async with trio.open_nursery() as nursery:
@@ -153,7 +153,7 @@ class WebSocket:
                         nursery.start_soon(self._ping_all)
             finally:
                 connection.end_direct()
-                watching.close_socket(self.outbox)
+                watch_sessions.close_socket(self.outbox)
 
     @property
     def _connection(self) -> Connection:
@@ -249,7 +249,7 @@ class WebSocket:
     async def _refuse(self, error: ApiError, request_id: RequestId) -> None:
         await self._answer(
             encode(
-                _Error(
+                _ErrorAnswer(
                     op="error",
                     request_id=request_id,
                     code=error.code,
@@ -266,18 +266,18 @@ class WebSocket:
         request = decode_subscribe(raw, self._engine.settings)
         for name in request.topics:
             self._grant.check_name(name)
-        watching, outbox = self._engine.watching, self.outbox
+        watch_sessions, outbox = self._engine.watch_sessions, self.outbox
         await self._engine.routers.catch_up(request.topics)
         if not await self._room():
             return
-        found = watching.resolve(outbox, request)
+        found = watch_sessions.resolve(outbox, request)
         topics = {
             feed.name: {"from_seq": at.from_seq, "head_seq": at.head_seq, "earliest_seq": at.earliest_seq}
             for feed, at in found
         }
-        outbox.put(encode(_Subscribed(op="subscribed", request_id=request_id, topics=topics)))
+        outbox.put(encode(_SubscribeAnswer(op="subscribed", request_id=request_id, topics=topics)))
         for feed, _ in found:
-            watching.subscribe(outbox, feed)
+            watch_sessions.subscribe(outbox, feed)
 
     async def _unsubscribe(self, raw: bytes, request_id: RequestId) -> None:
         json_checks.check_depth(raw, "message")
@@ -291,8 +291,8 @@ class WebSocket:
         for name in names:
             check_topic_name(name)
         if await self._room():
-            left = [name for name in dict.fromkeys(names) if self._engine.watching.unsubscribe(self.outbox, name)]
-            self.outbox.put(encode(_Unsubscribed(op="unsubscribed", request_id=request_id, topics=left)))
+            left = [name for name in dict.fromkeys(names) if self._engine.watch_sessions.unsubscribe(self.outbox, name)]
+            self.outbox.put(encode(_UnsubscribeAnswer(op="unsubscribed", request_id=request_id, topics=left)))
 
     async def _publish(self, raw: bytes, request_id: RequestId) -> None:
         engine = self._engine

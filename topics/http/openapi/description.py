@@ -52,7 +52,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class JsonBody:
     """A JSON body. If it is not `required`, all of its fields are optional, and no body means `{}`. `lines` is an
     example of NDJSON, if the call accepts that too."""
 
@@ -80,7 +80,7 @@ class Operation:
     text: str
     answers: Mapping[int, Answer]
     parameters: tuple[Parameter, ...] = ()
-    body: Body | None = None
+    body: JsonBody | None = None
     codes: tuple[str, ...] = ()
     """The error codes that do not follow from the table of routes."""
 
@@ -171,7 +171,7 @@ _OPERATIONS |= {
             201: Answer("The topic was created.", {JSON: answer_types.TopicAnswer}),
         },
         parameters=(_boolean("create", True, "Create the topic if it does not exist; if false, answer 404."),),
-        body=Body(TopicConfigPatch, {"ttl_ms": 86_400_000, "durability": "fsync"}, required=False),
+        body=JsonBody(TopicConfigPatch, {"ttl_ms": 86_400_000, "durability": "fsync"}, required=False),
         codes=("topic_not_found", "topic_exists_incompatible", *_WRITES),
     ),
     "get_topic": Operation(
@@ -228,7 +228,7 @@ _OPERATIONS |= {
                 place="header",
             ),
         ),
-        body=Body(
+        body=JsonBody(
             AppendRequest,
             {"records": [{"data": {"n": 1}, "tag": "t", "meta": {"k": "v"}}], "node": "writer-1"},
             lines='{"data": {"n": 1}, "tag": "t"}\n{"data": {"n": 2}}\n',
@@ -250,7 +250,7 @@ _OPERATIONS |= {
         "contiguous seqs. Either all are published or none, and only once for each idempotency key. A published stage "
         "accepts no more records.",
         _ok(answer_types.CommitAnswer, "The stages are published, as durably as `durability` of the topic says."),
-        body=Body(topic_requests.CommitBody, {"stages": ["upload-1", "upload-2"], "idempotency_key": "load-7"}),
+        body=JsonBody(topic_requests.CommitBody, {"stages": ["upload-1", "upload-2"], "idempotency_key": "load-7"}),
         codes=(
             "batch_too_large",
             "record_too_large",
@@ -274,7 +274,7 @@ _OPERATIONS |= {
         "The records after a seq, and a tombstone for a gap of records that are gone. Continue with `next_from_seq` "
         "until `caught_up`. With `wait_ms` the call waits at the head for a new record.",
         _ok(answer_types.ReadAnswer, "The records up to `next_from_seq`."),
-        body=Body(read_requests.ReadBody, {"from_seq": 0, "limit": 100}, required=False),
+        body=JsonBody(read_requests.ReadBody, {"from_seq": 0, "limit": 100}, required=False),
         codes=("topic_not_found",),
     ),
     "diff_get": Operation(
@@ -306,7 +306,7 @@ _OPERATIONS |= {
         "Deletes the present records whose seq is smaller than `before_seq` and whose tag matches. One of the two "
         "conditions is required. Readers get no tombstone for deleted records.",
         _ok(answer_types.RecordsDeletedAnswer),
-        body=Body(DeleteRequest, {"before_seq": 2}),
+        body=JsonBody(DeleteRequest, {"before_seq": 2}),
         codes=("topic_not_found", *_WRITES),
     ),
 }
@@ -318,7 +318,7 @@ _OPERATIONS |= {
         "A session watches many topics over one stream, and outlives its connection. Unknown fields are refused.",
         _ok(answer_types.WatchAnswer, "The session. Its events are at `stream_url`."),
         parameters=(_boolean("lenient", False, "Leave out unknown topics instead of refusing the request."),),
-        body=Body(watch_requests.WatchBody, {"topics": {"jobs": {"from_seq": 0}}}),
+        body=JsonBody(watch_requests.WatchBody, {"topics": {"jobs": {"from_seq": 0}}}),
         codes=("topic_not_found", "throttled"),
     ),
     "watch": Operation(
@@ -337,7 +337,7 @@ _OPERATIONS |= {
         _events("The stream is open."),
         parameters=(
             *_query_of(WatchStart),
-            *_query_of(watch_requests.Wishes),
+            *_query_of(watch_requests.FeedOptions),
             *_query_of(watch_requests.WatchBody, "heartbeat_ms"),
             _LAST_EVENT_ID,
         ),
@@ -371,7 +371,7 @@ _OPERATIONS |= {
         "Claim jobs",
         "Leases jobs to `node`. A job that is not acked before its lease ends can be claimed again.",
         _ok(answer_types.ClaimAnswer, "The jobs. There may be fewer than asked for, or none."),
-        body=Body(queue_requests.ClaimBody, {"node": "worker-1", "max": 10, "wait_ms": 1000}),
+        body=JsonBody(queue_requests.ClaimBody, {"node": "worker-1", "max": 10, "wait_ms": 1000}),
         codes=_QUEUE_CODES,
     ),
     "ack": Operation(
@@ -379,7 +379,7 @@ _OPERATIONS |= {
         "Acknowledge jobs",
         "The jobs are done, and their records are deleted.",
         _ok(answer_types.AckAnswer),
-        body=Body(queue_requests.HeldBody, _HELD),
+        body=JsonBody(queue_requests.HeldBody, _HELD),
         codes=_HELD_CODES,
     ),
     "nack": Operation(
@@ -387,7 +387,7 @@ _OPERATIONS |= {
         "Give jobs back",
         "The jobs can be claimed again, at once or after `delay_ms`.",
         _ok(answer_types.NackAnswer),
-        body=Body(queue_requests.NackBody, {**_HELD, "delay_ms": 1000}),
+        body=JsonBody(queue_requests.NackBody, {**_HELD, "delay_ms": 1000}),
         codes=_HELD_CODES,
     ),
     "extend": Operation(
@@ -395,7 +395,7 @@ _OPERATIONS |= {
         "Extend leases",
         "The leases end `lease_ms` from now.",
         _ok(answer_types.ExtendAnswer),
-        body=Body(queue_requests.ExtendBody, {**_HELD, "lease_ms": 60_000}),
+        body=JsonBody(queue_requests.ExtendBody, {**_HELD, "lease_ms": 60_000}),
         codes=_HELD_CODES,
     ),
     "work": Operation(
@@ -424,7 +424,7 @@ _OPERATIONS |= {
             201: Answer("The router was created.", {JSON: answer_types.RouterAnswer}),
         },
         parameters=(_boolean("create", True, "Create the router if it does not exist; if false, answer 404."),),
-        body=Body(
+        body=JsonBody(
             RouterPatch, {"source": "jobs", "dest": "archive", "filter": ["tag", "Glob", "done*"]}, required=False
         ),
         codes=("topic_not_found", "router_not_found", "router_cycle", "topic_exists_incompatible", *_WRITES),

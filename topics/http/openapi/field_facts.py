@@ -321,7 +321,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "wait_ms": _clamped("Wait for a job this long if there is none.", 0, read_requests.MAX_WAIT_MS),
     },
     queue_requests.HeldBody: _HELD,
-    watch_requests.Wishes: _WISHES,
+    watch_requests.FeedOptions: _WISHES,
     watch_requests.WatchBody: {
         "topics": Fact(
             f"Where to begin, by topic: 1 to {setting('max_watch_topics')} of them.",

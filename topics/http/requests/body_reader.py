@@ -12,7 +12,7 @@ piece, the queue is full and the client waits.
 A `ByteBudget` bounds the bodies of all requests together. Bytes are counted when they arrive, not when they are
 announced, so that nobody can reserve memory with an announcement. Two incomplete bodies may wait for each other; the
 first whose wait times out is refused and gives its bytes back. A client that takes too long over its body is cut off
-(`_Patience`), so that it cannot hold the memory.
+(`_BodyTimeout`), so that it cannot hold the memory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from topics.errors import ApiError, invalid, throttled
 from topics.http.budgets.byte_budget import ByteBudget
 from topics.http.budgets.byte_shares import ByteShares
 from topics.http.calls import Call, ClientGone, Message
+from topics.http.connections.body_timeouts import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 from topics.http.connections.connection import Connection
-from topics.http.connections.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 from topics.http.connections.protocols.stream_access import (
     ask_for_body,
     bytes_of_unfinished_frame,
@@ -37,7 +37,7 @@ from topics.http.connections.protocols.stream_access import (
     receive_nowait,
 )
 from topics.http.requests.topic_requests import MAX_COMMIT_BYTES
-from topics.http.routes import Body
+from topics.http.routes import BodyKind
 from topics.runtime.withdrawal import interruptible
 from topics.telemetry.logs import get_logger
 
@@ -75,7 +75,7 @@ class BodyReader:
         self.budget = ByteBudget(settings.max_inflight_bytes)
         self.shares = ByteShares(self.budget, self._limit, share)
 
-    async def read_body(self, call: Call, kind: Body) -> bytes:
+    async def read_body(self, call: Call, kind: BodyKind) -> bytes:
         """Receive a JSON body and decompress it. `kind` says how long it may be.
 
         The bytes are counted in `call.held`, and the caller gives them back with `release`. Raises 413, 415 (content
@@ -83,7 +83,7 @@ class BodyReader:
         leaves in the middle or is too slow.
         """
         headers = call.headers
-        kinds = (JSON_TYPE, LINES_TYPE) if kind is Body.JSON_OR_LINES else (JSON_TYPE,)
+        kinds = (JSON_TYPE, LINES_TYPE) if kind is BodyKind.JSON_OR_LINES else (JSON_TYPE,)
         name, limit = self._limit_of(kind)
         declared = headers.get(b"content-length")
         gzipped = _is_gzip(headers.get(b"content-encoding", b""))
@@ -109,11 +109,11 @@ class BodyReader:
                 kept.add(piece)
         return kept.join()
 
-    def _limit_of(self, kind: Body) -> tuple[str, int]:
+    def _limit_of(self, kind: BodyKind) -> tuple[str, int]:
         """The name of the limit on a JSON body, and its value in bytes."""
-        if kind is Body.JSON_OR_LINES:
+        if kind is BodyKind.JSON_OR_LINES:
             return "max_body_bytes", self._limit
-        if kind is Body.NAMES:
+        if kind is BodyKind.NAMES:
             return "max_commit_bytes", min(MAX_COMMIT_BYTES, self._limit)
         return "max_call_bytes", self._call_limit
 
@@ -125,10 +125,10 @@ class BodyReader:
         """Receive and drop the body of a call that uses none. Raises 413, 415 (of a POST or PUT, if the body is no
         JSON), and ClientGone."""
         received = 0
-        patience = _Patience(call)
+        timeout = _BodyTimeout(call)
         while not call.body_complete:
             with interruptible():
-                received += len(await patience.receive_chunk())
+                received += len(await timeout.receive_chunk())
             if received and call.method in ("POST", "PUT"):
                 _check_json(call.headers.get(b"content-type"), (JSON_TYPE,))
             if received > self._limit:
@@ -236,7 +236,7 @@ class _Pieces:
         self.received = 0
         """Bytes that have come, before decompression."""
         self._call = call
-        self._patience = _Patience(call)
+        self._patience = _BodyTimeout(call)
         self._inflater = _Inflater(inflate_step) if inflate_step else None
 
     async def next(self) -> bytes | None:
@@ -258,7 +258,7 @@ class _Pieces:
         return b""
 
 
-class _Patience:
+class _BodyTimeout:
     """Bounds the time for which a body is waited for. Only time spent waiting for the client counts, not the time in
     which the daemon makes the client wait."""
 

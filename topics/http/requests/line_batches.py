@@ -25,7 +25,7 @@ PLAIN_END: Final = b"}"
 _BETWEEN: Final = PLAIN_END + b"\n" + PLAIN_START
 
 
-class Batch(NamedTuple):
+class LineBatch(NamedTuple):
     """Lines that are appended together. Empty lines are left out."""
 
     items: list[bytes]
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
         return _lines_of(self.items) if self.plain else self.items
 
 
-class Batches:
+class LineBatches:
     """Divides an upload into batches. Each has at most `records` lines with at most `nbytes` bytes together, or a
     single longer line. A line of more than `longest` bytes is refused before it is complete.
 
@@ -92,7 +92,7 @@ class Batches:
         self._rest = bytearray(data[last + 1 :])
         self._add(complete)
 
-    def next(self) -> Batch | None:
+    def next(self) -> LineBatch | None:
         """The next complete batch; None if there is none."""
         count = min(len(self._items), self._records)
         if self._size > self._bytes:
@@ -102,7 +102,7 @@ class Batches:
                 return self._take(max(1, bisect_right(sizes, self._bytes)))
         return self._take(count) if count == self._records else None
 
-    def end(self) -> Batch | None:
+    def end(self) -> LineBatch | None:
         """The next batch after the end of the upload, when `next` has no more; None at the end."""
         if self._rest:
             complete = bytes(self._rest)
@@ -136,7 +136,7 @@ class Batches:
         self._items += full
         self._size += sum(map(len, full))
 
-    def _take(self, count: int) -> Batch:
+    def _take(self, count: int) -> LineBatch:
         items = self._items[:count]
         del self._items[:count]
         numbers: Sequence[int]
@@ -150,7 +150,7 @@ class Batches:
         if self._plain:
             size += (len(PLAIN_START) + len(PLAIN_END)) * count
         self._size -= size
-        return Batch(items, self._plain, numbers, size)
+        return LineBatch(items, self._plain, numbers, size)
 
 
 def _values_of(complete: bytes, count: int) -> list[bytes] | None:

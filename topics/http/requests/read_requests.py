@@ -11,7 +11,7 @@ from topics.engine.operations.export import ExportRequest
 from topics.errors import invalid
 from topics.http.requests.json_checks import check_depth, check_text, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
-from topics.log.tag_match import Match, parse_match
+from topics.log.tag_match import TagMatch, parse_match
 from topics.model import (
     MAX_U64,
     ReadRequest,
@@ -138,7 +138,7 @@ def check_nodes(nodes: list[str], settings: Settings) -> None:
         check_text("node", node, settings.max_node_bytes)
 
 
-def check_match(match: Match, field: str, settings: Settings) -> Match:
+def check_match(match: TagMatch, field: str, settings: Settings) -> TagMatch:
     """Check the length of a pattern, and return the match. No tag is longer than `TOPICS_MAX_TAG_BYTES`, so a longer
     pattern is a mistake. Raises 400."""
     size = len(match.pattern.encode())

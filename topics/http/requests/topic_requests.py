@@ -19,7 +19,7 @@ from topics.http.requests.json_checks import check_depth, check_utf8, decode_jso
 from topics.http.requests.query_strings import Query
 from topics.http.requests.read_requests import check_match
 from topics.log.names import check_router_name, check_topic_name
-from topics.log.tag_match import Match, parse_match
+from topics.log.tag_match import TagMatch, parse_match
 from topics.model import (
     MAX_U64,
     DeleteRequest,
@@ -74,7 +74,7 @@ class DeleteSelection(NamedTuple):
     """Which records a deletion removes: those with a seq below `before_seq` that also match. None for no condition."""
 
     before_seq: int | None
-    match: Match | None
+    match: TagMatch | None
 
 
 _delete_body: Final = msgspec.json.Decoder(DeleteRequest)
@@ -131,7 +131,7 @@ def decode_router_patch(raw: bytes, settings: Settings) -> RouterPatch:
     return patch
 
 
-class Cursors:
+class ListCursors:
     """The cursors of one list. A cursor is a marker and a name in base64url without padding. The marker says to which
     list the cursor belongs, so that a cursor of another list is refused."""
 
@@ -157,12 +157,12 @@ class Cursors:
         return name
 
 
-TOPIC_CURSORS: Final = Cursors(b"t:", check_topic_name)
+TOPIC_CURSORS: Final = ListCursors(b"t:", check_topic_name)
 
-ROUTER_CURSORS: Final = Cursors(b"r:", check_router_name)
+ROUTER_CURSORS: Final = ListCursors(b"r:", check_router_name)
 
 
-class Page(NamedTuple):
+class ListPage(NamedTuple):
     """Which part of a list is asked for: names that begin with `prefix` and come after `after`, at most `page_size` of
     them. `touch`: the request counts as a use of the topics."""
 
@@ -172,7 +172,7 @@ class Page(NamedTuple):
     touch: bool = False
 
 
-def decode_list_query(query: bytes) -> Page:
+def decode_list_query(query: bytes) -> ListPage:
     """`prefix`, `cursor`, `page_size` and `touch` of a list of topics (`docs/spec/api.md` sections 1 and 3). Raises
     400."""
     values = Query(query)
@@ -182,7 +182,7 @@ def decode_list_query(query: bytes) -> Page:
 class RouterSelection(NamedTuple):
     """Which routers are asked for: a page of those from `source` and to `dest`; None for any."""
 
-    page: Page
+    page: ListPage
     source: str | None
     dest: str | None
 
@@ -194,9 +194,9 @@ def decode_router_list_query(query: bytes) -> RouterSelection:
     return RouterSelection(page=_page(values, ROUTER_CURSORS), source=values.topic("source"), dest=values.topic("dest"))
 
 
-def _page(values: Query, cursors: Cursors, *, touch: bool = False) -> Page:
+def _page(values: Query, cursors: ListCursors, *, touch: bool = False) -> ListPage:
     cursor = values.text("cursor", "")
-    return Page(
+    return ListPage(
         prefix=values.text("prefix", ""),
         after=cursors.decode(cursor) if cursor else None,
         page_size=max(1, min(MAX_PAGE, values.integer("page_size", DEFAULT_PAGE, signed=True))),

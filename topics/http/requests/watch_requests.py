@@ -25,7 +25,7 @@ MIN_HEARTBEAT_MS: Final = 1_000
 MAX_HEARTBEAT_MS: Final = 60_000
 
 
-class Wishes(msgspec.Struct, kw_only=True):
+class FeedOptions(msgspec.Struct, kw_only=True):
     """The fields that watches, streams and subscriptions have in common."""
 
     node: str | list[str] | None = None
@@ -37,7 +37,7 @@ class Wishes(msgspec.Struct, kw_only=True):
     create: bool = False
 
 
-class WatchBody(Wishes, kw_only=True, forbid_unknown_fields=True):
+class WatchBody(FeedOptions, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v0/watch`, before checks."""
 
     topics: dict[str, msgspec.Raw]
@@ -45,7 +45,7 @@ class WatchBody(Wishes, kw_only=True, forbid_unknown_fields=True):
     consistency: Literal["eventual", "strong"] = "eventual"
 
 
-class SubscribeBody(Wishes, kw_only=True):
+class SubscribeBody(FeedOptions, kw_only=True):
     """The fields of a `subscribe` command, before checks."""
 
     topic: str | None = None
@@ -79,7 +79,7 @@ def decode_watch(raw: bytes, query: bytes, settings: Settings) -> WatchRequest:
 def decode_stream(topic: str, query: bytes, settings: Settings) -> WatchRequest:
     """The query of `GET /v0/topics/{topic}/stream`. Raises 400."""
     values = Query(query)
-    wishes = Wishes(
+    wishes = FeedOptions(
         node=values.all("node"),
         limit=values.integer("limit", DEFAULT_LIMIT),
         max_batch_bytes=values.integer("max_batch_bytes", DEFAULT_FRAME_BYTES),
@@ -121,7 +121,7 @@ def _starts(topics: Mapping[str, msgspec.Raw], settings: Settings) -> dict[str, 
 
 
 def _request(
-    body: Wishes,
+    body: FeedOptions,
     topics: Mapping[str, WatchStart],
     settings: Settings,
     *,

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from topics.cli.failures import EXIT_CONFLICT, Failed, Refused, tell
+from topics.cli.failures import EXIT_CONFLICT, CommandFailure, UsageRefusal, tell
 from topics.cli.output import print_line
 from topics.spark.jobs.archive_files import ArchiveFiles, Offset, Offsets
 from topics.spark.jobs.progress import progress
-from topics.spark.session import Address, JobOptions, daemon_options
+from topics.spark.session import DaemonAddress, JobOptions, daemon_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -50,7 +50,7 @@ _DAY: Final = "date_from_unix_date(CAST(unix_micros(ts) DIV 86400000000 AS INT))
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class TopicBounds:
     """A topic as it is when a run begins."""
 
     topic: str
@@ -61,7 +61,7 @@ class Now:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ArchiveRange:
     """What a round takes of a topic: the seqs `(after, last]` of its instance `epoch`."""
 
     topic: str
@@ -71,7 +71,7 @@ class Range:
 
 
 @dataclass(slots=True)
-class Archived:
+class ArchiveResult:
     """What a run has done: `records` in all, and by topic how far it is archived, how many records were deleted from
     it, and what was lost before it could be archived."""
 
@@ -81,7 +81,9 @@ class Archived:
     gaps: int = 0
 
 
-def plan(topics: Iterable[Now], offsets: Offsets, limit: int, *, allow_loss: bool = False) -> list[Range]:
+def plan(
+    topics: Iterable[TopicBounds], offsets: Offsets, limit: int, *, allow_loss: bool = False
+) -> list[ArchiveRange]:
     """The next round: what is not archived yet, topic by topic, at most `limit` seqs. Empty if there is nothing.
 
     Raises Failed for an instance of a topic that is not the one that was archived: an older one always, because its
@@ -94,20 +96,22 @@ def plan(topics: Iterable[Now], offsets: Offsets, limit: int, *, allow_loss: boo
         after = now.earliest - 1  # of a topic that is new here, nothing is lost by what retention took before
         if done is not None and done.epoch == now.epoch:
             if now.head < done.seq:
-                raise Failed(
+                raise CommandFailure(
                     f"{now.topic}: ends at {now.head}, but is archived up to {done.seq}: another data directory?"
                 )
             after = done.seq
         elif done is not None and done.epoch > now.epoch:
-            raise Failed(f"{now.topic}: is an older instance than the one that is archived: another data directory?")
+            raise CommandFailure(
+                f"{now.topic}: is an older instance than the one that is archived: another data directory?"
+            )
         elif done is not None and not allow_loss:
-            raise Failed(
+            raise CommandFailure(
                 f"{now.topic}: was deleted and made again, and what it had after seq {done.seq} is not in the archive; "
                 "--allow-loss goes on with the new one"
             )
         last = min(now.head, after + limit)
         if last > after:
-            ranges.append(Range(now.topic, now.epoch, after, last))
+            ranges.append(ArchiveRange(now.topic, now.epoch, after, last))
             limit -= last - after
     return ranges
 
@@ -116,13 +120,13 @@ def run(
     spark: SparkSession,
     path: str | Path,
     *,
-    address: Address,
+    address: DaemonAddress,
     topics: Sequence[str] = (),
     prefix: str | None = None,
     delete: bool = False,
     allow_loss: bool = False,
     records_per_round: int = ROUND,
-) -> Archived:
+) -> ArchiveResult:
     """Archive what `topics`, or all topics with a `prefix`, have now and the archive at `path` has not.
 
     `path` is a directory that the driver and all executors see under that name. `delete` removes from the topics what
@@ -131,11 +135,11 @@ def run(
     Spark raises. Whatever ends it, the archive has each record once, and the next run goes on from there.
     """
     archive = ArchiveFiles(Path(path))
-    done = Archived()
+    done = ArchiveResult()
     with archive.locked(), address.client() as client:
         present = _present(client, topics, prefix)
         if delete and (queues := [now.topic for now in present if now.is_queue]):
-            raise Refused(f"--delete: {', '.join(queues)} is a queue, whose jobs are removed by whoever acks them")
+            raise UsageRefusal(f"--delete: {', '.join(queues)} is a queue, whose jobs are removed by whoever acks them")
         offsets = archive.offsets()
         while ranges := plan(present, offsets, records_per_round, allow_loss=allow_loss):
             for new in ranges:
@@ -161,28 +165,29 @@ def rows_of(spark: SparkSession, path: str | Path) -> DataFrame:
     return spark.read.schema(SCHEMA).parquet(str(path))
 
 
-def _present(client: Client, topics: Sequence[str], prefix: str | None) -> list[Now]:
+def _present(client: Client, topics: Sequence[str], prefix: str | None) -> list[TopicBounds]:
     """The topics to be archived, as they are now. Raises NotFound for one that was named and is not there."""
     if bool(topics) == (prefix is not None):
-        raise Refused("name topics, or give --prefix")
+        raise UsageRefusal("name topics, or give --prefix")
     if prefix is None:
         found = [client.state(topic) for topic in dict.fromkeys(topics)]
-        return [Now(t.topic, t.epoch, t.head_seq, t.earliest_seq, t.type == "queue") for t in found]
+        return [TopicBounds(t.topic, t.epoch, t.head_seq, t.earliest_seq, t.type == "queue") for t in found]
     return [
-        Now(t.topic, t.epoch, t.head_seq, t.earliest_seq, t.type == "queue") for t in client.list_all(prefix=prefix)
+        TopicBounds(t.topic, t.epoch, t.head_seq, t.earliest_seq, t.type == "queue")
+        for t in client.list_all(prefix=prefix)
     ]
 
 
-def _check_epochs(client: Client, ranges: Iterable[Range]) -> None:
+def _check_epochs(client: Client, ranges: Iterable[ArchiveRange]) -> None:
     for new in ranges:
         if client.state(new.topic).epoch != new.epoch:
-            raise Failed(f"{new.topic}: was deleted and made again while it was archived", EXIT_CONFLICT)
+            raise CommandFailure(f"{new.topic}: was deleted and made again while it was archived", EXIT_CONFLICT)
 
 
 # ----------------------------------------------------------------- one round
 
 
-def _read(spark: SparkSession, address: Address, ranges: Sequence[Range], **more: str) -> DataFrame:
+def _read(spark: SparkSession, address: DaemonAddress, ranges: Sequence[ArchiveRange], **more: str) -> DataFrame:
     """The rows of the ranges, gaps among them if `tombstones` is asked for."""
     options = address.options() | {
         "topics": ",".join(new.topic for new in ranges),
@@ -193,7 +198,7 @@ def _read(spark: SparkSession, address: Address, ranges: Sequence[Range], **more
 
 
 def _write(
-    spark: SparkSession, address: Address, ranges: Sequence[Range], path: str, allow_loss: bool
+    spark: SparkSession, address: DaemonAddress, ranges: Sequence[ArchiveRange], path: str, allow_loss: bool
 ) -> tuple[int, int]:
     """Write the ranges to `path` and read them back. Returns how many records and gaps they have."""
     from pyspark.sql import Observation  # noqa: PLC0415
@@ -225,7 +230,7 @@ def _write(
     if records + gaps:
         found = rows_of(spark, path).select(*_sums()).first()
         if found is None or found.asDict() != written:
-            raise Failed(f"{path}: what was written is not what is read back; nothing was archived")
+            raise CommandFailure(f"{path}: what was written is not what is read back; nothing was archived")
     return records, gaps
 
 
@@ -245,7 +250,12 @@ def _sums() -> list[Column]:
 
 
 def _delete(
-    spark: SparkSession, client: Client, address: Address, root: Path, present: Sequence[Now], offsets: Offsets
+    spark: SparkSession,
+    client: Client,
+    address: DaemonAddress,
+    root: Path,
+    present: Sequence[TopicBounds],
+    offsets: Offsets,
 ) -> dict[str, int]:
     """Delete from the topics what is in the archive. Returns how many records that were, by topic.
 
@@ -255,7 +265,7 @@ def _delete(
     for now in present:
         end = offsets.topics.get(now.topic)
         if end is not None and end.epoch == now.epoch and now.earliest <= end.seq:
-            ranges.append(Range(now.topic, now.epoch, now.earliest - 1, end.seq))
+            ranges.append(ArchiveRange(now.topic, now.epoch, now.earliest - 1, end.seq))
     if not ranges:
         return {}
     _check_archived(spark, address, root, ranges)
@@ -266,7 +276,7 @@ def _delete(
     return deleted
 
 
-def _check_archived(spark: SparkSession, address: Address, root: Path, ranges: Sequence[Range]) -> None:
+def _check_archived(spark: SparkSession, address: DaemonAddress, root: Path, ranges: Sequence[ArchiveRange]) -> None:
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     # What retention takes meanwhile is not there to be deleted either.
@@ -278,7 +288,9 @@ def _check_archived(spark: SparkSession, address: Address, root: Path, ranges: S
     with progress(spark, "looking for what is to be deleted in the archive"):
         missing = there.join(archived, ["topic", "seq"], "left_anti").first()
     if missing is not None:
-        raise Failed(f"{root}: has not {missing.topic} {missing.seq}, which was archived once; nothing was deleted")
+        raise CommandFailure(
+            f"{root}: has not {missing.topic} {missing.seq}, which was archived once; nothing was deleted"
+        )
 
 
 def _json(values: dict[str, int]) -> str:
@@ -321,7 +333,7 @@ def command(
     in the archive once.
     """
     if bool(topics) == (prefix is not None):
-        raise Refused("name topics, or give --prefix")
+        raise UsageRefusal("name topics, or give --prefix")
     address = options.address()
     with options.session("archive") as spark:
         done = run(

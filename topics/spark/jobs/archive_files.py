@@ -28,7 +28,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from topics.cli.failures import Failed
+from topics.cli.failures import CommandFailure
 from topics.spark.jobs.locks import held
 
 Content = TypeVar("Content")
@@ -51,7 +51,7 @@ class Offsets(msgspec.Struct, frozen=True):
     archive: str = ""
 
 
-class Pending(msgspec.Struct, frozen=True):
+class PendingRound(msgspec.Struct, frozen=True):
     """A round that is decided. `files` are its moves: from below `work` to below the archive."""
 
     files: dict[str, str]
@@ -108,19 +108,19 @@ class ArchiveFiles:
             _sync(directory)  # or the decision could outlive what it decides about
         ends = {topic: end for topic, (_, end) in topics.items()}
         offsets = Offsets(before.topics | ends, before.archive or os.urandom(8).hex())
-        self._write(self._pending, Pending(files, offsets))
+        self._write(self._pending, PendingRound(files, offsets))
         self._complete()
         return offsets
 
     def _complete(self) -> None:
         """Do what is left to do of the round that is decided, if there is one."""
-        pending = self._read(self._pending, Pending)
+        pending = self._read(self._pending, PendingRound)
         if pending is None:
             return
         touched = set()
         for source, target in pending.files.items():
             if not PARTITION.fullmatch(target):
-                raise Failed(f"{self._pending}: {target!r} is no file of an archive")
+                raise CommandFailure(f"{self._pending}: {target!r} is no file of an archive")
             self._move(self.work / source, self.root / target)
             touched |= {self.root / part for part in Path(target).parents}
         for directory in sorted(touched, reverse=True):
@@ -137,7 +137,9 @@ class ArchiveFiles:
             source.replace(target)
         except FileNotFoundError:
             if not target.exists():
-                raise Failed(f"{target}: lost while the round was published; the archive is not touched") from None
+                raise CommandFailure(
+                    f"{target}: lost while the round was published; the archive is not touched"
+                ) from None
 
     def _write(self, path: Path, content: msgspec.Struct) -> None:
         """`content` at `path`, durable, whole or not at all."""
@@ -155,7 +157,7 @@ class ArchiveFiles:
         except FileNotFoundError:
             return None
         except msgspec.MsgspecError as error:
-            raise Failed(f"{path}: {error}") from None
+            raise CommandFailure(f"{path}: {error}") from None
 
     def _remove_work(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import click
 import msgspec
 
-from topics.cli.failures import EXIT_FAILED, Refused
+from topics.cli.failures import EXIT_FAILED, UsageRefusal
 from topics.cli.output import count, print_line, printable, size
 from topics.log.span import Span
 from topics.spark.session import JobOptions, spark_options
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import OsFs
 from topics.storage.offline.finding import Finding
-from topics.storage.offline.stored_topics import Directory
+from topics.storage.offline.stored_topics import TopicDirectory
 from topics.storage.offline.verify_divided import DividedVerification, SegmentWork, damaged
 
 if TYPE_CHECKING:
@@ -124,15 +124,15 @@ def sentence(finding: Finding) -> str:
 def _data_directory(fs: OsFs, path: str, cold: str | None, *, in_use: bool) -> tuple[str, str | None]:
     """Where the data directory and the cold one are. A missing FORMAT is damage, and no reason to refuse."""
     try:
-        found = Directory.found(fs, path, cold)
+        found = TopicDirectory.found(fs, path, cold)
         root, cold = found.data, found.cold or cold
     except DataDirError as error:
         layout = DataDir(path)
         if not any(map(fs.exists, (layout.format_path, layout.wal_dir, layout.meta_dir))):
-            raise Refused(str(error)) from None
+            raise UsageRefusal(str(error)) from None
         root = path
     if root is None:
-        raise Refused(f"{path} is a cold directory: give the data directory, and this one with --cold")
+        raise UsageRefusal(f"{path} is a cold directory: give the data directory, and this one with --cold")
     if not in_use:
         _refuse_if_in_use(fs, root, "is in use")
     return root, cold
@@ -142,7 +142,9 @@ def _refuse_if_in_use(fs: OsFs, root: str, problem: str) -> None:
     holder = fs.lock_holder(DataDir(root).lock_path)
     if holder is not None:
         by = holder.strip() or "another process"
-        raise Refused(f"the data directory {root} {problem} (lock held by {by}); --in-use looks at it all the same")
+        raise UsageRefusal(
+            f"the data directory {root} {problem} (lock held by {by}); --in-use looks at it all the same"
+        )
 
 
 @contextmanager
@@ -241,7 +243,7 @@ def command(options: JobOptions, path: str, cold: str | None, report: Path | Non
     Exit code 1 if there is damage. Notes alone are no damage.
     """
     if report is not None and not report.absolute().parent.is_dir():
-        raise Refused(f"--report {report}: its directory does not exist")
+        raise UsageRefusal(f"--report {report}: its directory does not exist")
     # Executors do not share our working directory.
     path, cold = os.path.abspath(path), os.path.abspath(cold) if cold is not None else None
     _data_directory(OsFs(), path, cold, in_use=in_use)  # refused before a session is made

@@ -16,11 +16,11 @@ from urllib.parse import unquote
 
 import click
 
-from topics.cli.failures import Refused
+from topics.cli.failures import UsageRefusal
 from topics.cli.output import print_line
 from topics.spark.jobs.progress import progress
 from topics.spark.jobs.templates import Template, column_of
-from topics.spark.session import Address, JobOptions, daemon_options
+from topics.spark.session import DaemonAddress, JobOptions, daemon_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ _COMPRESSED: Final = frozenset({".gz", ".bz2", ".zst", ".snappy", ".lz4", ".defl
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LoadSource:
     """How files are to be read. `schema` is as Spark writes one (`carrier STRING, flight INT`); without it the types of
     CSV and JSON are inferred, which reads the files twice, or with `infer=False` every column of a CSV is text."""
 
@@ -62,7 +62,7 @@ class Source:
         everything = self._load(spark, kind, options, list(paths), self.schema)
         files = [file for path in paths for file in files_below(spark, path)]
         if not files:
-            raise Refused(f"no files: {' '.join(paths)}")
+            raise UsageRefusal(f"no files: {' '.join(paths)}")
         if len(files) == 1:
             return everything
         # Spark would pack the files of one reader by size. The partitions of a union stay in order.
@@ -107,7 +107,7 @@ def format_of(path: str) -> str:
     try:
         return _BY_EXTENSION[name.suffix.lower()]
     except KeyError:
-        raise Refused(f"{path}: the name does not say the format; --format {', '.join(FORMATS)}") from None
+        raise UsageRefusal(f"{path}: the name does not say the format; --format {', '.join(FORMATS)}") from None
 
 
 def records_of(
@@ -137,8 +137,8 @@ def run(
     paths: Sequence[str],
     topic: str,
     *,
-    address: Address,
-    source: Source = Source(),
+    address: DaemonAddress,
+    source: LoadSource = LoadSource(),
     tag: str | None = None,
     node: str | None = None,
     order_by: Sequence[str] = (),
@@ -155,7 +155,7 @@ def run(
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     if not paths:
-        raise Refused("no files were named")
+        raise UsageRefusal("no files were named")
     rows = source.read(spark, paths)
     records = records_of(rows, tag=tag, node=node, order_by=order_by, keep_nulls=keep_nulls)
     options = address.options() | {"topic": topic} | ({} if job_id is None else {"jobId": job_id})
@@ -209,7 +209,7 @@ def command(
 
     A row becomes a record whose data is a JSON object of its columns. All of them are published at once, or none is.
     """
-    source = Source(format_ or format_of(paths[0]), schema, header, infer, delimiter, null, multiline)
+    source = LoadSource(format_ or format_of(paths[0]), schema, header, infer, delimiter, null, multiline)
     for option, text in (("--tag", tag), ("--node", node)):
         if text is not None:
             Template.parsed(text, option)  # before anything is started

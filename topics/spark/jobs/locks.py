@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from topics.cli.failures import EXIT_CONFLICT, Failed
+from topics.cli.failures import EXIT_CONFLICT, CommandFailure
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def held(path: Path, refusal: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Failed(refusal, EXIT_CONFLICT) from None
+            raise CommandFailure(refusal, EXIT_CONFLICT) from None
         yield
     finally:
         os.close(descriptor)

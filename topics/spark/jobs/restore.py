@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from topics.cli.failures import EXIT_NOT_FOUND, Failed
+from topics.cli.failures import EXIT_NOT_FOUND, CommandFailure
 from topics.cli.output import print_line
 from topics.spark.jobs.archive import rows_of
 from topics.spark.jobs.archive_files import ArchiveFiles, Offsets
 from topics.spark.jobs.progress import progress
-from topics.spark.session import Address, JobOptions, daemon_options
+from topics.spark.session import DaemonAddress, JobOptions, daemon_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,7 +65,7 @@ def run(
     path: str | Path,
     target: str,
     *,
-    address: Address,
+    address: DaemonAddress,
     topics: Sequence[str] = (),
     job_id: str | None = None,
 ) -> int:
@@ -79,10 +79,12 @@ def run(
 
     offsets = ArchiveFiles(Path(path)).offsets()
     if not offsets.archive:
-        raise Failed(f"{path}: is no archive", EXIT_NOT_FOUND)
+        raise CommandFailure(f"{path}: is no archive", EXIT_NOT_FOUND)
     for topic in topics:
         if topic not in offsets.topics:
-            raise Failed(f"{path}: has nothing of {topic}; it has {', '.join(sorted(offsets.topics))}", EXIT_NOT_FOUND)
+            raise CommandFailure(
+                f"{path}: has nothing of {topic}; it has {', '.join(sorted(offsets.topics))}", EXIT_NOT_FOUND
+            )
     observed = Observation()
     records = records_of(rows_of(spark, path), offsets, topics).observe(observed, F.count(F.lit(1)).alias("records"))
     options = address.options() | {"topic": target, "jobId": job_id or job_id_of(offsets, topics, target)}

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from topics.cli.failures import Refused, tell
+from topics.cli.failures import UsageRefusal, tell
 from topics.cli.output import print_line
-from topics.cli.stopping import stopping
+from topics.cli.stop_signals import stopping
 from topics.cli.values import Duration
 from topics.spark.jobs.locks import held
-from topics.spark.session import Address, JobOptions, daemon_options
+from topics.spark.session import DaemonAddress, JobOptions, daemon_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -67,9 +67,9 @@ class Aggregate(msgspec.Struct, frozen=True):
         """Of `avg:dep_delay`. Raises Refused."""
         function, colon, name = text.partition(":")
         if not colon or not name:
-            raise Refused(f"--aggregate {text}: is not like avg:dep_delay")
+            raise UsageRefusal(f"--aggregate {text}: is not like avg:dep_delay")
         if function not in FUNCTIONS:
-            raise Refused(f"--aggregate {text}: there is no {function!r}; there are {', '.join(FUNCTIONS)}")
+            raise UsageRefusal(f"--aggregate {text}: there is no {function!r}; there are {', '.join(FUNCTIONS)}")
         return cls(function, name)
 
 
@@ -89,16 +89,16 @@ class Rollup(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.window_ms < 1:
-            raise Refused("--window: is too short")
+            raise UsageRefusal("--window: is too short")
         if not self.separator:
-            raise Refused("--separator: is empty")
+            raise UsageRefusal("--separator: is empty")
         for group in self.groups:
             if group not in GROUPS and not re.fullmatch(r"data\.[^.].*", group):
-                raise Refused(f"--group {group}: is none of {', '.join(GROUPS)} and data.FIELD")
+                raise UsageRefusal(f"--group {group}: is none of {', '.join(GROUPS)} and data.FIELD")
         columns = self.columns
         for column in columns:
             if columns.count(column) > 1:
-                raise Refused(f"two columns of the result would be called {column}")
+                raise UsageRefusal(f"two columns of the result would be called {column}")
 
     @property
     def columns(self) -> list[str]:
@@ -204,11 +204,11 @@ class Sinks:
 
     def __post_init__(self) -> None:
         if self.topic is None and self.parquet is None:
-            raise Refused("give --to-topic, --to-parquet, or both")
+            raise UsageRefusal("give --to-topic, --to-parquet, or both")
 
 
 @dataclass(frozen=True, slots=True)
-class RolledUp:
+class RollupResult:
     """What a run has done: records read, windows emitted (to each sink) and records that came too late for theirs."""
 
     records: int
@@ -221,14 +221,14 @@ def run(
     rollup: Rollup,
     checkpoint: str | Path,
     *,
-    address: Address,
+    address: DaemonAddress,
     sinks: Sinks,
     source: dict[str, str],
     once: bool = False,
     final: bool = False,
     trigger_ms: int = DEFAULT_TRIGGER_MS,
     until: Callable[[], bool] = lambda: False,
-) -> RolledUp:
+) -> RollupResult:
     """Roll up what `source` names: options of the data source, like `{"topic": "flights"}`.
 
     With `once` it returns when all that was there has been taken, with `final` when all windows are closed as well;
@@ -247,18 +247,18 @@ def _run(
     spark: SparkSession,
     rollup: Rollup,
     place: Path,
-    address: Address,
+    address: DaemonAddress,
     sinks: Sinks,
     source: dict[str, str],
     once: bool,
     final: bool,
     trigger_ms: int,
     until: Callable[[], bool],
-) -> RolledUp:
+) -> RollupResult:
     over = place / "clock" / "final.json"
     _check_same(place / "rollup.json", rollup, sinks, source)
     if over.exists() and not final:
-        raise Refused(f"{place}: this rollup is final; begin another one with another checkpoint")
+        raise UsageRefusal(f"{place}: this rollup is final; begin another one with another checkpoint")
 
     def start(**limits: str) -> list[StreamingQuery]:
         every_ms = None if once or final else trigger_ms
@@ -266,7 +266,7 @@ def _run(
 
     if not final:
         return _finish(start(), until)
-    counts = RolledUp(0, 0, 0)
+    counts = RollupResult(0, 0, 0)
     if not over.exists():
         if LIMIT in source:
             counts = _finish(start(), until)
@@ -275,7 +275,7 @@ def _run(
         _write(over, msgspec.json.encode({"time": END_OF_TIME}))
     # All that is there belongs to the batch in which the clock strikes: in a later one it would be late.
     last = _finish(start(**{LIMIT: str(2**62)}), until)
-    return RolledUp(counts.records + last.records, counts.windows + last.windows, counts.late + last.late)
+    return RollupResult(counts.records + last.records, counts.windows + last.windows, counts.late + last.late)
 
 
 def _check_same(path: Path, rollup: Rollup, sinks: Sinks, source: dict[str, str]) -> None:
@@ -283,7 +283,7 @@ def _check_same(path: Path, rollup: Rollup, sinks: Sinks, source: dict[str, str]
     said = msgspec.json.format(msgspec.json.encode([what, rollup, sinks]), indent=1)
     try:
         if path.read_bytes() != said:
-            raise Refused(f"{path.parent}: is the checkpoint of another rollup, see {path.name} in it")
+            raise UsageRefusal(f"{path.parent}: is the checkpoint of another rollup, see {path.name} in it")
     except FileNotFoundError:
         _write(path, said)
 
@@ -302,7 +302,7 @@ def _start(
     spark: SparkSession,
     rollup: Rollup,
     place: Path,
-    address: Address,
+    address: DaemonAddress,
     sinks: Sinks,
     source: dict[str, str],
     trigger_ms: int | None,
@@ -350,7 +350,7 @@ def _await_sources(query: StreamingQuery, until: Callable[[], bool]) -> None:
         query.awaitTermination(1)
 
 
-def _finish(queries: Sequence[StreamingQuery], until: Callable[[], bool]) -> RolledUp:
+def _finish(queries: Sequence[StreamingQuery], until: Callable[[], bool]) -> RollupResult:
     """Wait until all have come to their end, one has failed, or `until` says so."""
     try:
         while any(query.isActive for query in queries) and not until():
@@ -362,7 +362,7 @@ def _finish(queries: Sequence[StreamingQuery], until: Callable[[], bool]) -> Rol
         query.awaitTermination()
     progress = [[one.json for one in query.recentProgress] for query in queries]
     decoded = [[msgspec.json.decode(text, type=_Progress) for text in one] for one in progress]
-    return RolledUp(
+    return RollupResult(
         records=max(sum(source.rows for batch in one for source in batch.sources[:1]) for one in decoded),
         windows=max(sum(state.removed for batch in one for state in batch.states) for one in decoded),
         late=max(sum(state.late for batch in one for state in batch.states) for one in decoded),
@@ -470,7 +470,7 @@ def command(
     until something newer comes; --final closes them.
     """
     if bool(topics) == (prefix is not None):
-        raise Refused("name topics, or give --prefix")
+        raise UsageRefusal("name topics, or give --prefix")
     rollup = Rollup(
         window_ms=window_ms,
         watermark_ms=watermark_ms,

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from topics.cli.failures import Refused
+from topics.cli.failures import UsageRefusal
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,11 +33,11 @@ class Template:
             name = part["name"]
             if name is not None:
                 if not name.strip():
-                    raise Refused(f"{option} {text}: a column has no name")
+                    raise UsageRefusal(f"{option} {text}: a column has no name")
                 columns.append(name.strip())
                 texts.append("")
             elif part[0] in {"{", "}"}:
-                raise Refused(f"{option} {text}: a brace without its other half; {{{{ and }}}} stand for braces")
+                raise UsageRefusal(f"{option} {text}: a brace without its other half; {{{{ and }}}} stand for braces")
             else:
                 texts[-1] += {"{{": "{", "}}": "}"}.get(part[0], part[0])
         return cls(tuple(texts), tuple(columns))
@@ -62,7 +62,7 @@ def column_of(rows: DataFrame, name: str, option: str) -> Column:
         kind = rows.schema[first].dataType
         for step in rest.split("."):
             if step not in getattr(kind, "names", ()):
-                raise Refused(f"{option}: the column {first!r} has no {rest!r}")
+                raise UsageRefusal(f"{option}: the column {first!r} has no {rest!r}")
             found, kind = found[step], kind[step].dataType  # type: ignore[index]
         return found
-    raise Refused(f"{option}: there is no column {name!r}; there are {', '.join(rows.columns)}")
+    raise UsageRefusal(f"{option}: there is no column {name!r}; there are {', '.join(rows.columns)}")

@@ -18,7 +18,7 @@ from typing import Final
 from topics.log.block import Block, encode_block
 from topics.log.frame_ranges import FrameRange
 from topics.storage.files.fs import Fs
-from topics.storage.wal.frames import Seeds, StoredRecord, decode_append
+from topics.storage.wal.frames import FrameSeeds, StoredRecord, decode_append
 
 EVICTION_LOOKS: Final = 64
 """Unwritten blocks that one eviction passes over before it leaves the rest to the next one."""
@@ -204,7 +204,7 @@ def read_records(fs: Fs, path: str, wanted: FrameRange, salt: int | None) -> tup
         window = handle.pread(wanted.length, wanted.offset)
     records = []
     damaged = []
-    seeds = Seeds(salt, wanted.offset)
+    seeds = FrameSeeds(salt, wanted.offset)
     for seq, at, size in zip(wanted.seqs, wanted.starts, wanted.frame_lens, strict=True):
         record = decode_append(window, at, size, seeds)
         if record is None or record.seq != seq:

@@ -14,22 +14,22 @@ from typing import Final, Protocol, TypeVar
 
 from topics.errors import topic_not_found
 from topics.log.span import NotLoaded, Span
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.log.topic_log import TopicLog
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.segments.segment_reader import (
     NO_COLD,
     ColdNeeded,
-    Loaded,
-    Tiers,
+    LoadedSpan,
+    SegmentTiers,
     load_columns,
     load_tags,
     scan_segment,
 )
 from topics.storage.segments.tags_format import SegmentTags
-from topics.storage.segments.topic_segments import Segment, Shelf
-from topics.storage.wal.damage_notes import Damaged, DamageNotes
+from topics.storage.segments.topic_segments import Segment, SegmentSet
+from topics.storage.wal.damage_notes import DamagedTopic, DamageNotes
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -40,12 +40,12 @@ ATTEMPTS: Final = 1000
 """Loads that one operation may need. Each makes progress, so reaching the bound is an error in the program."""
 
 
-class Owner(Damaged, Protocol):
+class SpanOwner(DamagedTopic, Protocol):
     """The topic that spans belong to."""
 
     name: str
     log: TopicLog
-    shelf: Shelf | None
+    segment_set: SegmentSet | None
 
     def mark_changed(self) -> None:
         """Note that the topic's part has to be made again."""
@@ -55,37 +55,37 @@ class Owner(Damaged, Protocol):
 class SpanLoader:
     """Loads columns and tags in worker threads. Made by the engine's loader."""
 
-    def __init__(self, tiers: Tiers, cache: IndexCache, notes: DamageNotes, offload: Offload) -> None:
+    def __init__(self, tiers: SegmentTiers, cache: IndexCache, notes: DamageNotes, offload: Offload) -> None:
         self.tiers = tiers
         self._without_cold = tiers._replace(cold=NO_COLD)
         self._notes = notes
         self._cache = cache
         self._offload = offload
 
-    async def rescan(self, topic: Owner, seqs: Iterable[int]) -> None:
+    async def rescan(self, topic: SpanOwner, seqs: Iterable[int]) -> None:
         """Load the spans of these seqs again, from `.data` alone; damaged records become holes. The caller holds the
         lock of the files' tier. Raises OSError."""
         await self._renew(topic, seqs, _scanned)
 
-    async def reload(self, topic: Owner, seqs: Iterable[int]) -> None:
+    async def reload(self, topic: SpanOwner, seqs: Iterable[int]) -> None:
         """Load the spans of these seqs again from the file that says most about them, for a `.data` that is too short.
         The caller holds the lock of the files' tier. Raises OSError."""
         await self._renew(topic, seqs, load_columns)
 
     async def _renew(
-        self, topic: Owner, seqs: Iterable[int], load: Callable[[Tiers, Segment, int, int], Loaded]
+        self, topic: SpanOwner, seqs: Iterable[int], load: Callable[[SegmentTiers, Segment, int, int], LoadedSpan]
     ) -> None:
         for span in {span: None for seq in seqs if (span := topic.log.stored.at(seq)) is not None}:
             segment, n = span.segment, span.n
             assert isinstance(segment, Segment)
-            kind = Kind.COLD_READ if segment.tier == "cold" else Kind.HOT_READ
+            kind = Pool.COLD_READ if segment.tier == "cold" else Pool.HOT_READ
             found = await self._offload.run(kind, partial(load, self.tiers, segment, span.first, n))
             if span.loaded:
                 self._cache.forget_columns(span)
                 span.detach()
             await self._attach(topic, span, segment, n, found)
 
-    async def prepared(self, topic: Owner, operation: Callable[[], T]) -> T:
+    async def prepared(self, topic: SpanOwner, operation: Callable[[], T]) -> T:
         """Call `operation`, load the columns that it raises NotLoaded for, and repeat until it succeeds. Return its
         result. There is no await between its success and the return. Raises `404 topic_not_found` if the topic is
         deleted, and OSError."""
@@ -101,7 +101,7 @@ class SpanLoader:
                 await self.load(topic, tuple(needed))
         raise AssertionError("an operation asks for columns without end")
 
-    async def load(self, topic: Owner, spans: Iterable[Span]) -> None:
+    async def load(self, topic: SpanOwner, spans: Iterable[Span]) -> None:
         """Load the columns of these spans, as far as they are still the topic's.
 
         Raises OSError if the disk does not answer.
@@ -111,7 +111,7 @@ class SpanLoader:
             for span in spans:
                 await self._load_one(topic, span)
 
-    async def _load_one(self, topic: Owner, span: Span) -> None:
+    async def _load_one(self, topic: SpanOwner, span: Span) -> None:
         segment = span.segment
         if span.loaded:
             self._cache.use_columns(span)
@@ -125,42 +125,42 @@ class SpanLoader:
             found = await self._again(topic, span, segment)
         await self._attach(topic, span, segment, n, found)
 
-    async def _again(self, topic: Owner, span: Span, segment: Segment) -> Loaded:
+    async def _again(self, topic: SpanOwner, span: Span, segment: Segment) -> LoadedSpan:
         """Load a span again under the lock of its files."""
-        shelf = topic.shelf
-        assert shelf is not None
+        segment_set = topic.segment_set
+        assert segment_set is not None
         call = partial(load_columns, segment=segment, first=span.first, n=span.n)
         if segment.tier == "cold":
-            if shelf.cold.mine:
+            if segment_set.cold_lock.mine:
                 return await self._read(segment, call)
-            if shelf.upkeep.mine and shelf.cold.locked():
+            if segment_set.hot_lock.mine and segment_set.cold_lock.locked():
                 # The holder may be waiting for this task.
                 raise OSError(errno.EAGAIN, "the cold files of the topic are being worked on")
-            async with shelf.cold:
+            async with segment_set.cold_lock:
                 return await self._read(segment, call)
-        if shelf.upkeep.mine:
+        if segment_set.hot_lock.mine:
             return await self._read(segment, call)
-        async with shelf.upkeep:
+        async with segment_set.hot_lock:
             return await self._read(segment, call)
 
-    async def _read(self, segment: Segment, call: Callable[[Tiers], T]) -> T:
+    async def _read(self, segment: Segment, call: Callable[[SegmentTiers], T]) -> T:
         """Call a function about a segment. The cold store is asked only if the hot copies are not usable, in its own
         threads."""
         if segment.tier != "cold" or self.tiers.cold is None:
-            return await self._offload.run(Kind.HOT_READ, partial(call, self.tiers))
+            return await self._offload.run(Pool.HOT_READ, partial(call, self.tiers))
         try:
-            return await self._offload.run(Kind.HOT_READ, partial(call, self._without_cold))
+            return await self._offload.run(Pool.HOT_READ, partial(call, self._without_cold))
         except ColdNeeded:
-            return await self._offload.run(Kind.COLD_READ, partial(call, self.tiers))
+            return await self._offload.run(Pool.COLD_READ, partial(call, self.tiers))
 
-    async def _attach(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> None:
+    async def _attach(self, topic: SpanOwner, span: Span, segment: Segment, n: int, found: LoadedSpan) -> None:
         """Attach columns, unless the span has changed meanwhile; then make damaged records `corrupt` holes. If the
         front of the log moves by it, that takes columns of later spans."""
         if await self.prepared(topic, partial(self._attach_at_once, topic, span, segment, n, found)):
             for first, last in found.damaged:
                 await self.prepared(topic, partial(self._give_up, topic, first, last))
 
-    def _attach_at_once(self, topic: Owner, span: Span, segment: Segment, n: int, found: Loaded) -> bool:
+    def _attach_at_once(self, topic: SpanOwner, span: Span, segment: Segment, n: int, found: LoadedSpan) -> bool:
         """Attach columns. Return False if the span has changed since it was read. Raises NotLoaded."""
         if topic.deleted or span.segment is not segment or span.n != n or not topic.log.stored.holds(span):
             return False
@@ -171,7 +171,7 @@ class SpanLoader:
             self._cache.add_columns(span)
         return True
 
-    def _give_up(self, topic: Owner, first: int, last: int) -> None:
+    def _give_up(self, topic: SpanOwner, first: int, last: int) -> None:
         """Make damaged records a `corrupt` hole, as far as they are still live. Raises NotLoaded."""
         first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
         if first <= last and not topic.deleted:
@@ -190,7 +190,7 @@ class SpanLoader:
             self._cache.add_tags(segment, found)
         return found
 
-    async def candidates(self, topic: Owner, match: Match, bound: int) -> array[int]:
+    async def candidates(self, topic: SpanOwner, match: TagMatch, bound: int) -> array[int]:
         """Return seqs up to `bound` that have a matching tag according to segment files, ascending. Together with
         `TopicTags.matching`, called in the step in which this returns, they are all matching seqs."""
         seqs: array[int] = array("Q")
@@ -216,5 +216,5 @@ class SpanLoader:
             done = max(done, segment.first + len(tags.sizes))
 
 
-def _scanned(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
+def _scanned(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> LoadedSpan:
     return scan_segment(tiers, segment, first, n).loaded

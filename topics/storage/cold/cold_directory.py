@@ -14,12 +14,12 @@ from typing import Final
 import trio
 
 from topics.config import Settings
-from topics.runtime.offload import Kind, Offload
-from topics.storage.cold.cold_store import ColdStore, Open
-from topics.storage.cold.identity import IDENTITY, ColdRoot, Expected
+from topics.runtime.offload import Offload, Pool
+from topics.storage.cold.cold_store import ColdStore, OpenAdmission
+from topics.storage.cold.identity import IDENTITY, ColdRoot, ExpectedIdentity
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.fs import Fs
-from topics.storage.recovery.recovered_state import Recovered
+from topics.storage.recovery.recovered_state import RecoveredState
 from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
 from topics.telemetry.logs import get_logger
 
@@ -40,10 +40,10 @@ class ColdDirectory:
         self._fs = fs
         self._offload = offload
         self._root: ColdRoot | None = None
-        self._expected = Expected({}, frozenset(), frozenset())
+        self._expected = ExpectedIdentity({}, frozenset(), frozenset())
         timeout_s = settings.cold_timeout_ms / 1000
         if given is not None:
-            self.store = ColdStore(given, offload, timeout_s, Open())
+            self.store = ColdStore(given, offload, timeout_s, OpenAdmission())
         elif settings.cold_dir is not None:
             root = str(settings.cold_dir)
             self._root = ColdRoot(fs, data_root, root, adopt=settings.cold_adopt)
@@ -74,7 +74,7 @@ class ColdDirectory:
         except OSError as error:
             self._tell(error)
 
-    def join_at_start(self, recovered: Recovered) -> None:
+    def join_at_start(self, recovered: RecoveredState) -> None:
         """Take over, after recovery, a directory without identity if its content is ours. Raises DataDirError if it is
         not. Blocking."""
         root, store = self._root, self.store
@@ -82,7 +82,7 @@ class ColdDirectory:
             return
         cold = {topic.id for topic in recovered.topics.values() if any(s.tier == "cold" for s in topic.segments)}
         names = {topic.id: topic.name for topic in recovered.topics.values()}
-        self._expected = Expected(names, frozenset(cold), frozenset(recovered.copied_topics))
+        self._expected = ExpectedIdentity(names, frozenset(cold), frozenset(recovered.copied_topics))
         if root.state == "new":
             try:
                 store.look(self._join(root))
@@ -96,9 +96,9 @@ class ColdDirectory:
             await trio.sleep(LOOK_S)
             try:
                 if root.state != "new":
-                    await self._offload.run(Kind.COLD_FILES, partial(store.look, root.look))
+                    await self._offload.run(Pool.COLD_FILES, partial(store.look, root.look))
                 if root.state == "new":
-                    await self._offload.run(Kind.COLD_FILES, partial(store.look, self._join(root)))
+                    await self._offload.run(Pool.COLD_FILES, partial(store.look, self._join(root)))
             except (OSError, DataDirError) as error:
                 self._tell(error)
         await trio.sleep_forever()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from topics.runtime.bounded_calls import Attempt, CallHangs, Patience
+from topics.runtime.bounded_calls import BoundedCall, CallTimeLimit, CallTimeout
 from topics.runtime.offload import Offload
 from topics.storage.segments.segment_store import SegmentStore
 from topics.telemetry.logs import get_logger
@@ -56,7 +56,7 @@ class Admission(Protocol):
         ...
 
 
-class Open:
+class OpenAdmission:
     """The admission of a store that is certainly ours."""
 
     def may_read(self) -> None:
@@ -77,7 +77,7 @@ class ColdStore:
         self._offload = offload
         self._timeout_s = timeout_s
         self._admission = admission
-        self.patience = Patience(timeout_s)
+        self.time_limit = CallTimeLimit(timeout_s)
         self._lock = threading.Lock()
         self._most = 1
         self._hanging: Counter[tuple[int, str] | None] = Counter()
@@ -98,18 +98,18 @@ class ColdStore:
     def take_time(self) -> None:
         """Wait for calls as long as the settings say, from now on: the daemon is ready."""
         self._most = MOST_HANGING
-        self.patience.change(self._timeout_s)
+        self.time_limit.change(self._timeout_s)
 
     def hurry(self, seconds: float = STOP_S) -> None:
         """At the start and at the stop: let no call be waited for longer than this, including calls being waited for
         already; and once a call hangs, wait for none."""
         self._most = 1
-        self.patience.change(min(seconds, self._timeout_s))
+        self.time_limit.change(min(seconds, self._timeout_s))
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
     def put(self, topic_id: int, name: str, chunks: Iterable[bytes]) -> int:
-        def call(attempt: Attempt[int]) -> int:
+        def call(attempt: BoundedCall[int]) -> int:
             return self._inner.put(topic_id, name, _pulled(chunks, attempt))
 
         return self._change(topic_id, name, call)
@@ -151,7 +151,7 @@ class ColdStore:
         return self._attempt(lambda _: call(), None)
 
     def _read(self, topic_id: int, name: str, call: Callable[[], T]) -> T:
-        def admitted(_attempt: Attempt[T]) -> T:
+        def admitted(_attempt: BoundedCall[T]) -> T:
             self._admission.may_read()
             return call()
 
@@ -160,8 +160,8 @@ class ColdStore:
                 raise OSError(errno.EBUSY, "a change of the cold segment has not returned")
         return self._attempt(admitted, None)
 
-    def _change(self, topic_id: int, name: str, call: Callable[[Attempt[T]], T]) -> T:
-        def admitted(attempt: Attempt[T]) -> T:
+    def _change(self, topic_id: int, name: str, call: Callable[[BoundedCall[T]], T]) -> T:
+        def admitted(attempt: BoundedCall[T]) -> T:
             self._admission.may_change()
             return call(attempt)
 
@@ -171,15 +171,15 @@ class ColdStore:
                 raise OSError(errno.EBUSY, "an earlier change of the topic's cold files has not returned")
         return self._attempt(admitted, key)
 
-    def _attempt(self, call: Callable[[Attempt[T]], T], key: tuple[int, str] | None) -> T:
+    def _attempt(self, call: Callable[[BoundedCall[T]], T], key: tuple[int, str] | None) -> T:
         """Make a call. `key` is what it changes, None for a read."""
         with self._lock:
             full = self._count(key) >= (self._most if key is None else min(self._most, MOST_HANGING_CHANGES))
         if full:
             raise OSError(errno.EAGAIN, "the cold store does not answer: calls hang, and no more are made meanwhile")
         try:
-            return self._offload.attempt(call, self.patience, partial(self._returned, key))
-        except CallHangs:
+            return self._offload.attempt(call, self.time_limit, partial(self._returned, key))
+        except CallTimeout:
             with self._lock:
                 self.timeouts += 1
                 self._hanging[key] += 1  # if it has returned at this very moment, the sum is right all the same
@@ -208,7 +208,7 @@ def _segment(name: str) -> str:
     return name.split(".", maxsplit=1)[0]
 
 
-def _pulled(chunks: Iterable[bytes], attempt: Attempt[int]) -> Iterator[bytes]:
+def _pulled(chunks: Iterable[bytes], attempt: BoundedCall[int]) -> Iterator[bytes]:
     """Yield the chunks, counting each as progress; none after the call was given up."""
     for chunk in chunks:
         attempt.gets_on()

@@ -39,7 +39,7 @@ content is known. foreign: it belongs to another data directory, or is missing; 
 _Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
-class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+class ColdIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of one of the two files."""
 
     id: _Id
@@ -53,7 +53,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.json.encode(self) + b"\n"
 
 
-class Expected(NamedTuple):
+class ExpectedIdentity(NamedTuple):
     """What a data directory knows about the content of its cold one."""
 
     names: Mapping[int, str]
@@ -64,7 +64,7 @@ class Expected(NamedTuple):
     """Ids of deleted topics whose files are still needed."""
 
 
-def read_data_identity(fs: Fs, root: str, cold_root: str | None) -> Identity | None:
+def read_data_identity(fs: Fs, root: str, cold_root: str | None) -> ColdIdentity | None:
     """Return the identity of a data directory; None if it has none. If it is damaged, `cold_root` is read to tell its
     right content.
 
@@ -73,40 +73,42 @@ def read_data_identity(fs: Fs, root: str, cold_root: str | None) -> Identity | N
     found = _read(fs, root)
     if isinstance(found, bytes):
         its = _read(fs, cold_root) if cold_root is not None else None
-        wanted = Identity(its.data, cold=its.id) if isinstance(its, Identity) and its.data is not None else None
+        wanted = ColdIdentity(its.data, cold=its.id) if isinstance(its, ColdIdentity) and its.data is not None else None
         raise _damaged(root, found, wanted, '{"id":"<its id>","cold":"<the id of the cold directory>"}')
     return found
 
 
-def read_cold_identity(fs: Fs, root: str, data_root: str) -> Identity | None:
+def read_cold_identity(fs: Fs, root: str, data_root: str) -> ColdIdentity | None:
     """Return the identity of a cold directory; None if it has none. If it is damaged, `data_root` is read to tell its
     right content.
 
     Raises DataDirError if the file is damaged, OSError.
     """
     found = _read(fs, root)
-    if isinstance(found, Identity) and found.data is None:
+    if isinstance(found, ColdIdentity) and found.data is None:
         found = found.line()
     if isinstance(found, bytes):
         mine = _read(fs, data_root)
-        wanted = Identity(mine.cold, data=mine.id) if isinstance(mine, Identity) and mine.cold is not None else None
+        wanted = (
+            ColdIdentity(mine.cold, data=mine.id) if isinstance(mine, ColdIdentity) and mine.cold is not None else None
+        )
         raise _damaged(root, found, wanted, '{"id":"<its id>","data":"<the id of the data directory>"}')
     return found
 
 
-def _read(fs: Fs, root: str) -> Identity | bytes | None:
+def _read(fs: Fs, root: str) -> ColdIdentity | bytes | None:
     """Return the identity of a root, None if it has none, or its bytes if they are malformed. Raises OSError."""
     try:
         content = fs.read(join(root, IDENTITY))
     except FileNotFoundError:
         return None
     try:
-        return msgspec.json.decode(content, type=Identity)
+        return msgspec.json.decode(content, type=ColdIdentity)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return content
 
 
-def _damaged(root: str, found: bytes, wanted: Identity | None, form: str) -> DataDirError:
+def _damaged(root: str, found: bytes, wanted: ColdIdentity | None, form: str) -> DataDirError:
     """Return the message about a damaged file. `wanted` is its right content, None if unknown."""
     path = join(root, IDENTITY)
     if wanted is None:
@@ -171,7 +173,7 @@ class ColdRoot:
         finally:
             self._one.release()
 
-    def join(self, expected: Expected, new_ids: tuple[str, str]) -> None:
+    def join(self, expected: ExpectedIdentity, new_ids: tuple[str, str]) -> None:
         """Call `_join`. Raises OSError if an earlier look has not returned."""
         if not self._one.acquire(blocking=False):
             raise OSError(errno.EBUSY, "an earlier look at the cold directory has not returned")
@@ -205,14 +207,14 @@ class ColdRoot:
             )
         self._take_lock()
         if its is not None and mine is not None:
-            if mine != (wanted := Identity(mine.id, cold=its.id)):
+            if mine != (wanted := ColdIdentity(mine.id, cold=its.id)):
                 fs.sync_all(root)  # its file may be visible but not on disk, if the joining process was killed
                 write_atomic(fs, join(self._data_root, IDENTITY), wanted.line())
             self._is_ours(its)
         else:
             self.state, self.problem = "new", "it has no identity yet"
 
-    def _join(self, expected: Expected, new_ids: tuple[str, str]) -> None:
+    def _join(self, expected: ExpectedIdentity, new_ids: tuple[str, str]) -> None:
         """Make a root without identity ours, unless its content is another's. `new_ids` are for the data directory, if
         it has none, and for the cold one: 32 hex digits each.
 
@@ -224,17 +226,17 @@ class ColdRoot:
             self._check_content(expected)
         mine = read_data_identity(fs, self._data_root, self.root)
         data_id = mine.id if mine is not None else new_ids[0]
-        its = Identity(new_ids[1], data=data_id)
+        its = ColdIdentity(new_ids[1], data=data_id)
         if mine is not None and mine.pending and mine.cold is not None:
-            its = Identity(mine.cold, data=data_id)
+            its = ColdIdentity(mine.cold, data=data_id)
         path = join(self._data_root, IDENTITY)
         # The data directory first notes which directory it will be joined with, so a crash in between does no harm.
-        write_atomic(fs, path, Identity(data_id, cold=its.id, pending=True).line())
+        write_atomic(fs, path, ColdIdentity(data_id, cold=its.id, pending=True).line())
         fs.mkdir(self.root)
         fs.sync_all(self.root)
         self._take_lock()
         write_atomic(fs, join(self.root, IDENTITY), its.line())
-        write_atomic(fs, path, Identity(data_id, cold=its.id).line())
+        write_atomic(fs, path, ColdIdentity(data_id, cold=its.id).line())
         self._is_ours(its)
         log.info("cold_directory_joined", cold=self.root, id=its.id, data_id=data_id)
 
@@ -244,7 +246,7 @@ class ColdRoot:
             self._lock.release()
             self._lock = None
 
-    def _is_ours(self, its: Identity) -> None:
+    def _is_ours(self, its: ColdIdentity) -> None:
         self._line = self._fs.read(join(self.root, IDENTITY))
         self.state, self.problem = "ours", ""
 
@@ -279,7 +281,7 @@ class ColdRoot:
     def _has_content(self) -> bool:
         return bool(self._fs.listdir(DataDir(self.root).topics_dir))
 
-    def _check_content(self, expected: Expected) -> None:
+    def _check_content(self, expected: ExpectedIdentity) -> None:
         """Accept content of a version without identities if every topic in it is one of ours."""
         there = self._topics()
         unknown = [topic_id for topic_id in there if not self._is_known(topic_id, expected)]
@@ -298,7 +300,7 @@ class ColdRoot:
                 "unset TOPICS_COLD_DIR; if it is lost for good, start once with TOPICS_COLD_ADOPT=1"
             )
 
-    def _is_known(self, topic_id: int, expected: Expected) -> bool:
+    def _is_known(self, topic_id: int, expected: ExpectedIdentity) -> bool:
         name = expected.names.get(topic_id)
         if name is None:
             return topic_id in expected.others

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import trio
 
 from topics.config import Settings
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import Fs
 from topics.telemetry.logs import get_logger
 
@@ -31,7 +31,7 @@ LOOK_MS: Final = 500
 DISPLACED: Final = "the data directory was moved, or another one was put in its place"
 
 
-class Room(NamedTuple):
+class FreeRoom(NamedTuple):
     """The free room on a disk."""
 
     bytes: int
@@ -121,10 +121,10 @@ class FreeSpace:
         if self._place is not None and room.place != self._place:
             raise OSError(errno.ESTALE, DISPLACED, self._path)
 
-    async def _room(self) -> Room:
-        return await self._offload.run(Kind.FILES, partial(_room_at, self._fs, self._path))
+    async def _room(self) -> FreeRoom:
+        return await self._offload.run(Pool.FILES, partial(_room_at, self._fs, self._path))
 
-    def _shortage(self, room: Room) -> str | None:
+    def _shortage(self, room: FreeRoom) -> str | None:
         settings = self._settings
         if self.displaced:
             return DISPLACED
@@ -135,5 +135,5 @@ class FreeSpace:
         return None
 
 
-def _room_at(fs: Fs, path: str) -> Room:
-    return Room(fs.free_bytes(path), fs.free_inodes(path), fs.identity(path))
+def _room_at(fs: Fs, path: str) -> FreeRoom:
+    return FreeRoom(fs.free_bytes(path), fs.free_inodes(path), fs.identity(path))

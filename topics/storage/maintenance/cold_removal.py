@@ -12,13 +12,13 @@ from collections import deque
 from functools import partial
 from typing import Final
 
-from topics.runtime.offload import Kind, Offload
-from topics.storage.maintenance.file_holds import Upkeep
-from topics.storage.maintenance.live_topic import LiveTopic, Source
+from topics.runtime.offload import Offload, Pool
+from topics.storage.maintenance.file_holds import FileHolds
+from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.recovery.leftovers import tidy_cold
 from topics.storage.segments.segment_store import SegmentStore
-from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -32,13 +32,15 @@ def is_away(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in AWAY
 
 
-class ColdUpkeep:
+class ColdRemoval:
     """Removes files from the cold store. Made by the reclaimer, which calls `pass_over`, one pass at a time."""
 
-    def __init__(self, source: Source, checkpoints: TopicCheckpoints, upkeep: Upkeep, *, offload: Offload) -> None:
+    def __init__(
+        self, source: TopicSource, checkpoints: TopicCheckpoints, file_holds: FileHolds, *, offload: Offload
+    ) -> None:
         self._source = source
         self._checkpoints = checkpoints
-        self._upkeep = upkeep
+        self._file_holds = file_holds
         self._offload = offload
         self._removed: deque[int] = deque()
         """Ids of topics whose directories are to be removed."""
@@ -60,13 +62,13 @@ class ColdUpkeep:
         failures: list[OSError] = []
         if self._unseen is None:
             self._unseen = await self._find(store)
-        for topic in list(self._upkeep.littered_cold):
+        for topic in list(self._file_holds.littered_cold):
             if await self._tried(topic, failures):
-                self._upkeep.littered_cold.pop(topic, None)
+                self._file_holds.littered_cold.pop(topic, None)
         for _ in range(len(self._removed)):
             topic_id = self._removed[0]
             try:
-                await self._offload.run(Kind.COLD_FILES, partial(store.delete_topic, topic_id))
+                await self._offload.run(Pool.COLD_FILES, partial(store.delete_topic, topic_id))
                 done += 1
             except OSError as error:
                 if is_away(error):
@@ -85,12 +87,12 @@ class ColdUpkeep:
 
     async def _find(self, store: SegmentStore) -> deque[int]:
         """Finish interrupted removals, and return the topics in the store. Unknown ones are removed."""
-        await self._offload.run(Kind.COLD_FILES, store.finish_deletions)
-        there = await self._offload.run(Kind.COLD_READ, store.topics)
+        await self._offload.run(Pool.COLD_FILES, store.finish_deletions)
+        there = await self._offload.run(Pool.COLD_READ, store.topics)
         known = self._source.by_id
         waiting = set(self._removed)
         for topic_id in there:
-            if topic_id not in known and topic_id not in waiting and not self._upkeep.needed_segments(topic_id):
+            if topic_id not in known and topic_id not in waiting and not self._file_holds.needed_segments(topic_id):
                 self._removed.append(topic_id)
         return deque(topic_id for topic_id in there if topic_id in known)
 
@@ -109,23 +111,23 @@ class ColdUpkeep:
         """Remove cold files that the topic's part does not name, and hot copies of cold segments."""
         if topic.deleted:
             return  # its whole directory is removed
-        if topic.shelf is None:
-            topic.shelf = Shelf()
-        async with self._upkeep.cold_files_of(topic.shelf):
+        if topic.segment_set is None:
+            topic.segment_set = SegmentSet()
+        async with self._file_holds.cold_files_of(topic.segment_set):
             if topic.deleted or topic in self._checkpoints.stuck:
                 return
-            tiers, segments = self._checkpoints.tiers, _copies(topic.shelf)
-            copied = await self._offload.run(Kind.COLD_FILES, partial(tidy_cold, tiers, topic.id, segments))
+            tiers, segments = self._checkpoints.tiers, _copies(topic.segment_set)
+            copied = await self._offload.run(Pool.COLD_FILES, partial(tidy_cold, tiers, topic.id, segments))
             if copied:
-                async with self._upkeep.files_of(topic.shelf):
+                async with self._file_holds.files_of(topic.segment_set):
                     if not topic.deleted:
-                        await self._offload.run(Kind.FILES, partial(delete_all, tiers.hot, topic.id, copied))
+                        await self._offload.run(Pool.FILES, partial(delete_all, tiers.hot, topic.id, copied))
 
 
-def _copies(shelf: Shelf) -> list[Segment]:
+def _copies(segment_set: SegmentSet) -> list[Segment]:
     """Return copies of the segments as they are now: no hot one can become cold while the lock of the cold files is
     held."""
-    return list(shelf.segments)
+    return list(segment_set.segments)
 
 
 def delete_all(store: SegmentStore, topic_id: int, names: list[str]) -> None:

@@ -23,18 +23,18 @@ import trio
 
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
-from topics.storage.maintenance.file_holds import Upkeep
-from topics.storage.maintenance.live_topic import LiveTopic, Source
+from topics.storage.maintenance.file_holds import FileHolds
+from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.maintenance.segment_growth import RecordsDamaged
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
-from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.snapshots.snapshot import KEPT, Snapshot, snapshot_numbers, write_reserve, write_snapshot
-from topics.storage.store import Start, Store
-from topics.storage.wal.batches import ControlBatch, UpkeepBatch
+from topics.storage.store import ReplayStart, Store
+from topics.storage.wal.batches import ControlBatch, MaintenanceBatch
 from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.shard_writer import ShardWriter
 from topics.storage.wal.wal_files import WalFile
@@ -54,7 +54,7 @@ _RELATIVE: Final = DataDir("")
 """Paths relative to the data directory."""
 
 
-class Checkpoint(NamedTuple):
+class CheckpointResult(NamedTuple):
     """The result of a checkpoint."""
 
     number: int
@@ -67,7 +67,7 @@ class Checkpoint(NamedTuple):
 class _Hold(NamedTuple):
     """A hold whose files were named."""
 
-    taken: Checkpoint
+    taken: CheckpointResult
     """The checkpoint with which it began."""
     named: NamedFiles
 
@@ -80,9 +80,9 @@ class Compactor:
         self,
         settings: Settings,
         store: Store,
-        source: Source,
+        source: TopicSource,
         checkpoints: TopicCheckpoints,
-        upkeep: Upkeep,
+        file_holds: FileHolds,
         *,
         fs: Fs,
         offload: Offload,
@@ -91,14 +91,14 @@ class Compactor:
         self._store = store
         self._source = source
         self._checkpoints = checkpoints
-        self._upkeep = upkeep
+        self._file_holds = file_holds
         self._fs = fs
         self._offload = offload
         self._lock = trio.Lock()
         self._wake = trio.Event()
-        self._kept: list[list[Start]] = []
+        self._kept: list[list[ReplayStart]] = []
         """Where the replay of each snapshot on disk begins, oldest first, as far as this process knows."""
-        self._reserve: list[Start] | None = None
+        self._reserve: list[ReplayStart] | None = None
         """Where the replay of the snapshot in reserve begins, if this process has written it."""
         self._hold: _Hold | None = None
         """The present hold, or the last one until a checkpoint has removed what it kept."""
@@ -147,9 +147,9 @@ class Compactor:
     @property
     def _lasting(self) -> _Hold | None:
         """The present hold, None without one."""
-        return self._hold if self._upkeep.held else None
+        return self._hold if self._file_holds.held else None
 
-    async def checkpoint(self, *, marks: bool = True) -> Checkpoint:
+    async def checkpoint(self, *, marks: bool = True) -> CheckpointResult:
         """Take a checkpoint, then drop files that are no longer needed, unless there is a hold.
 
         `marks=False` leaves the log alone (its writers have stopped). Raises OSError if the disk fails, ApiError on a
@@ -158,7 +158,7 @@ class Compactor:
         async with self._lock:
             return await self._checkpoint(marks)
 
-    async def name_files(self, hold_ms: int = 0) -> tuple[list[str], Checkpoint]:
+    async def name_files(self, hold_ms: int = 0) -> tuple[list[str], CheckpointResult]:
         """Take a checkpoint. Return the files that it consists of, relative to the data directory, and itself; files in
         the cold directory have `cold:` in front. With `hold_ms`, none of the files is changed or removed for so long,
         and the files of the log that are no longer written to are among them.
@@ -171,16 +171,16 @@ class Compactor:
             hold = self._lasting
             if hold is None:
                 taken = await self._checkpoint(marks=True)
-                numbers = await self._offload.run(Kind.FILES, partial(snapshot_numbers, self._fs, self._store.datadir))
+                numbers = await self._offload.run(Pool.FILES, partial(snapshot_numbers, self._fs, self._store.datadir))
                 hold = _Hold(taken, NamedFiles(numbers))
             if not hold_ms:
                 return await self._files(hold, held=False), hold.taken
-            await self._upkeep.hold(hold_ms)
+            await self._file_holds.hold(hold_ms)
             names = await self._files(hold, held=True)
             self._hold, self._keeps_outdated = hold, True
             return names, hold.taken
 
-    async def _checkpoint(self, marks: bool) -> Checkpoint:
+    async def _checkpoint(self, marks: bool) -> CheckpointResult:
         began = trio.current_time()
         # The hold as of now: if it ends meanwhile, this checkpoint still respects it.
         hold = self._lasting
@@ -192,16 +192,16 @@ class Compactor:
             await self.announce()
         elif not self._announced:
             raise OSError(errno.ENOSPC, "the log lacks what a checkpoint takes for granted")
-        topics: dict[LiveTopic, Shelf] = {}
+        topics: dict[LiveTopic, SegmentSet] = {}
         try:
             skipped = await self._take(topics)
-            starts = [Start(*writer.synced_position()) for writer in self._store.writers]
+            starts = [ReplayStart(*writer.synced_position()) for writer in self._store.writers]
             written = [writer.figures.bytes_written for writer in self._store.writers]
-            passed_over = skipped | self._upkeep.busy | set(self._source.delayed)
+            passed_over = skipped | self._file_holds.busy | set(self._source.delayed)
             try:
                 await self._checkpoints.store(topics, sync_shards=marks, named=named)
             except BaseException:
-                self._upkeep.littered.update(dict.fromkeys(topics))
+                self._file_holds.littered.update(dict.fromkeys(topics))
                 raise
         finally:
             with trio.CancelScope(shield=True):
@@ -258,13 +258,13 @@ class Compactor:
         for _ in range(KEPT):
             await self._write_snapshot(starts, new_layout=True)
         await self._keep_reserve()
-        await self._offload.run(Kind.FILES, partial(self._store.switch_layout, starts))
+        await self._offload.run(Pool.FILES, partial(self._store.switch_layout, starts))
         for topic in self._source.by_id.values():
             topic.shard = self._store.shard_of(topic.id)
 
     async def _write_snapshot(
-        self, starts: Sequence[Start], *, new_layout: bool = False, named: NamedFiles = NOTHING
-    ) -> Checkpoint:
+        self, starts: Sequence[ReplayStart], *, new_layout: bool = False, named: NamedFiles = NOTHING
+    ) -> CheckpointResult:
         """Write a snapshot of the durable parts, and where replay begins.
 
         A topic that could not be stored since the start is in it as recovery found it, and replay begins where it did
@@ -283,12 +283,12 @@ class Compactor:
             identity=self._store.identity,
         )
         write = partial(write_snapshot, self._fs, self._store.datadir, snapshot, named.snapshots)
-        size = await self._offload.run(Kind.FILES, write)
-        await self._offload.run(Kind.FILES, self._store.write_clock_mark)
+        size = await self._offload.run(Pool.FILES, write)
+        await self._offload.run(Pool.FILES, self._store.write_clock_mark)
         self._kept = [*(self._kept or [self._store.recovered_starts()])[-1:], list(starts)]
-        return Checkpoint(number, {i: list(start.position) for i, start in enumerate(starts)}, size)
+        return CheckpointResult(number, {i: list(start.position) for i, start in enumerate(starts)}, size)
 
-    async def _take(self, taken: dict[LiveTopic, Shelf]) -> set[LiveTopic]:
+    async def _take(self, taken: dict[LiveTopic, SegmentSet]) -> set[LiveTopic]:
         """Lock the files of the topics that have changed, and add them to `taken`. Return those whose lock could not be
         got in time.
 
@@ -296,42 +296,42 @@ class Compactor:
         """
         skipped: set[LiveTopic] = set()
         for i, topic in enumerate(list(self._source.changed), 1):
-            shelf = _shelf_of(topic)
+            segment_set = _segment_set_of(topic)
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
             with suppress(trio.WouldBlock):  # nearly always the lock is free
-                shelf.upkeep.acquire_nowait()
-                taken[topic] = shelf
+                segment_set.hot_lock.acquire_nowait()
+                taken[topic] = segment_set
                 continue
             with trio.move_on_after(LOCK_WAIT_S) as patience:
-                await shelf.upkeep.acquire()
+                await segment_set.hot_lock.acquire()
             if patience.cancelled_caught:
                 skipped.add(topic)
                 continue
-            taken[topic] = shelf
+            taken[topic] = segment_set
         for topic in self._source.changed:
             if topic in taken or topic in skipped:
                 continue
-            shelf = _shelf_of(topic)
+            segment_set = _segment_set_of(topic)
             try:
-                shelf.upkeep.acquire_nowait()
+                segment_set.hot_lock.acquire_nowait()
             except trio.WouldBlock:
                 skipped.add(topic)
                 continue
-            taken[topic] = shelf
+            taken[topic] = segment_set
         return skipped
 
-    async def _give_back(self, taken: dict[LiveTopic, Shelf]) -> None:
+    async def _give_back(self, taken: dict[LiveTopic, SegmentSet]) -> None:
         """Unlock what `_take` has locked. Topics without records, of which there may be many, drop their empty
         shelves."""
-        for i, (topic, shelf) in enumerate(taken.items(), 1):
-            shelf.upkeep.release()
-            if not shelf.segments and not shelf.upkeep.locked() and not shelf.cold.locked():
-                topic.shelf = None
+        for i, (topic, segment_set) in enumerate(taken.items(), 1):
+            segment_set.hot_lock.release()
+            if not segment_set.segments and not segment_set.hot_lock.locked() and not segment_set.cold_lock.locked():
+                topic.segment_set = None
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
 
-    def _previous(self, shard: int) -> Start:
+    def _previous(self, shard: int) -> ReplayStart:
         """Return where the newest snapshot on disk begins the replay of a shard."""
         kept = self._kept[-1] if self._kept else self._store.recovered_starts()
         return kept[shard]
@@ -345,7 +345,7 @@ class Compactor:
         missing there, and no checkpoint may follow.
         """
         self._announced = False
-        last: dict[int, UpkeepBatch] = {}
+        last: dict[int, MaintenanceBatch] = {}
         for topic in list(self._source.changed):
             floor = topic.log.losses.evict_floor
             ephemeral = topic.config.durability == "ephemeral"
@@ -360,7 +360,7 @@ class Compactor:
             else:
                 continue
             data = encode_control(kind, payload, topic_id=topic.id, ts=self._source.now_ms())
-            last[topic.shard] = batch = UpkeepBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=logged)
+            last[topic.shard] = batch = MaintenanceBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=logged)
             self._store.writers[topic.shard].submit(batch)
         for batch in last.values():
             await batch.wait_synced()  # the earlier ones of its shard are synced, or refused, with it
@@ -370,7 +370,7 @@ class Compactor:
         for writer in self._store.writers:
             mark = encode_control(FrameType.CHECKPOINT_MARK, {"snapshot": number}, ts=self._source.now_ms())
             try:
-                writer.submit(UpkeepBatch(mark, 1))
+                writer.submit(MaintenanceBatch(mark, 1))
             except ApiError:
                 continue
 
@@ -391,7 +391,7 @@ class Compactor:
             if droppable:
                 await self._keep_reserve()
             for file in droppable:
-                await self._offload.run(Kind.FILES, partial(self._fs.unlink, file.path))
+                await self._offload.run(Pool.FILES, partial(self._fs.unlink, file.path))
                 self._store.files.drop(file)
                 log.info("wal_file_dropped", shard=writer.shard, file=file.path)
 
@@ -401,7 +401,7 @@ class Compactor:
         newest = self._kept[-1]
         if self._reserve != newest:
             write = partial(write_reserve, self._fs, self._store.datadir, self._store.snapshot_number)
-            await self._offload.run(Kind.FILES, write)
+            await self._offload.run(Pool.FILES, write)
             self._reserve = newest
 
     # -- the files of a copy ------------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ class Compactor:
             await cut.wait_synced()
         names = ["FORMAT", *self._store.cold_dir.identity_files()]
         names += [datadir.relative(datadir.snapshot_path(number)) for number in sorted(named.snapshots)]
-        if await self._offload.run(Kind.FILES, partial(self._fs.exists, datadir.reserve_path)):
+        if await self._offload.run(Pool.FILES, partial(self._fs.exists, datadir.reserve_path)):
             names.append(datadir.relative(datadir.reserve_path))
         for writer in self._store.writers:
             end = cuts[writer.shard].ordinal if cuts else math.inf
@@ -445,10 +445,10 @@ class Compactor:
                         generation = self._durable_generation(topic, named)
                         named.manifests[topic.id] = generation
                     names.append(_RELATIVE.manifest_path(topic.id, generation))
-                if topic.shelf is not None:
+                if topic.segment_set is not None:
                     copied = needed.get(topic.id, ())
-                    gone = [segment for segment in topic.shelf.gone if segment.first not in copied]
-                    segments = topic.shelf.segments.difference(gone)
+                    gone = [segment for segment in topic.segment_set.gone if segment.first not in copied]
+                    segments = topic.segment_set.segments.difference(gone)
                     names += self._segment_files(segments)
                     if held:
                         named.segments |= segments
@@ -457,9 +457,13 @@ class Compactor:
         for owner in sorted(needed.keys() - {topic.id for topic in topics}):
             names += [_RELATIVE.segment_path(owner, first, "data") for first in sorted(needed[owner])]
         cold = [
-            (topic.id, s.first) for topic in topics if topic.shelf for s in topic.shelf.segments if s.tier == "cold"
+            (topic.id, s.first)
+            for topic in topics
+            if topic.segment_set
+            for s in topic.segment_set.segments
+            if s.tier == "cold"
         ]
-        return names + await self._offload.run(Kind.FILES, partial(self._copies_of_cold, cold))
+        return names + await self._offload.run(Pool.FILES, partial(self._copies_of_cold, cold))
 
     def _durable_generation(self, topic: LiveTopic, named: NamedFiles) -> int:
         """Return the generation of the manifest that a copy takes. If a topic's manifest is uncertain, that is the one
@@ -497,8 +501,8 @@ def _note_floor(topic: LiveTopic, floor: int, _batch: ControlBatch) -> None:
     topic.on_disk.floor_logged = max(topic.on_disk.floor_logged, floor)
 
 
-def _shelf_of(topic: LiveTopic) -> Shelf:
-    """Return a topic's shelf, made if it has no records yet: it may have some by the time it is captured."""
-    if topic.shelf is None:
-        topic.shelf = Shelf()
-    return topic.shelf
+def _segment_set_of(topic: LiveTopic) -> SegmentSet:
+    """Return a topic's segment set, made if it has no records yet: it may have some by the time it is captured."""
+    if topic.segment_set is None:
+        topic.segment_set = SegmentSet()
+    return topic.segment_set

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, write_all
 from topics.storage.files.unsynced_files import UnsyncedFiles
@@ -55,7 +55,7 @@ class DeletionFlags:
                 continue
             path, index_path = self._path(segment, "data"), self._path(segment, "idx")
             flag = partial(self._flag, files, path, index_path, segment.first, sorted(seqs))
-            patches = await self._offload.run(Kind.FILES, flag)
+            patches = await self._offload.run(Pool.FILES, flag)
             if patches:
                 capture.flagged.append((span, array("Q", [seq for patch in patches for seq in patch.seqs])))
                 capture.index_patches.append((index_path, patches))
@@ -85,7 +85,7 @@ class DeletionFlags:
         """Flag in `.idx` what is flagged in `.data`, which is durable by now. Raises OSError."""
         todo = [patch for capture in captures for patch in capture.index_patches]
         if todo:
-            await self._offload.run(Kind.FILES, partial(_patch_indexes, todo, files))
+            await self._offload.run(Pool.FILES, partial(_patch_indexes, todo, files))
 
 
 def _patch_indexes(todo: Sequence[tuple[str, list[FlagPatch]]], files: UnsyncedFiles) -> None:

@@ -17,10 +17,10 @@ import trio
 
 from topics.runtime.clock import Clock
 from topics.storage.files.free_space import LOOK_MS
-from topics.storage.maintenance.live_topic import LiveTopic, Source
-from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
+from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.store import Store
-from topics.storage.wal.batches import UpkeepBatch
+from topics.storage.wal.batches import MaintenanceBatch
 from topics.storage.wal.frames import FrameType, encode_control
 
 MAX_HOLD_MS: Final = 600_000
@@ -31,11 +31,11 @@ COLD_WAIT_S: Final = 5.0
 every moment as a crash might."""
 
 
-class Upkeep:
+class FileHolds:
     """The hold, and the topics whose files are being replaced. Made once by the engine, and shared by all
     maintenance."""
 
-    def __init__(self, store: Store, source: Source, clock: Clock) -> None:
+    def __init__(self, store: Store, source: TopicSource, clock: Clock) -> None:
         self._store = store
         self._source = source
         self._clock = clock
@@ -84,24 +84,24 @@ class Upkeep:
             await trio.sleep(LOOK_MS / 1000)
 
     @asynccontextmanager
-    async def files_of(self, shelf: Shelf | None) -> AsyncIterator[None]:
+    async def files_of(self, segment_set: SegmentSet | None) -> AsyncIterator[None]:
         """Lock a topic's files, to remove some that are no longer needed. The body is finished even if cancelled."""
         await self.hold_over()
         async with self._one:
-            if shelf is None:
+            if segment_set is None:
                 with trio.CancelScope(shield=True):
                     yield
                 return
-            async with shelf.upkeep:
+            async with segment_set.hot_lock:
                 with trio.CancelScope(shield=True):
                     yield
 
     @asynccontextmanager
-    async def cold_files_of(self, shelf: Shelf) -> AsyncIterator[None]:
+    async def cold_files_of(self, segment_set: SegmentSet) -> AsyncIterator[None]:
         """Lock a topic's cold files. Delays no work on hot files: those are locked by `files_of`, which may be entered
         within. May be cancelled at any time."""
         await self.hold_over()
-        async with shelf.cold:
+        async with segment_set.cold_lock:
             if not self._cold_works:
                 self._no_cold_work = trio.Event()
             self._cold_works += 1
@@ -123,8 +123,8 @@ class Upkeep:
 
         Raises ApiError if the mark cannot be logged. The body is finished: a cancellation comes after it.
         """
-        assert topic.shelf is not None
-        async with self.files_of(topic.shelf):
+        assert topic.segment_set is not None
+        async with self.files_of(topic.segment_set):
             if topic.deleted:
                 yield False
                 return
@@ -145,6 +145,6 @@ class Upkeep:
         """Log a mark of a topic, and wait until it is on disk: the next start reads the topic's files. Raises ApiError
         if it cannot be logged, for want of room too: the caller has the topic's files locked."""
         mark = encode_control(FrameType.CHECKPOINT_MARK, payload, topic_id=topic.id, ts=self._source.now_ms())
-        batch = UpkeepBatch(mark, 1, topic_id=topic.id, wants_sync=True)
+        batch = MaintenanceBatch(mark, 1, topic_id=topic.id, wants_sync=True)
         self._store.writers[topic.shard].submit(batch)
         await batch.wait_synced()

@@ -17,7 +17,7 @@ from topics.log.span import FLAG_ORIGIN, LOST, NOT_DERIVED
 from topics.storage.files.fs import File, Fs
 from topics.storage.maintenance.frame_reads import FrameRead
 from topics.storage.maintenance.topic_capture import TopicCapture
-from topics.storage.segments.copy_frames import dressed, open_frames, read_window
+from topics.storage.segments.copy_frames import open_frames, read_window, record_of_copy
 from topics.storage.segments.index_format import (
     HOLE_CORRUPT,
     HOLE_LOST,
@@ -26,9 +26,9 @@ from topics.storage.segments.index_format import (
     IDX_HOLE,
     encode_index,
 )
-from topics.storage.segments.segment_format import Converted, convert_appends, convert_derived, encode_copies
+from topics.storage.segments.segment_format import ConvertedFrames, convert_appends, convert_derived, encode_copies
 from topics.storage.store import Store
-from topics.storage.wal.frames import Seeds
+from topics.storage.wal.frames import FrameSeeds
 
 _REASON_CODES: Final = {"lost": HOLE_LOST, "corrupt": HOLE_CORRUPT, "source_trim": HOLE_SOURCE_TRIM}
 
@@ -72,7 +72,7 @@ class FrameConversion:
 
     def convert(
         self, capture: TopicCapture, run: RawRun, read: FrameRead, window: bytes, target: FrameTarget
-    ) -> Converted:
+    ) -> ConvertedFrames:
         """The segment frames of the slots of a read whose bytes are `window`."""
         if read.derived:
             return self._convert_copies(capture, run, read, window, target)
@@ -83,14 +83,14 @@ class FrameConversion:
 
     def _convert_copies(
         self, capture: TopicCapture, run: RawRun, read: FrameRead, window: bytes, target: FrameTarget
-    ) -> Converted:
+    ) -> ConvertedFrames:
         """The same of copies, which are made of other topics' frames."""
         salt, offset = target
         slots, starts, files = read.slots, read.starts, self._store.files
         sizes = [run.frame_len[i] for i in slots]
         seqs = [run.first + i for i in slots]
         alike = run_of(capture.copies, seqs[0]).alike(seqs)
-        if alike is not None and alike[0].look == PLAIN and files.place_of(read.file)[0] == "wal":
+        if alike is not None and alike[0].changes == PLAIN and files.place_of(read.file)[0] == "wal":
             (topic_id, hops, _), origin_seqs = alike
             times = [run.ts[i] for i in slots]
             passed_on = hops if run.flags[slots[0]] & FLAG_ORIGIN else None
@@ -103,11 +103,12 @@ class FrameConversion:
         opened = open_frames(files, read.file, read.offset, window, starts, sizes)
         runs = [run_of(capture.copies, seq) for seq in seqs]
         copies = [
-            dressed(one, made, seq, run.ts[i]) for one, made, seq, i in zip(opened, runs, seqs, slots, strict=True)
+            record_of_copy(one, made, seq, run.ts[i])
+            for one, made, seq, i in zip(opened, runs, seqs, slots, strict=True)
         ]
         bad = [i for i, copy in enumerate(copies) if copy is None]
         if bad:
-            return Converted(b"", array("I", bytes(4 * len(slots))), bad)
+            return ConvertedFrames(b"", array("I", bytes(4 * len(slots))), bad)
         return encode_copies(
             [copy for copy in copies if copy is not None],
             [
@@ -118,9 +119,9 @@ class FrameConversion:
             offset=offset,
         )
 
-    def _seeds(self, read: FrameRead) -> Seeds:
+    def _seeds(self, read: FrameRead) -> FrameSeeds:
         """What the checksums of the frames of a read from the WAL begin with."""
-        return Seeds(self._store.files.get(read.file).head.salt, read.offset)
+        return FrameSeeds(self._store.files.get(read.file).head.salt, read.offset)
 
 
 def index_entries(capture: TopicCapture, run: RawRun, a: int, b: int, places: array[int], lens: array[int]) -> bytes:

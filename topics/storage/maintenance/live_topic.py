@@ -14,11 +14,11 @@ import trio
 
 from topics.log.copies import CopyTable
 from topics.runtime.instant import Instant
-from topics.storage.cache.span_loader import Owner
+from topics.storage.cache.span_loader import SpanOwner
 from topics.storage.snapshots.disk_state import DiskState
 from topics.storage.snapshots.queue_dump import FrozenQueue
 from topics.storage.snapshots.snapshot import TopicPart
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.wal_files import LogPosition
 
 
 class LiveCommit(Protocol):
@@ -28,7 +28,7 @@ class LiveCommit(Protocol):
     records: int
     file: int
     offset: int
-    end: Position | None
+    end: LogPosition | None
     frame_lens: array[int] | None
 
 
@@ -40,7 +40,7 @@ class LiveQueue(Protocol):
         ...
 
 
-class LiveTopic(Owner, Protocol):
+class LiveTopic(SpanOwner, Protocol):
     """What is asked of a topic of the running daemon."""
 
     copies: CopyTable | None
@@ -69,7 +69,7 @@ class LiveTopic(Owner, Protocol):
         ...
 
 
-class Source(Protocol):
+class TopicSource(Protocol):
     """Where the topics are found (the registry)."""
 
     by_id: dict[int, Any]

@@ -27,14 +27,14 @@ from topics.config import Settings
 from topics.errors import ApiError
 from topics.log.span import LIVE, Span
 from topics.runtime.clock import Clock
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.cache.span_loader import SpanLoader
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
-from topics.storage.maintenance.cold_removal import ColdUpkeep, delete_all, is_away
-from topics.storage.maintenance.file_holds import Upkeep
-from topics.storage.maintenance.live_topic import LiveTopic, Source
+from topics.storage.maintenance.cold_removal import ColdRemoval, delete_all, is_away
+from topics.storage.maintenance.file_holds import FileHolds
+from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.segment_rewrite import (
     Replacement,
     columns_if_held,
@@ -46,8 +46,8 @@ from topics.storage.maintenance.segment_rewrite import (
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.flag_patches import FlagPatch, flag_patches
 from topics.storage.segments.segment_format import DELETED_FLAG, MIN_FRAME_BYTES
-from topics.storage.segments.segment_reader import Tiers
-from topics.storage.segments.topic_segments import EMPTIED, Segment, Shelf
+from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.segments.topic_segments import EMPTIED, Segment, SegmentSet
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -82,9 +82,9 @@ class Reclaimer:
     def __init__(
         self,
         settings: Settings,
-        source: Source,
+        source: TopicSource,
         checkpoints: TopicCheckpoints,
-        upkeep: Upkeep,
+        file_holds: FileHolds,
         loader: SpanLoader,
         cache: IndexCache,
         expire: Callable[[Any], Awaitable[None]],
@@ -95,14 +95,14 @@ class Reclaimer:
         self._settings = settings
         self._source = source
         self._checkpoints = checkpoints
-        self._upkeep = upkeep
+        self._file_holds = file_holds
         self._loader = loader
         self._cache = cache
         self._expire = expire
         self._clock = clock
         self._offload = offload
-        self.cold = ColdUpkeep(source, checkpoints, upkeep, offload=offload)
-        self._removed: deque[tuple[int, Shelf | None]] = deque()
+        self.cold = ColdRemoval(source, checkpoints, file_holds, offload=offload)
+        self._removed: deque[tuple[int, SegmentSet | None]] = deque()
         self._cold_attention: dict[LiveTopic, None] = {}
         """Topics with work on their cold segments."""
         self._later: list[_Appointment] = []
@@ -126,9 +126,9 @@ class Reclaimer:
             except (OSError, ApiError) as error:
                 log.warning("reclaim_failed", error=str(error))
 
-    def remove_topic(self, topic_id: int, shelf: Shelf | None) -> None:
+    def remove_topic(self, topic_id: int, segment_set: SegmentSet | None) -> None:
         """Have the directories of a deleted topic removed."""
-        self._removed.append((topic_id, shelf))
+        self._removed.append((topic_id, segment_set))
 
     async def pass_over(self) -> int:
         """Do one scan of both tiers, and all the work found. Return the number of pieces of work. Raises like the
@@ -154,18 +154,18 @@ class Reclaimer:
         done = 0
         failure: OSError | ApiError | None = None
         for _ in range(len(self._removed)):
-            topic_id, shelf = self._removed[0]
-            if self._upkeep.needed_segments(topic_id):
+            topic_id, segment_set = self._removed[0]
+            if self._file_holds.needed_segments(topic_id):
                 self._removed.rotate(-1)
                 continue
             try:
-                await self._remove_directories(topic_id, shelf)
+                await self._remove_directories(topic_id, segment_set)
                 done += 1
             except OSError as error:
                 failure = failure or error
-                self._removed.append((topic_id, shelf))
+                self._removed.append((topic_id, segment_set))
             self._removed.popleft()
-        for topic in list(self._upkeep.littered):
+        for topic in list(self._file_holds.littered):
             try:
                 await self._clear_away(topic)
             except OSError as error:
@@ -180,10 +180,10 @@ class Reclaimer:
         for i, topic in enumerate(todo):
             if i % SLICE_TOPICS == SLICE_TOPICS - 1:
                 await trio.lowlevel.checkpoint()
-            if topic.shelf is None or topic.deleted or topic in self._checkpoints.stuck:
+            if topic.segment_set is None or topic.deleted or topic in self._checkpoints.stuck:
                 continue
             try:
-                done += await self._look_after(topic, topic.shelf)
+                done += await self._look_after(topic, topic.segment_set)
             except (OSError, ApiError) as error:
                 if topic.deleted:
                     continue
@@ -211,9 +211,9 @@ class Reclaimer:
         for i, topic in enumerate(todo):
             if i % SLICE_TOPICS == SLICE_TOPICS - 1:
                 await trio.lowlevel.checkpoint()
-            if topic.shelf is not None and not topic.deleted and topic not in self._checkpoints.stuck:
+            if topic.segment_set is not None and not topic.deleted and topic not in self._checkpoints.stuck:
                 try:
-                    done += await self._look_after_cold(topic, topic.shelf)
+                    done += await self._look_after_cold(topic, topic.segment_set)
                 except (OSError, ApiError) as error:
                     if is_away(error):
                         raise
@@ -229,27 +229,27 @@ class Reclaimer:
 
     # -- one topic ---------------------------------------------------------------------------------------------------
 
-    async def _look_after(self, topic: LiveTopic, shelf: Shelf) -> int:
+    async def _look_after(self, topic: LiveTopic, segment_set: SegmentSet) -> int:
         """Do all the work on the hot files of a topic. Return the number of pieces of work."""
         done = 0
         await self._expire(topic)
         self._look_again(topic)
-        if _gone(shelf, cold=False):
-            await self._drop(topic, shelf)
+        if _gone(segment_set, cold=False):
+            await self._drop(topic, segment_set)
             done += 1
-        return done + await self._replace_all(topic, shelf, cold=False)
+        return done + await self._replace_all(topic, segment_set, cold=False)
 
-    async def _look_after_cold(self, topic: LiveTopic, shelf: Shelf) -> int:
+    async def _look_after_cold(self, topic: LiveTopic, segment_set: SegmentSet) -> int:
         """Do all the work on the cold files of a topic. Return the number of pieces of work."""
         done = 0
-        if _gone(shelf, cold=True):
-            await self._drop_cold(topic, shelf)
+        if _gone(segment_set, cold=True):
+            await self._drop_cold(topic, segment_set)
             done += 1
         if any(_lacks_flags(span) for span in topic.log.stored.all()):
-            done += await self._flag_cold(topic, shelf)
-        return done + await self._replace_all(topic, shelf, cold=True)
+            done += await self._flag_cold(topic, segment_set)
+        return done + await self._replace_all(topic, segment_set, cold=True)
 
-    async def _replace_all(self, topic: LiveTopic, shelf: Shelf, *, cold: bool) -> int:
+    async def _replace_all(self, topic: LiveTopic, segment_set: SegmentSet, *, cold: bool) -> int:
         """Replace every segment of one tier that is worth it. Return how many segments were made. A segment that cannot
         be replaced now, or whose files fail, stops no other one. Raises the first error in the end."""
         done = 0
@@ -259,7 +259,7 @@ class Reclaimer:
             segments = {segment for span in group if (segment := _sealed(span)) is not None}
             size = None
             try:
-                size = await (self._replace_cold if cold else self._replace)(topic, shelf, group)
+                size = await (self._replace_cold if cold else self._replace)(topic, segment_set, group)
             except OSError as error:
                 if topic in self._checkpoints.stuck or is_away(error):
                     raise
@@ -267,8 +267,8 @@ class Reclaimer:
             if size is None:
                 tried |= segments
                 continue
-            if _gone(shelf, cold=cold):
-                await (self._drop_cold if cold else self._drop)(topic, shelf)
+            if _gone(segment_set, cold=cold):
+                await (self._drop_cold if cold else self._drop)(topic, segment_set)
             done += 1
             await trio.sleep(size / BYTES_PER_S)
         if failure is not None:
@@ -296,7 +296,7 @@ class Reclaimer:
     async def _worth_it(self, topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span] | None:
         """Return the next spans of a tier, none of `tried`, to be replaced by one: mostly dead, or small neighbours."""
         sealed = _sealed_in(topic, tried, cold=cold)
-        needed = self._upkeep.needed_segments(topic.id)
+        needed = self._file_holds.needed_segments(topic.id)
         if needed:
             self._source.attention.add(topic)  # there may be work once copies no longer point to these segments
         for span in sealed:
@@ -347,84 +347,84 @@ class Reclaimer:
 
     # -- dropping ----------------------------------------------------------------------------------------------------
 
-    async def _drop(self, topic: LiveTopic, shelf: Shelf) -> None:
+    async def _drop(self, topic: LiveTopic, segment_set: SegmentSet) -> None:
         """Remove hot segments that the part on disk does not need. It names them until the next part, in case of a
         crash."""
-        async with self._upkeep.files_of(shelf):
-            kept = {segment.first for segment in shelf.segments if segment not in shelf.gone}
-            needed = self._upkeep.needed_segments(topic.id)
-            await self._mark_emptied(topic, shelf, cold=False)
-            for segment in _gone(shelf, cold=False):
+        async with self._file_holds.files_of(segment_set):
+            kept = {segment.first for segment in segment_set.segments if segment not in segment_set.gone}
+            needed = self._file_holds.needed_segments(topic.id)
+            await self._mark_emptied(topic, segment_set, cold=False)
+            for segment in _gone(segment_set, cold=False):
                 if segment.first in needed:
                     continue
                 if segment.first not in kept:
                     await self._remove_hot_files(segment)
-                self._forget_dropped(topic, shelf, segment)
+                self._forget_dropped(topic, segment_set, segment)
             topic.mark_changed()
 
-    async def _drop_cold(self, topic: LiveTopic, shelf: Shelf) -> None:
+    async def _drop_cold(self, topic: LiveTopic, segment_set: SegmentSet) -> None:
         """Remove cold segments that the part on disk does not need. Their hot copies are removed last."""
         cold = self._checkpoints.tiers.cold
         assert cold is not None
-        async with self._upkeep.cold_files_of(shelf):
-            await self._mark_emptied(topic, shelf, cold=True)
-            for segment in _gone(shelf, cold=True):
-                kept = {other.first for other in shelf.segments if other not in shelf.gone}
+        async with self._file_holds.cold_files_of(segment_set):
+            await self._mark_emptied(topic, segment_set, cold=True)
+            for segment in _gone(segment_set, cold=True):
+                kept = {other.first for other in segment_set.segments if other not in segment_set.gone}
                 # Nothing points to it any more, so no new copy can begin to need it.
-                if segment.first in self._upkeep.needed_segments(topic.id):
+                if segment.first in self._file_holds.needed_segments(topic.id):
                     continue
                 if segment.first not in kept:
                     names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags")]
-                    await self._offload.run(Kind.COLD_FILES, partial(delete_all, cold, segment.topic_id, names))
-                async with self._upkeep.files_of(shelf):
+                    await self._offload.run(Pool.COLD_FILES, partial(delete_all, cold, segment.topic_id, names))
+                async with self._file_holds.files_of(segment_set):
                     if segment.first not in kept:
                         await self._remove_hot_files(segment)
-                    self._forget_dropped(topic, shelf, segment)
+                    self._forget_dropped(topic, segment_set, segment)
                     topic.mark_changed()
 
-    async def _mark_emptied(self, topic: LiveTopic, shelf: Shelf, *, cold: bool) -> None:
+    async def _mark_emptied(self, topic: LiveTopic, segment_set: SegmentSet, *, cold: bool) -> None:
         """Log which segments the front has passed, for a start without a manifest. Raises ApiError if that fails."""
-        front, floor = shelf.earliest_stored, topic.log.losses.evict_floor
-        passed = [segment for segment in _gone(shelf, cold=cold) if floor < segment.end <= front]
+        front, floor = segment_set.earliest_stored, topic.log.losses.evict_floor
+        passed = [segment for segment in _gone(segment_set, cold=cold) if floor < segment.end <= front]
         if passed and not topic.deleted:
-            await self._upkeep.mark(topic, {EMPTIED: [[segment.first, segment.n] for segment in passed]})
+            await self._file_holds.mark(topic, {EMPTIED: [[segment.first, segment.n] for segment in passed]})
 
-    def _forget_dropped(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> None:
-        shelf.segments.discard(segment)
-        shelf.gone = [other for other in shelf.gone if other is not segment]
+    def _forget_dropped(self, topic: LiveTopic, segment_set: SegmentSet, segment: Segment) -> None:
+        segment_set.segments.discard(segment)
+        segment_set.gone = [other for other in segment_set.gone if other is not segment]
         self._cache.forget_tags(segment)
         log.info("segment_dropped", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
 
     async def _remove_hot_files(self, segment: Segment) -> None:
         names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "idx.cold", "tags.cold")]
-        await self._offload.run(Kind.FILES, partial(delete_all, self._checkpoints.tiers.hot, segment.topic_id, names))
+        await self._offload.run(Pool.FILES, partial(delete_all, self._checkpoints.tiers.hot, segment.topic_id, names))
 
     async def _clear_away(self, topic: LiveTopic) -> None:
         """Remove files of failed work that no part names."""
         if not topic.deleted and topic not in self._checkpoints.stuck:
-            if topic.shelf is None:
-                topic.shelf = Shelf()
-            async with self._upkeep.files_of(topic.shelf):
+            if topic.segment_set is None:
+                topic.segment_set = SegmentSet()
+            async with self._file_holds.files_of(topic.segment_set):
                 if not topic.deleted:
                     await self._checkpoints.tidy(topic)
-        self._upkeep.littered.pop(topic, None)
+        self._file_holds.littered.pop(topic, None)
 
-    async def _remove_directories(self, topic_id: int, shelf: Shelf | None) -> None:
+    async def _remove_directories(self, topic_id: int, segment_set: SegmentSet | None) -> None:
         tiers = self._checkpoints.tiers
-        async with self._upkeep.files_of(shelf):
-            await self._offload.run(Kind.FILES, partial(tiers.hot.delete_topic, topic_id))
+        async with self._file_holds.files_of(segment_set):
+            await self._offload.run(Pool.FILES, partial(tiers.hot.delete_topic, topic_id))
             self._checkpoints.forget_files(topic_id)
         self.cold.remove_topic(topic_id)
 
     # -- flags of cold segments --------------------------------------------------------------------------------------
 
-    async def _flag_cold(self, topic: LiveTopic, shelf: Shelf) -> int:
+    async def _flag_cold(self, topic: LiveTopic, segment_set: SegmentSet) -> int:
         """Write the delete flags that cold segments lack, once the part that names the deletions is synced."""
         done = 0
         tiers = self._checkpoints.tiers
-        async with self._upkeep.cold_files_of(shelf):
+        async with self._file_holds.cold_files_of(segment_set):
             todo: list[tuple[Span, list[int]]] = []
-            async with self._upkeep.files_of(shelf):  # so that no part is being written
+            async with self._file_holds.files_of(segment_set):  # so that no part is being written
                 if topic in self._source.changed:
                     self._source.attention.add(topic)  # whatever makes its part durable until then
                     return 0  # some deletions are not in a part yet: try after the next checkpoint
@@ -434,13 +434,13 @@ class Reclaimer:
             for span, seqs in todo:
                 segment = span.segment
                 assert isinstance(segment, Segment)
-                patches = await self._offload.run(Kind.COLD_FILES, partial(flag_in_store, tiers, segment, seqs))
+                patches = await self._offload.run(Pool.COLD_FILES, partial(flag_in_store, tiers, segment, seqs))
                 if not patches:
                     continue
-                async with self._upkeep.files_of(shelf):
+                async with self._file_holds.files_of(segment_set):
                     if topic.deleted:
                         return done
-                    await self._offload.run(Kind.FILES, partial(_flag_copy, tiers, segment, patches))
+                    await self._offload.run(Pool.FILES, partial(_flag_copy, tiers, segment, patches))
                     span.flagged([seq for patch in patches for seq in patch.seqs])
                     topic.mark_changed()
                     done += 1
@@ -448,39 +448,39 @@ class Reclaimer:
 
     # -- replacing ---------------------------------------------------------------------------------------------------
 
-    async def _replace(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> int | None:
+    async def _replace(self, topic: LiveTopic, segment_set: SegmentSet, group: Sequence[Span]) -> int | None:
         """Write one new hot segment in the place of `group`, without records that are dead by the part on disk. Return
         its bytes.
 
         None if it turns out that it cannot be done now.
         """
-        async with self._upkeep.replacing(topic) as there:
+        async with self._file_holds.replacing(topic) as there:
             if not there or not await self._is_replaceable(topic, group):
                 return None
             if _can_vanish(group):
                 return await self._vanish(topic, group[0])
-            work = await self._prepare(topic, shelf, group)
+            work = await self._prepare(topic, segment_set, group)
             if work is None:
                 return None
             hot = self._checkpoints.tiers.hot
             try:
-                await self._offload.run(Kind.FILES, partial(write_replacement, hot, work))
+                await self._offload.run(Pool.FILES, partial(write_replacement, hot, work))
             except BaseException:
                 self._lose_track(topic, work)
                 raise
-            return await self._put_in_place(topic, shelf, work)
+            return await self._put_in_place(topic, segment_set, work)
 
-    async def _replace_cold(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> int | None:
+    async def _replace_cold(self, topic: LiveTopic, segment_set: SegmentSet, group: Sequence[Span]) -> int | None:
         """Do the same for cold segments. The writes to the cold store do not block work on the topic's hot files."""
         tiers = self._checkpoints.tiers
         assert tiers.cold is not None
-        async with self._upkeep.cold_files_of(shelf):
-            async with self._upkeep.replacing(topic) as there:
+        async with self._file_holds.cold_files_of(segment_set):
+            async with self._file_holds.replacing(topic) as there:
                 if not there or not await self._is_replaceable(topic, group):
                     return None
                 if _can_vanish(group):
                     return await self._vanish(topic, group[0])
-            work = await self._prepare(topic, shelf, group)
+            work = await self._prepare(topic, segment_set, group)
             if work is None or topic.deleted:
                 return None
             first = work.old[0].first
@@ -490,17 +490,17 @@ class Reclaimer:
             ready = partial(delete_all, tiers.hot, topic.id, copies)
             write = partial(write_replacement, tiers.cold, work, ready)
             try:
-                derived = await self._offload.run(Kind.COLD_FILES, write)
+                derived = await self._offload.run(Pool.COLD_FILES, write)
             except BaseException:
                 self._lose_track(topic, work)
-                self._upkeep.littered_cold[topic] = None
+                self._file_holds.littered_cold[topic] = None
                 raise
             try:
-                async with self._upkeep.replacing(topic) as there:
+                async with self._file_holds.replacing(topic) as there:
                     if not there:
                         return None
-                    await self._offload.run(Kind.FILES, partial(put_all, tiers.hot, topic.id, copies, derived))
-                    return await self._put_in_place(topic, shelf, work)
+                    await self._offload.run(Pool.FILES, partial(put_all, tiers.hot, topic.id, copies, derived))
+                    return await self._put_in_place(topic, segment_set, work)
             except BaseException:
                 self._lose_track(topic, work)
                 raise
@@ -510,15 +510,15 @@ class Reclaimer:
         them are begun: the topic is busy, or they are cold."""
         await self._checkpoints.store([topic])
         segments = [_sealed(span) for span in group]
-        needed = self._upkeep.needed_segments(topic.id)
+        needed = self._file_holds.needed_segments(topic.id)
         if any(segment is not None and segment.first in needed for segment in segments):
             self._source.attention.add(topic)
             return False
         return all(topic.log.stored.holds(span) for span in group) and all(segments)
 
-    async def _prepare(self, topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> Replacement | None:
+    async def _prepare(self, topic: LiveTopic, segment_set: SegmentSet, group: Sequence[Span]) -> Replacement | None:
         """Return what is to be written in the place of `group`; None if a span does not cover its segment."""
-        frozen = await self._loader.prepared(topic, partial(freeze, topic, shelf, group))
+        frozen = await self._loader.prepared(topic, partial(freeze, topic, segment_set, group))
         if frozen is None:
             return None
         plan = await plan_of(frozen)
@@ -535,7 +535,7 @@ class Reclaimer:
             self._cache.forget_tags(segment)
             segment.flagged_meanwhile = None  # a copy in progress is of files that have been replaced
 
-    async def _put_in_place(self, topic: LiveTopic, shelf: Shelf, work: Replacement) -> int | None:
+    async def _put_in_place(self, topic: LiveTopic, segment_set: SegmentSet, work: Replacement) -> int | None:
         """Let the index point to the new files; the part on disk does so too when this returns."""
         group, old, plan = work.group, work.old, work.plan
         if topic.deleted or not all(topic.log.stored.holds(span) for span in group):
@@ -555,8 +555,8 @@ class Reclaimer:
             self._cache.forget_columns(span)
             self._cache.forget_tags(segment)
         topic.log.stored.replace(group[0].first, group[-1].end - 1, new)
-        shelf.segments.discard(old[0])
-        shelf.segments.add(new)
+        segment_set.segments.discard(old[0])
+        segment_set.segments.add(new)
         await self._checkpoints.store([topic])
         log.info("segments_replaced", topic=topic.name, first=new.first, segments=len(old), bytes=new.data_bytes)
         return new.data_bytes
@@ -565,7 +565,7 @@ class Reclaimer:
         """Remove the files of a segment of which everything was deleted, which the part on disk knows."""
         old = span.segment
         assert isinstance(old, Segment)
-        await self._upkeep.mark(topic, {EMPTIED: [[span.first, span.n]]})
+        await self._file_holds.mark(topic, {EMPTIED: [[span.first, span.n]]})
         if topic.deleted or not topic.log.stored.holds(span):
             return 1  # evicted meanwhile: the next pass drops it
         self._cache.forget_columns(span)
@@ -576,7 +576,7 @@ class Reclaimer:
         return 1
 
 
-def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
+def flag_in_store(tiers: SegmentTiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
     """Write the flags of a cold segment, in `.data` and in its `.idx` in the cold store. Return what was flagged.
     Blocking."""
     store = tiers.cold
@@ -598,7 +598,7 @@ def flag_in_store(tiers: Tiers, segment: Segment, seqs: Sequence[int]) -> list[F
     return patches
 
 
-def _flag_copy(tiers: Tiers, segment: Segment, patches: Sequence[FlagPatch]) -> None:
+def _flag_copy(tiers: SegmentTiers, segment: Segment, patches: Sequence[FlagPatch]) -> None:
     """Write the flags in the hot copy of its `.idx`. Blocking."""
     copy = segment_name(segment.first, "idx.cold")
     if tiers.hot.exists(segment.topic_id, copy):
@@ -607,13 +607,13 @@ def _flag_copy(tiers: Tiers, segment: Segment, patches: Sequence[FlagPatch]) -> 
 
 def _has_cold(topic: LiveTopic) -> bool:
     """Return True if a topic has cold segments, or files of some."""
-    shelf = topic.shelf
-    return shelf is not None and any(segment.tier == "cold" for segment in shelf.segments)
+    segment_set = topic.segment_set
+    return segment_set is not None and any(segment.tier == "cold" for segment in segment_set.segments)
 
 
-def _gone(shelf: Shelf, *, cold: bool) -> list[Segment]:
+def _gone(segment_set: SegmentSet, *, cold: bool) -> list[Segment]:
     """Return the segments of a tier that the part on disk does not need any more."""
-    return [segment for segment in shelf.gone if (segment.tier == "cold") is cold]
+    return [segment for segment in segment_set.gone if (segment.tier == "cold") is cold]
 
 
 def _sealed_in(topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span]:

@@ -20,15 +20,15 @@ import trio
 
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.files.datadir import segment_name
 from topics.storage.maintenance.cold_removal import is_away
-from topics.storage.maintenance.file_holds import Upkeep
-from topics.storage.maintenance.live_topic import LiveTopic, Source
+from topics.storage.maintenance.file_holds import FileHolds
+from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.reclaimer import flag_in_store
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
-from topics.storage.segments.segment_reader import Tiers
-from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.snapshots.snapshot import encode_manifest
 from topics.telemetry.logs import get_logger
 
@@ -45,12 +45,18 @@ class Relocator:
     """Moves segments of all topics. Made once by the engine; `run` is a task, and `pass_over` does one pass at once."""
 
     def __init__(
-        self, settings: Settings, source: Source, checkpoints: TopicCheckpoints, upkeep: Upkeep, *, offload: Offload
+        self,
+        settings: Settings,
+        source: TopicSource,
+        checkpoints: TopicCheckpoints,
+        file_holds: FileHolds,
+        *,
+        offload: Offload,
     ) -> None:
         self._settings = settings
         self._source = source
         self._checkpoints = checkpoints
-        self._upkeep = upkeep
+        self._file_holds = file_holds
         self._offload = offload
 
     async def run(self) -> None:
@@ -78,12 +84,12 @@ class Relocator:
                 continue  # a commit of stages must not depend on a store that may be unavailable
             if i % SLICE_TOPICS == SLICE_TOPICS - 1:
                 await trio.lowlevel.checkpoint()
-            shelf = topic.shelf
-            if shelf is None or topic in self._checkpoints.stuck:
+            segment_set = topic.segment_set
+            if segment_set is None or topic in self._checkpoints.stuck:
                 continue
             try:
                 while not topic.deleted and (segment := self._due(topic)) is not None:
-                    if not await self._move(topic, shelf, segment):
+                    if not await self._move(topic, segment_set, segment):
                         break
                     moved += 1
             except (OSError, ApiError) as error:
@@ -108,23 +114,23 @@ class Relocator:
         over = len(hot) > most or (most_bytes and sum(segment.data_bytes for segment in hot) > most_bytes)
         return hot[0] if hot and over else None
 
-    async def _move(self, topic: LiveTopic, shelf: Shelf, segment: Segment) -> bool:
+    async def _move(self, topic: LiveTopic, segment_set: SegmentSet, segment: Segment) -> bool:
         cold = self._checkpoints.tiers.cold
         assert cold is not None
-        async with self._upkeep.cold_files_of(shelf):
+        async with self._file_holds.cold_files_of(segment_set):
             if not self._may_move(topic, segment):
                 return False
             segment.flagged_meanwhile = set()
-            self._upkeep.littered_cold[topic] = None  # until the copy counts
+            self._file_holds.littered_cold[topic] = None  # until the copy counts
             try:
                 if not await self._copy_and_flip(topic, segment):
                     return False
             finally:
                 segment.flagged_meanwhile = None
-            self._upkeep.littered_cold.pop(topic, None)
+            self._file_holds.littered_cold.pop(topic, None)
             if topic.on_disk.part is not None:
                 manifest = encode_manifest(topic.on_disk.part)
-                await self._offload.run(Kind.COLD_FILES, partial(cold.put, topic.id, "topic.cbor", [manifest]))
+                await self._offload.run(Pool.COLD_FILES, partial(cold.put, topic.id, "topic.cbor", [manifest]))
         log.info("segment_relocated", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
         return True
 
@@ -133,20 +139,20 @@ class Relocator:
         litter."""
         tiers = self._checkpoints.tiers
         assert tiers.cold is not None
-        await self._offload.run(Kind.COLD_FILES, partial(_copy, tiers, segment))
+        await self._offload.run(Pool.COLD_FILES, partial(_copy, tiers, segment))
         for _ in range(ROUNDS):
-            async with self._upkeep.replacing(topic, segment) as there:
+            async with self._file_holds.replacing(topic, segment) as there:
                 if not there or not self._may_move(topic, segment) or segment.flagged_meanwhile is None:
                     return False
                 late, segment.flagged_meanwhile = sorted(segment.flagged_meanwhile), set()
                 if not late:
-                    await self._offload.run(Kind.FILES, partial(_keep_derived, tiers, segment))
+                    await self._offload.run(Pool.FILES, partial(_keep_derived, tiers, segment))
                     await self._checkpoints.store([topic], moved=segment, tier="cold")
                     if topic.deleted or segment.tier != "cold":
                         return False
-                    await self._offload.run(Kind.FILES, partial(_remove_hot, tiers, segment))
+                    await self._offload.run(Pool.FILES, partial(_remove_hot, tiers, segment))
                     return True
-            patches = await self._offload.run(Kind.COLD_FILES, partial(flag_in_store, tiers, segment, late))
+            patches = await self._offload.run(Pool.COLD_FILES, partial(flag_in_store, tiers, segment, late))
             if sum(len(patch.seqs) for patch in patches) != len(late):
                 return False  # the next pass copies it again
         return False
@@ -155,12 +161,12 @@ class Relocator:
         """Return True if the segment is still hot, and no copies point to it."""
         if topic.deleted or topic in self._checkpoints.stuck or segment.tier != "hot":
             return False
-        if segment.first in self._upkeep.needed_segments(topic.id):
+        if segment.first in self._file_holds.needed_segments(topic.id):
             return False
         return any(span.segment is segment for span in topic.log.stored.all())
 
 
-def _keep_derived(tiers: Tiers, segment: Segment) -> None:
+def _keep_derived(tiers: SegmentTiers, segment: Segment) -> None:
     """Copy `.idx` and `.tags` to hot files, so that only payloads are ever read from the cold store. Blocking."""
     for kind in ("idx", "tags"):
         name = segment_name(segment.first, kind)
@@ -169,7 +175,7 @@ def _keep_derived(tiers: Tiers, segment: Segment) -> None:
             tiers.hot.put(segment.topic_id, segment_name(segment.first, f"{kind}.cold"), [blob])
 
 
-def _copy(tiers: Tiers, segment: Segment) -> None:
+def _copy(tiers: SegmentTiers, segment: Segment) -> None:
     """Copy the segment's files to the cold store, `.data` last. Blocking."""
     assert tiers.cold is not None
     data = segment_name(segment.first, "data")
@@ -188,13 +194,13 @@ def _copy(tiers: Tiers, segment: Segment) -> None:
         raise FileNotFoundError(2, f"the cold copy of segment {segment.first} has vanished")
 
 
-def _chunks(tiers: Tiers, segment: Segment, name: str) -> Iterator[bytes]:
+def _chunks(tiers: SegmentTiers, segment: Segment, name: str) -> Iterator[bytes]:
     length = tiers.hot.length(segment.topic_id, name)
     for at in range(0, length, COPY_BYTES):
         yield tiers.hot.read_range(segment.topic_id, name, at, min(COPY_BYTES, length - at))
 
 
-def _remove_hot(tiers: Tiers, segment: Segment) -> None:
+def _remove_hot(tiers: SegmentTiers, segment: Segment) -> None:
     """Remove the hot copy. Blocking."""
     for kind in ("data", "idx", "tags"):
         tiers.hot.delete(segment.topic_id, segment_name(segment.first, kind))

@@ -17,18 +17,18 @@ from typing import Final
 from topics.config import Settings
 from topics.log.record_index import RawRun
 from topics.log.span import NotLoaded
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.files.unsynced_files import UnsyncedFiles
 from topics.storage.maintenance.frame_conversion import FrameConversion, FrameTarget, index_entries
 from topics.storage.maintenance.frame_reads import chunks, frame_reads
-from topics.storage.maintenance.live_topic import LiveTopic, Source
+from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.segment_files import SegmentFiles, SegmentTail
 from topics.storage.maintenance.topic_capture import Growth, TopicCapture
 from topics.storage.maintenance.work_slice import WorkSlice
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
 from topics.storage.segments.segment_format import tags_of_data
-from topics.storage.segments.segment_reader import Tiers, scan_segment
-from topics.storage.segments.topic_segments import Limits, Piece, Segment, divide
+from topics.storage.segments.segment_reader import SegmentTiers, scan_segment
+from topics.storage.segments.topic_segments import Segment, SegmentLimits, SegmentPiece, divide
 from topics.storage.wal.damage_notes import DamageNotes
 from topics.telemetry.logs import get_logger
 
@@ -49,15 +49,15 @@ class SegmentGrowth:
     def __init__(
         self,
         settings: Settings,
-        source: Source,
-        tiers: Tiers,
+        source: TopicSource,
+        tiers: SegmentTiers,
         files: SegmentFiles,
         frames: FrameConversion,
         notes: DamageNotes,
         work: WorkSlice,
         offload: Offload,
     ) -> None:
-        self._limits = Limits(settings.segment_max_events, settings.segment_max_bytes)
+        self._limits = SegmentLimits(settings.segment_max_events, settings.segment_max_bytes)
         self._max_age_ms = settings.segment_max_age_ms
         self._source = source
         self._tiers = tiers
@@ -70,9 +70,9 @@ class SegmentGrowth:
     async def write(self, capture: TopicCapture, files: UnsyncedFiles) -> None:
         """Write one topic's new records. Raises OSError, and `RecordsDamaged` if bytes of theirs do not verify."""
         active = capture.active
-        takes_no_more = capture.must_seal_active(self._max_age_ms)
-        pieces, seals_active = divide(capture.runs, None if takes_no_more else active, self._limits)
-        if active is not None and (takes_no_more or seals_active):
+        is_full = capture.must_seal_active(self._max_age_ms)
+        pieces, seals_active = divide(capture.runs, None if is_full else active, self._limits)
+        if active is not None and (is_full or seals_active):
             await self._seal(active, array("I"), [], files)
             capture.sealed = active
         at = 0
@@ -88,7 +88,7 @@ class SegmentGrowth:
             at = to
 
     async def _grow(
-        self, capture: TopicCapture, segment: Segment, pieces: list[Piece], files: UnsyncedFiles, *, new: bool
+        self, capture: TopicCapture, segment: Segment, pieces: list[SegmentPiece], files: UnsyncedFiles, *, new: bool
     ) -> None:
         """Append the slots of `pieces` to a segment's files."""
         offsets, frame_lens = array("I"), array("I")
@@ -106,7 +106,7 @@ class SegmentGrowth:
                 places.pop()
                 index = index_entries(capture, run, a, b, places, lens)
                 tail = SegmentTail(data, data_at, index, index_at)
-                await self._offload.run(Kind.FILES, partial(append, segment, tail, files))
+                await self._offload.run(Pool.FILES, partial(append, segment, tail, files))
                 append = self._files.append
                 data_at, index_at = data_at + len(data), index_at + len(index)
                 frames += len(lens) - lens.count(0)
@@ -129,7 +129,7 @@ class SegmentGrowth:
         """
         reads = frame_reads(run, a, b)
         paths = self._frames.paths({read.file for read in reads})
-        windows = await self._offload.run(Kind.FILES, partial(self._frames.read_all, reads, paths))
+        windows = await self._offload.run(Pool.FILES, partial(self._frames.read_all, reads, paths))
         lens = array("I", bytes(4 * (b - a)))
         pieces = []
         damaged: list[int] = []
@@ -165,11 +165,11 @@ class SegmentGrowth:
         n = segment.n + len(sizes)
         if segment.n:
             scan = partial(scan_segment, self._tiers, _as_of(segment), segment.first, segment.n)
-            scanned = await self._offload.run(Kind.FILES, scan)
+            scanned = await self._offload.run(Pool.FILES, scan)
             sizes = scanned.loaded.columns.size + sizes
             tags = scanned.tags + tags
         assert len(sizes) == len(tags) == n
-        await self._offload.run(Kind.FILES, partial(self._files.write_tags, segment, sizes, tags, files))
+        await self._offload.run(Pool.FILES, partial(self._files.write_tags, segment, sizes, tags, files))
 
 
 def _as_of(segment: Segment) -> Segment:

@@ -24,7 +24,7 @@ from topics.storage.segments.segment_format import moved_frames
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.tags_format import SegmentTags, encode_tags
-from topics.storage.segments.topic_segments import Segment, Shelf
+from topics.storage.segments.topic_segments import Segment, SegmentSet
 
 SLICE_SLOTS: Final = 1000
 """Slots that are planned, and frames that are copied, in one go."""
@@ -33,7 +33,7 @@ COPY_BYTES: Final = 1 << 20
 """The longest read that frames share."""
 
 
-class Plan(NamedTuple):
+class RewritePlan(NamedTuple):
     """The slots of the new segment; `frame_len` is 0 for a slot without a record."""
 
     source: array[int]
@@ -51,13 +51,13 @@ class Replacement(NamedTuple):
 
     group: Sequence[Span]
     old: Sequence[Segment]
-    plan: Plan
+    plan: RewritePlan
     tags: Sequence[SegmentTags]
     salt: int
     """The salt of the new `.data`."""
 
 
-class Frozen(NamedTuple):
+class FrozenSpan(NamedTuple):
     """A span as of one step of the loop."""
 
     first: int
@@ -74,7 +74,7 @@ def columns_if_held(topic: LiveTopic, span: Span) -> SpanColumns | None:
     return span.columns() if topic.log.stored.holds(span) else None
 
 
-def freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[Frozen] | None:
+def freeze(topic: LiveTopic, segment_set: SegmentSet, group: Sequence[Span]) -> list[FrozenSpan] | None:
     """Return copies of the spans that the new segment is made from; None if a span does not cover its segment from the
     first slot on. Raises NotLoaded."""
     frozen = []
@@ -83,17 +83,17 @@ def freeze(topic: LiveTopic, shelf: Shelf, group: Sequence[Span]) -> list[Frozen
         assert isinstance(segment, Segment)
         if span.first != segment.first or span.n != segment.n:
             return None
-        gone = min(max(shelf.earliest_stored - span.first, 0), span.n)
-        frozen.append(Frozen(span.first, span.columns(), set(span.unflagged or ()), gone))
+        gone = min(max(segment_set.earliest_stored - span.first, 0), span.n)
+        frozen.append(FrozenSpan(span.first, span.columns(), set(span.unflagged or ()), gone))
     return frozen
 
 
-async def plan_of(group: Sequence[Frozen]) -> Plan:
+async def plan_of(group: Sequence[FrozenSpan]) -> RewritePlan:
     """Return the slots that survive: all that are not dead according to the part on disk. Computed in slices.
 
     Records deleted or evicted since are kept, so that the part on disk always has everything that the files have lost.
     """
-    plan = Plan(array("I"), array("I"), array("I"), array("Q"), bytearray(), array("I"))
+    plan = RewritePlan(array("I"), array("I"), array("I"), array("Q"), bytearray(), array("I"))
     for number, (first, columns, since, gone) in enumerate(group):
         for i, (state, size, flag) in enumerate(zip(columns.dead, columns.frame_len, columns.flags, strict=True)):
             kept = i >= gone and size > 0 and state != LOST and (state != DELETED or first + i in since)
@@ -177,7 +177,7 @@ def _salt_of(store: SegmentStore, segment: Segment) -> int | None:
     return layout_of(head, segment.first, segment.salt).salt
 
 
-def _surviving(plan: Plan, old: Sequence[Segment], tags: Sequence[SegmentTags]) -> list[str | None]:
+def _surviving(plan: RewritePlan, old: Sequence[Segment], tags: Sequence[SegmentTags]) -> list[str | None]:
     """Return the tag of every slot that has a record in the new segment."""
     out: list[str | None] = [None] * len(plan.frame_len)
     base = 0

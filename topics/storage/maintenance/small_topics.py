@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Final
 
 from topics.config import Settings
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import File
 from topics.storage.files.unsynced_files import UnsyncedFiles
 from topics.storage.maintenance.frame_conversion import FrameConversion, FrameTarget, index_entries
@@ -21,7 +21,7 @@ from topics.storage.maintenance.frame_reads import frame_reads
 from topics.storage.maintenance.segment_files import SegmentFiles
 from topics.storage.maintenance.topic_capture import Growth, TopicCapture
 from topics.storage.maintenance.work_slice import WorkSlice
-from topics.storage.segments.topic_segments import Limits, divide
+from topics.storage.segments.topic_segments import SegmentLimits, divide
 
 SMALL_RECORDS: Final = 100
 SMALL_BYTES: Final = 64 << 10
@@ -37,7 +37,7 @@ class SmallTopics:
     def __init__(
         self, settings: Settings, files: SegmentFiles, frames: FrameConversion, work: WorkSlice, offload: Offload
     ) -> None:
-        self._limits = Limits(settings.segment_max_events, settings.segment_max_bytes)
+        self._limits = SegmentLimits(settings.segment_max_events, settings.segment_max_bytes)
         self._max_age_ms = settings.segment_max_age_ms
         self._files = files
         self._frames = frames
@@ -53,7 +53,7 @@ class SmallTopics:
         for at in range(0, len(todo), SMALL_TOPICS):
             group = todo[at : at + SMALL_TOPICS]
             paths = self._frames.paths({file for one in group for run in one.runs for file in run.file if file})
-            growths = await self._offload.run(Kind.FILES, partial(self._grow_all, group, paths, files))
+            growths = await self._offload.run(Pool.FILES, partial(self._grow_all, group, paths, files))
             for one, growth in zip(group, growths, strict=True):
                 if growth is not None:  # else its bytes are damaged, and the long way says how
                     one.written = True

@@ -18,7 +18,7 @@ from topics.runtime.instant import Instant
 from topics.storage.maintenance.live_topic import LiveCommit, LiveTopic
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.segments.flag_patches import FlagPatch
-from topics.storage.segments.topic_segments import Piece, Segment, Tier
+from topics.storage.segments.topic_segments import Segment, SegmentPiece, Tier
 from topics.storage.snapshots.queue_dump import FrozenQueue
 
 
@@ -27,7 +27,7 @@ class Growth(NamedTuple):
 
     segment: Segment
     new: bool
-    pieces: list[Piece]
+    pieces: list[SegmentPiece]
     offsets: array[int]
     frame_lens: array[int]
     data_bytes: int
@@ -100,7 +100,7 @@ class TopicCapture:
         """Segments that no span of the part points to: their files may go once it is durable."""
         self.encoded = b""
         """The part, once it is complete."""
-        self.pieces: list[Piece] = []
+        self.pieces: list[SegmentPiece] = []
         """Which slots go to which segment, if the topic is small."""
         self.written = False
         """Whether its records are in the files of segments, or it has none."""
@@ -114,8 +114,8 @@ class TopicCapture:
     @property
     def has_no_segment(self) -> bool:
         """Return True if the topic has no files of segments, as far as memory and this capture know."""
-        shelf = self.topic.shelf
-        return not self.spans and not self.growths and not (shelf is not None and shelf.segments)
+        segment_set = self.topic.segment_set
+        return not self.spans and not self.growths and not (segment_set is not None and segment_set.segments)
 
     def place_unwritten(self) -> None:
         """Fill in where records lie that were not written when they were captured. Everything is by now."""
@@ -145,7 +145,7 @@ class TopicCapture:
     def complete_part(self, generation: int) -> None:
         """Say in the part what its segments are, once everything is written. `generation` is that of the manifest that
         it is for."""
-        part, shelf = self.part, self.topic.shelf
+        part, segment_set = self.part, self.topic.segment_set
         part.generation = generation
         if self.has_no_segment:
             return
@@ -168,7 +168,7 @@ class TopicCapture:
                     grow_dump(spans, self.runs[piece.run], piece.a, piece.b, new=growth.new and i == 0)
         # What no span points to any more comes last: it has yet to be removed, whoever finds it.
         referenced = {span.segment for span in self.spans} | {growth.segment for growth in self.growths}
-        self.stale = [segment for segment in shelf.segments if segment not in referenced] if shelf else []
+        self.stale = [segment for segment in segment_set.segments if segment not in referenced] if segment_set else []
         part.segments = entries + [segment.to_wire() for segment in self.stale]
 
     def _entry(self, segment: Segment) -> list[Any]:

@@ -22,13 +22,13 @@ import trio
 
 from topics.config import Settings
 from topics.runtime.clock import Clock
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.files.fs import Fs
 from topics.storage.files.unsynced_files import UnsyncedFiles
 from topics.storage.maintenance.deletion_flags import DeletionFlags
 from topics.storage.maintenance.frame_conversion import FrameConversion
-from topics.storage.maintenance.live_topic import LiveTopic, Source
+from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.maintenance.segment_files import SegmentFiles
 from topics.storage.maintenance.segment_growth import SegmentGrowth
@@ -36,13 +36,13 @@ from topics.storage.maintenance.small_topics import SmallTopics
 from topics.storage.maintenance.topic_capture import Growth, TopicCapture
 from topics.storage.maintenance.work_slice import WorkSlice
 from topics.storage.recovery.leftovers import tidy_topic
-from topics.storage.segments.segment_reader import Tiers
-from topics.storage.segments.topic_segments import Segment, Shelf, Tier
+from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.segments.topic_segments import Segment, SegmentSet, Tier
 from topics.storage.snapshots.manifests import FEW_FILES, ManifestWrite, UncertainManifests
 from topics.storage.snapshots.snapshot import TopicPart, encode_part, is_large
 from topics.storage.store import Store
 from topics.storage.wal.damage_notes import DamageNotes
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -55,13 +55,13 @@ GROUP_TOPICS: Final = 2048
 
 
 class TopicCheckpoints:
-    """Stores topics in their own files. Callers hold the `upkeep` lock of every shelf concerned."""
+    """Stores topics in their own files. Callers hold the `hot_lock` of every topic concerned."""
 
     def __init__(
         self,
         settings: Settings,
         store: Store,
-        source: Source,
+        source: TopicSource,
         cache: IndexCache,
         *,
         fs: Fs,
@@ -96,7 +96,7 @@ class TopicCheckpoints:
         return self._files.new_salt()
 
     @property
-    def tiers(self) -> Tiers:
+    def tiers(self) -> SegmentTiers:
         """Where segments are."""
         return self._store.tiers
 
@@ -132,10 +132,11 @@ class TopicCheckpoints:
                 raise
 
     async def tidy(self, topic: LiveTopic) -> None:
-        """Remove hot files of this topic that its part does not name. The caller holds its `upkeep`. Raises OSError."""
-        segments = list(topic.shelf.segments) if topic.shelf is not None else []
+        """Remove hot files of this topic that its part does not name. The caller holds its `hot_lock`. Raises
+        OSError."""
+        segments = list(topic.segment_set.segments) if topic.segment_set is not None else []
         tidy = partial(tidy_topic, self._fs, self._store.datadir, topic.id, segments)
-        await self._offload.run(Kind.FILES, tidy)
+        await self._offload.run(Pool.FILES, tidy)
 
     # -- capturing ---------------------------------------------------------------------------------------------------
 
@@ -209,21 +210,21 @@ class TopicCheckpoints:
         try:
             yield files
             if files:
-                await self._offload.run(Kind.FILES, files.sync)
+                await self._offload.run(Pool.FILES, files.sync)
         finally:
             if files.has_open:
                 with trio.CancelScope(shield=True):
-                    await self._offload.run(Kind.FILES, files.close)
+                    await self._offload.run(Pool.FILES, files.close)
 
     async def _dump_queue(self, capture: TopicCapture) -> None:
         """Say in the part which jobs there are, if it is one of a queue."""
         queue = capture.queue
         if queue is not None:
-            capture.part.queue = await self._offload.run(Kind.CPU, queue.dump) if queue.is_large else queue.dump()
+            capture.part.queue = await self._offload.run(Pool.CPU, queue.dump) if queue.is_large else queue.dump()
 
     async def _encoded(self, part: TopicPart) -> bytes:
         """The bytes of a part; those of a large one are put together in a worker thread."""
-        return await self._offload.run(Kind.CPU, partial(encode_part, part)) if is_large(part) else encode_part(part)
+        return await self._offload.run(Pool.CPU, partial(encode_part, part)) if is_large(part) else encode_part(part)
 
     async def _write_manifests(self, captures: Sequence[TopicCapture], named: NamedFiles) -> None:
         """The manifests of those that have files; the parts of the others stand in the snapshot alone."""
@@ -246,15 +247,15 @@ class TopicCheckpoints:
     async def _settle(self, capture: TopicCapture) -> None:
         """The index points to the segments: one step for each of them."""
         topic = capture.topic
-        topic.on_disk.set_part(capture.encoded, Position(*capture.part.end))
+        topic.on_disk.set_part(capture.encoded, LogPosition(*capture.part.end))
         if topic.deleted:
             return
-        shelf = topic.shelf
-        if shelf is not None:
-            shelf.gone = capture.stale
-            if shelf.gone:
+        segment_set = topic.segment_set
+        if segment_set is not None:
+            segment_set.gone = capture.stale
+            if segment_set.gone:
                 self._source.attention.add(topic)  # who looked while this was written has seen nothing of it
-            shelf.earliest_stored = capture.earliest
+            segment_set.earliest_stored = capture.earliest
         for span, seqs in capture.flagged:
             span.flagged(seqs)
             if isinstance(span.segment, Segment) and span.segment.flagged_meanwhile is not None:
@@ -266,8 +267,8 @@ class TopicCheckpoints:
         if capture.moved is not None:
             capture.moved.tier = capture.tier
         for growth in capture.growths:
-            assert shelf is not None
-            self._take_over(capture, growth, shelf)
+            assert segment_set is not None
+            self._take_over(capture, growth, segment_set)
             if growth.seals:
                 sealed_to = growth.segment.end
             await self._work.give_way()
@@ -277,7 +278,7 @@ class TopicCheckpoints:
             while topic.log.tidy():
                 await self._work.give_way()
 
-    def _take_over(self, capture: TopicCapture, growth: Growth, shelf: Shelf) -> None:
+    def _take_over(self, capture: TopicCapture, growth: Growth, segment_set: SegmentSet) -> None:
         """The records that a segment has taken up are in it from now on."""
         stored, segment = capture.topic.log.stored, growth.segment
         at = 0
@@ -296,7 +297,7 @@ class TopicCheckpoints:
         grown = growth.segment_after(capture.now_ms)
         segment.n, segment.data_bytes, segment.frames = grown.n, grown.data_bytes, grown.frames
         segment.opened_ms, segment.sealed = grown.opened_ms, grown.sealed
-        shelf.segments.add(segment)
+        segment_set.segments.add(segment)
         newest = stored.at(segment.end - 1)
         if newest is not None and newest.loaded:
             self._cache.add_columns(newest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from topics.storage.offline.topic_parts import Hole
+from topics.storage.offline.topic_parts import StoredHole
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class TopicFacts:
     routers: list[RouterFacts]
     keeps_origins: bool
     queue: QueueFacts | None
-    holes: list[Hole]
+    holes: list[StoredHole]
     segments: list[SegmentFacts]
 
 

@@ -17,16 +17,16 @@ from topics.log.dumped_values import from_little_endian
 from topics.storage.files.datadir import DataDir, DataDirError, segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import File, Fs, join
-from topics.storage.offline.topic_parts import Part
+from topics.storage.offline.topic_parts import StoredPart
 from topics.storage.recovery.recovered_state import understood
 from topics.storage.segments.segment_format import decode_records, open_records, reads_as_deleted
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_scan import BadBytes, frames_of, layout_of
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.wal import frames
 from topics.storage.wal.frame_search import FrameSearch, LogFile
 from topics.storage.wal.frames import Frame, FrameType, decode_append
-from topics.storage.wal.wal_head import WalHead, Window, scans
+from topics.storage.wal.wal_head import WalHead, WalWindow, scans
 
 SHOWN: Final = 80
 ROUTER_SHOWN: Final = 240
@@ -71,7 +71,7 @@ class FrameFacts:
 class FrameDump:
     """Reads the frames of one file after another."""
 
-    def __init__(self, fs: Fs, tiers: Tiers, datadir: DataDir, cold: str | None, names: dict[int, str]) -> None:
+    def __init__(self, fs: Fs, tiers: SegmentTiers, datadir: DataDir, cold: str | None, names: dict[int, str]) -> None:
         """`names` are those of topics by id; topics whose creation is met are added. `cold` is the directory of the
         cold tier."""
         self._fs = fs
@@ -94,7 +94,9 @@ class FrameDump:
                 for scan, window, base in verified_scans(handle, head, at, size):
                     for frame in scan.frames:
                         with understood(f"the frame at offset {frame.offset} of {path}"):
-                            facts = _wal_frame(path, frame, number, window, frames.Seeds(head.salt, base), self._names)
+                            facts = _wal_frame(
+                                path, frame, number, window, frames.FrameSeeds(head.salt, base), self._names
+                            )
                         yield facts
                         number = number + 1 if number is not None else None
                     at, reason = scan.stop, scan.reason
@@ -104,7 +106,7 @@ class FrameDump:
                 yield FrameFacts(path, at, None, "BadBytes", 0, None, 0, 0, found - at, [], "", "", "")
                 at, number = found, None
 
-    def of_segment(self, part: Part, segment: Segment) -> Iterator[FrameFacts]:
+    def of_segment(self, part: StoredPart, segment: Segment) -> Iterator[FrameFacts]:
         """Yield the frames of a segment, and the ranges that have none; nothing if its tier is not given. Raises
         OSError."""
         if segment.tier == "gone" or (segment.tier == "cold" and self._tiers.cold is None):
@@ -157,7 +159,7 @@ class FrameDump:
             yield _bad_bytes(path, part, "MissingBytes", length, segment.data_bytes)
 
 
-def _bad_bytes(path: str, part: Part, kind: str, start: int, stop: int) -> FrameFacts:
+def _bad_bytes(path: str, part: StoredPart, kind: str, start: int, stop: int) -> FrameFacts:
     """Return a range of a `.data` file that has no valid frames, or is missing."""
     of = part.part
     return FrameFacts(path, start, None, kind, of.id, of.name, 0, 0, stop - start, [], "", "", "")
@@ -168,7 +170,7 @@ def type_name(kind: int) -> str:
     return "".join(word.capitalize() for word in FrameType(kind).name.split("_"))
 
 
-def verified_scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[Window]:
+def verified_scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[WalWindow]:
     """Like `scans`, but a frame of an unknown type is a DataDirError."""
     try:
         yield from scans(handle, head, at, size)
@@ -177,7 +179,7 @@ def verified_scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[
 
 
 def _wal_frame(
-    path: str, frame: Frame, number: int | None, window: bytes, seeds: frames.Seeds, names: dict[int, str]
+    path: str, frame: Frame, number: int | None, window: bytes, seeds: frames.FrameSeeds, names: dict[int, str]
 ) -> FrameFacts:
     base = seeds.base
     node = tag = b""
@@ -217,17 +219,17 @@ def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[
     if kind == FrameType.LEASE:
         return {
             "op": fields["op"],
-            "seqs": _Text(_few(fields["seqs"])),
+            "seqs": _PlainText(_few(fields["seqs"])),
             **{name: fields[name] for name in ("node", "deadline", "available_at") if name in fields},
         }
     if kind == FrameType.DELETE and "seqs" in fields:
-        return {**fields, "seqs": _Text(_few(fields["seqs"]))}
+        return {**fields, "seqs": _PlainText(_few(fields["seqs"]))}
     if kind == FrameType.ROUTER_CREATE:
         name, source_id, cursor, copies, config = fields["router"]
         source = names.get(source_id, source_id)
         return {"router": name, "source": source, "cursor": cursor, "copies": copies, "config": config}
     if kind == FrameType.STAGE and "key" in fields:
-        return {**fields, "stages": _Text(_cut(", ".join(fields["stages"])))}
+        return {**fields, "stages": _PlainText(_cut(", ".join(fields["stages"])))}
     if kind != FrameType.FORWARDED:
         return fields
     told = ("router", "source", "from", "to", "count", "total")
@@ -238,7 +240,7 @@ def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[
     if "files" in fields:
         offsets = {extent[0]: extent[3] for extent in reversed(fields["extents"])}
         places = [f"{kind}/{owner}/{first}+{offsets[i]}" for i, (kind, owner, first) in enumerate(fields["files"])]
-        shown["frames"] = _Text(", ".join(places))
+        shown["frames"] = _PlainText(", ".join(places))
     return shown
 
 
@@ -249,7 +251,7 @@ def _few(packed: bytes) -> str:
     return shown if len(seqs) <= SEQS_SHOWN else f"{shown}, ... ({len(seqs)})"
 
 
-class _Text(str):
+class _PlainText(str):
     """A text that is shown without quotes."""
 
     __slots__ = ()

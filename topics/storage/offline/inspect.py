@@ -35,11 +35,11 @@ from topics.storage.offline.directory_facts import (
     WalFileFacts,
 )
 from topics.storage.offline.frame_dump import FrameDump, FrameFacts, type_name, verified_scans
-from topics.storage.offline.topic_parts import Part, holes_of, load_part
+from topics.storage.offline.topic_parts import StoredPart, holes_of, load_part
 from topics.storage.recovery import replay
 from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.recovered_state import RecoveredTopic, shard_of
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DirectorySegmentStore
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.manifests import read_manifest
@@ -74,7 +74,7 @@ class Inspection:
         self._datadir = DataDir(root)
         self._cold = cold if cold is not None and fs.exists(cold) else None
         store = DirectorySegmentStore(self._fs, self._cold) if self._cold is not None else None
-        self._tiers = Tiers(DirectorySegmentStore(self._fs, root), store)
+        self._tiers = SegmentTiers(DirectorySegmentStore(self._fs, root), store)
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -214,16 +214,16 @@ class Inspection:
         names = {topic.id: topic.name for topic in found.topics.values()}
         return [_topic(_known_at_start(topic), names, shards) for topic in found.topics.values()], None
 
-    def _parts(self, snapshot: Snapshot | None) -> list[Part]:
+    def _parts(self, snapshot: Snapshot | None) -> list[StoredPart]:
         """Return the newer of the two parts of every topic; those that do not verify are left out."""
-        newest: dict[int, Part] = {}
+        newest: dict[int, StoredPart] = {}
         for part in self._all_parts(snapshot):
             known = newest.get(part.part.id)
             if known is None or part.end >= known.end:
                 newest[part.part.id] = part
         return list(newest.values())
 
-    def _all_parts(self, snapshot: Snapshot | None) -> Iterator[Part]:
+    def _all_parts(self, snapshot: Snapshot | None) -> Iterator[StoredPart]:
         for blob in snapshot.topics if snapshot is not None else ():
             with suppress(SnapshotDamaged):
                 yield load_part("the snapshot", decode_part(blob))
@@ -232,7 +232,7 @@ class Inspection:
                 path, blob = read_manifest(self._fs, self._datadir, topic_id)
                 yield load_part(path, decode_manifest(blob))
 
-    def _of_part(self, part: Part, names: dict[int, str], snapshot: Snapshot | None) -> TopicFacts:
+    def _of_part(self, part: StoredPart, names: dict[int, str], snapshot: Snapshot | None) -> TopicFacts:
         shards = snapshot.shards if snapshot is not None else len(discover_shards(self._fs, self._datadir))
         return _topic(_known_of_part(part), names, shards)
 
@@ -259,7 +259,7 @@ class Inspection:
                     yield from dump.of_segment(part, segment)
 
 
-class _Known(NamedTuple):
+class _KnownTopic(NamedTuple):
     """What is known of a topic, from recovery or from a part."""
 
     id: int
@@ -273,8 +273,8 @@ class _Known(NamedTuple):
     queue: Leases | None
 
 
-def _known_at_start(topic: RecoveredTopic) -> _Known:
-    return _Known(
+def _known_at_start(topic: RecoveredTopic) -> _KnownTopic:
+    return _KnownTopic(
         topic.id,
         topic.name,
         topic.config,
@@ -287,9 +287,9 @@ def _known_at_start(topic: RecoveredTopic) -> _Known:
     )
 
 
-def _known_of_part(part: Part) -> _Known:
+def _known_of_part(part: StoredPart) -> _KnownTopic:
     found = part.part
-    return _Known(
+    return _KnownTopic(
         found.id,
         found.name,
         part.config,
@@ -302,7 +302,7 @@ def _known_of_part(part: Part) -> _Known:
     )
 
 
-def _topic(known: _Known, names: Mapping[int, str], shards: int) -> TopicFacts:
+def _topic(known: _KnownTopic, names: Mapping[int, str], shards: int) -> TopicFacts:
     """Return the facts of a topic. `names` are those of all topics by id."""
     config, log = known.config, known.log
     spans = log.stored.all()

@@ -52,7 +52,7 @@ MAX_TS: Final = 2**64 - 1
 _SEGMENT_FIELDS: Final = (7, 8)
 
 
-class Lost(NamedTuple):
+class LostRange(NamedTuple):
     """Lost seqs, both ends inclusive, and the reason."""
 
     first: int
@@ -81,7 +81,7 @@ class StoredSegment(NamedTuple):
     first_ts: int = 0
     last_ts: int = MAX_TS
     unflagged: bytes = b""
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostRange, ...] = ()
     salt: int | None = None
 
     @property
@@ -100,7 +100,7 @@ class StoredTopic:
         self.id = part.id
         self.name = part.name
         self.end = (part.end[0], part.end[1])
-        self._holes = [Lost(int(first), int(last), reason) for first, last, reason in part.log["holes"]]
+        self._holes = [LostRange(int(first), int(last), reason) for first, last, reason in part.log["holes"]]
         self.segments = [
             segment._replace(lost=tuple(self._holes_in(segment.start, segment.last))) for segment in segments
         ]
@@ -109,35 +109,35 @@ class StoredTopic:
         self.earliest_seq = log.earliest_seq
         self._log = log
 
-    def losses(self, after: int, last: int) -> list[Lost]:
+    def losses(self, after: int, last: int) -> list[LostRange]:
         """Return the losses among the seqs above `after` up to `last`, as a reader of that range is told: the gap below
         the front, then the holes; ascending, cut to the range. `last` is at most the head."""
-        found: list[Lost] = []
+        found: list[LostRange] = []
         if after >= last:
             return found
         front = self._log.start(after, True)[1]
         if front is not None:
-            found.append(Lost(front.gap_from, min(front.gap_to, last), front.reason))
+            found.append(LostRange(front.gap_from, min(front.gap_to, last), front.reason))
         found += self._holes_in(after + 1, last)
         return found
 
-    def _holes_in(self, first: int, last: int) -> Iterator[Lost]:
+    def _holes_in(self, first: int, last: int) -> Iterator[LostRange]:
         """Yield the parts of the holes that are in the inclusive range."""
         for hole in islice(self._holes, bisect_left(self._holes, first, key=_last_of), None):
             if hole.first > last:
                 return
-            yield Lost(max(hole.first, first), min(hole.last, last), hole.reason)
+            yield LostRange(max(hole.first, first), min(hole.last, last), hole.reason)
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class TopicDirectory:
     """The place of topics: a data directory, the cold directory that belongs to it, or one of them alone."""
 
     data: str | None
     cold: str | None
 
     @classmethod
-    def found(cls, fs: Fs, path: str, cold: str | None = None) -> Directory:
+    def found(cls, fs: Fs, path: str, cold: str | None = None) -> TopicDirectory:
         """Return what is at `path`: a data directory, a copy made by `scripts/copy` (`data` and `cold` below it), or a
         cold directory. A `cold` that does not exist is ignored. Raises DataDirError if it is none of these, or of a
         format that this version does not know."""
@@ -310,7 +310,7 @@ def _entry(entry: Sequence[Any]) -> tuple[int, int, int, bool, str, int | None]:
     return int(entry[0]), int(entry[1]), int(entry[2]), bool(entry[5]), str(entry[6]), salt
 
 
-def _last_of(hole: Lost) -> int:
+def _last_of(hole: LostRange) -> int:
     return hole.last
 
 

@@ -16,10 +16,10 @@ from topics.storage.recovery.recovered_state import NO_LEASES_RUN
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.queue_dump import load_queue
 from topics.storage.snapshots.snapshot import SnapshotDamaged, TopicPart
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.wal_files import LogPosition
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """A decoded part, and the file it was found in."""
 
     path: str
@@ -32,12 +32,12 @@ class Part(NamedTuple):
     queue: Leases | None
 
     @property
-    def end(self) -> Position:
+    def end(self) -> LogPosition:
         """The position of the part: frames of the topic before it are in the part."""
-        return Position(*self.part.end)
+        return LogPosition(*self.part.end)
 
 
-class Hole(NamedTuple):
+class StoredHole(NamedTuple):
     """Lost seqs, both ends inclusive."""
 
     first: int
@@ -45,7 +45,7 @@ class Hole(NamedTuple):
     reason: str
 
 
-def load_part(path: str, part: TopicPart) -> Part:
+def load_part(path: str, part: TopicPart) -> StoredPart:
     """Decode a part. Raises SnapshotDamaged if it contradicts itself."""
     try:
         segments = [Segment.from_wire(part.id, entry) for entry in part.segments]
@@ -66,11 +66,11 @@ def load_part(path: str, part: TopicPart) -> Part:
             raise ValueError("a queue has jobs, and nothing else has")
         if queue is not None and len(queue) > log.count:
             raise ValueError(f"it knows of {len(queue)} jobs, and has {log.count} records")
-        return Part(path, part, config, log, segments, routers, origins, queue)
+        return StoredPart(path, part, config, log, segments, routers, origins, queue)
     except (TypeError, ValueError) as error:
         raise SnapshotDamaged(f"the part of topic {part.id} contradicts itself: {error}") from error
 
 
-def holes_of(log: Mapping[str, Any]) -> list[Hole]:
+def holes_of(log: Mapping[str, Any]) -> list[StoredHole]:
     """Return the holes in a dumped log."""
-    return [Hole(int(first), int(last), reason) for first, last, reason in log["holes"]]
+    return [StoredHole(int(first), int(last), reason) for first, last, reason in log["holes"]]

@@ -42,21 +42,21 @@ from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join
 from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
 from topics.storage.offline.finding import Finding
-from topics.storage.offline.topic_parts import Part, holes_of, load_part
+from topics.storage.offline.topic_parts import StoredPart, holes_of, load_part
 from topics.storage.offline.verify_identities import verify_identities
 from topics.storage.offline.verify_routers import CopyCheck
 from topics.storage.offline.verify_segments import SegmentCheck
 from topics.storage.offline.verify_start import verify_start
-from topics.storage.offline.verify_wal import LogCheck, LogFacts, Mention, ShardLog, TopicFacts
+from topics.storage.offline.verify_wal import LogCheck, LogFacts, LogReference, PartFacts, ShardLogFacts
 from topics.storage.recovery.recovered_state import shard_of
 from topics.storage.recovery.restored_copy import MARK
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DELETED_SUFFIX, DirectorySegmentStore
 from topics.storage.snapshots.clock_mark import decode_mark
 from topics.storage.snapshots.manifests import newest_generation, read_manifest
 from topics.storage.snapshots.snapshot import (
     KEPT,
-    ShardPosition,
+    ReplayPosition,
     Snapshot,
     SnapshotDamaged,
     TopicPart,
@@ -65,7 +65,7 @@ from topics.storage.snapshots.snapshot import (
     decode_snapshot,
     snapshot_numbers,
 )
-from topics.storage.wal.wal_files import Position, WalFiles
+from topics.storage.wal.wal_files import LogPosition, WalFiles
 from topics.storage.wal.wal_head import read_heads, wal_format
 
 MANIFEST: Final = "topic.cbor"
@@ -84,14 +84,14 @@ class Verification:
         self._cold_dir = DataDir(cold) if cold is not None and fs.exists(cold) else None
         store = DirectorySegmentStore(self._fs, cold) if self._cold_dir is not None and cold is not None else None
         self._cold_given = cold
-        self._tiers = Tiers(DirectorySegmentStore(self._fs, root), store)
+        self._tiers = SegmentTiers(DirectorySegmentStore(self._fs, root), store)
         self._in_use = in_use
         self._facts = LogFacts()
         self._snapshot: Snapshot | None = None
         self._parts: dict[int, bytes] = {}
-        self._mentions: dict[tuple[int, int], list[Mention]] = {}
+        self._mentions: dict[tuple[int, int], list[LogReference]] = {}
         """The positions that others name, by shard and ordinal of the file."""
-        self._known: dict[int, TopicFacts] = {}
+        self._known: dict[int, PartFacts] = {}
         """What is known of each topic from the newer of its parts, by id."""
         self._files_of_logs = WalFiles()
         self._wal_format = wal_format(self._fs, self._datadir)
@@ -193,9 +193,9 @@ class Verification:
     def _mention_positions(self, path: str, snapshot: Snapshot) -> None:
         """Note its positions, which must be in the log, so that replay can begin there."""
         for shard, position in snapshot.positions.items():
-            begin = ShardPosition(*position)
+            begin = ReplayPosition(*position)
             # The first snapshots of a new layout are written before its files are made.
-            mention = Mention(begin.offset, begin.frames, path, f"shard {shard} begins", not snapshot.new_layout)
+            mention = LogReference(begin.offset, begin.frames, path, f"shard {shard} begins", not snapshot.new_layout)
             self._mentions.setdefault((shard, begin.ordinal), []).append(mention)
 
     def _collect_mentions(self) -> None:
@@ -211,12 +211,12 @@ class Verification:
             self._mention_part(path, part)
 
     def _mention_part(self, path: str, part: TopicPart) -> None:
-        ordinal, offset = end = Position(*part.end)
+        ordinal, offset = end = LogPosition(*part.end)
         known = self._known.get(part.id)
         if known is None or end >= known.end:
-            self._known[part.id] = TopicFacts(part.name, end, part.config.get("durability") == "ephemeral")
+            self._known[part.id] = PartFacts(part.name, end, part.config.get("durability") == "ephemeral")
         if offset and self._shards():
-            mention = Mention(offset, None, path, f"topic {part.name!r} ends", False)
+            mention = LogReference(offset, None, path, f"topic {part.name!r} ends", False)
             self._mentions.setdefault((shard_of(part.id, self._shards()), ordinal), []).append(mention)
 
     def _shards(self) -> int:
@@ -255,10 +255,10 @@ class Verification:
                 for of_shard, ordinal in list(self._mentions)
                 if of_shard == shard
             }
-            begin = Position(*position[:2]) if position is not None else None
+            begin = LogPosition(*position[:2]) if position is not None else None
             check = LogCheck(
                 fs,
-                ShardLog(shard, directory, current, heads, shards, begin),
+                ShardLogFacts(shard, directory, current, heads, shards, begin),
                 self._facts,
                 mentions=mentions,
                 topics=self._known,
@@ -277,7 +277,7 @@ class Verification:
             return
         yield Finding(directory, None, "WAL files of an old layout: the next start removes them", "note")
         heads = read_heads(self._fs, directory, ordinals, version=self._wal_format)
-        log = ShardLog(shard, directory, ordinals, heads)
+        log = ShardLogFacts(shard, directory, ordinals, heads)
         check = LogCheck(self._fs, log, LogFacts(), mentions={}, topics={}, in_use=self._in_use)
         yield from check.findings()
 
@@ -347,7 +347,7 @@ class Verification:
         if found is not None:
             yield from self._segments(topic_id, found)
 
-    def _newest(self, topic_id: int) -> tuple[Part | None, list[Finding]]:
+    def _newest(self, topic_id: int) -> tuple[StoredPart | None, list[Finding]]:
         """Return the newer part of a topic, and the problems of its parts."""
         blob = self._parts.get(topic_id)
         part = load_part("the snapshot", decode_part(blob)) if blob is not None else None
@@ -361,7 +361,7 @@ class Verification:
             return part, [Finding(path, None, older, "damage")]
         return manifest, []
 
-    def _manifest(self, place: DataDir, topic_id: int) -> tuple[str, Part | None, str | None]:
+    def _manifest(self, place: DataDir, topic_id: int) -> tuple[str, StoredPart | None, str | None]:
         """Return the path of a topic's manifest, and its part, or its problem."""
         path = place.manifest_path(topic_id)
         try:
@@ -377,7 +377,7 @@ class Verification:
             return path, None, f"is about topic {found.part.id}"
         return path, found, None
 
-    def _segments(self, topic_id: int, found: Part) -> Iterator[Finding]:
+    def _segments(self, topic_id: int, found: StoredPart) -> Iterator[Finding]:
         """Check the segments of a part."""
         spans = found.log.stored.all()
         if len(spans) > len(found.segments):
@@ -405,11 +405,11 @@ class Verification:
             else:
                 yield from check.findings(segment, span, is_front=i == 0)
 
-    def _check(self, topic_id: int, found: Part) -> SegmentCheck:
+    def _check(self, topic_id: int, found: StoredPart) -> SegmentCheck:
         ahead = topic_id in self._facts.since
         return SegmentCheck(self._tiers, topic_id, self._path_of(topic_id), holes_of(found.part.log), ahead=ahead)
 
-    def _replaced(self, topic_id: int, found: Part, i: int) -> Iterator[Finding]:
+    def _replaced(self, topic_id: int, found: StoredPart, i: int) -> Iterator[Finding]:
         """Check a segment again that looks damaged while the daemon works: its files may have been replaced."""
         findings: list[Finding] = []
         for _ in range(TRIES):
@@ -434,7 +434,7 @@ class Verification:
 
         return path_of
 
-    def _files(self, topic_id: int, found: Part | None) -> Iterator[Finding]:
+    def _files(self, topic_id: int, found: StoredPart | None) -> Iterator[Finding]:
         """Report files that belong to no segment of the part, and check the copy of the manifest in the cold store."""
         newest = newest_generation(self._fs.listdir(self._datadir.topic_dir(topic_id)))
         hot, cold = {manifest_name(newest or 0)}, {MANIFEST}
@@ -509,7 +509,7 @@ class Verification:
         yield from verify_start(self._fs, self._datadir, self._tiers, lambda topic_id: newest(topic_id)[0], stopped)
 
 
-def _span_of(found: Part, i: int) -> Span | None:
+def _span_of(found: StoredPart, i: int) -> Span | None:
     """Return the span of a part's segment, None if it has none: the first segments have one each, those behind them
     have still to be removed."""
     spans = found.log.stored.all()

@@ -16,10 +16,10 @@ from topics.storage.files.fs import Fs, join
 from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs
 from topics.storage.offline.finding import Finding
-from topics.storage.offline.topic_parts import Hole, Part, holes_of
+from topics.storage.offline.topic_parts import StoredHole, StoredPart, holes_of
 from topics.storage.offline.verify import Verification
 from topics.storage.offline.verify_segments import SegmentCheck
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DirectorySegmentStore
 from topics.storage.segments.topic_segments import Segment
 
@@ -34,7 +34,7 @@ class SegmentWork(NamedTuple):
     topic: str
     segment: list[Any]
     span: list[Any] | None
-    holes: list[Hole]
+    holes: list[StoredHole]
     ahead: bool
     is_front: bool
 
@@ -52,7 +52,7 @@ class SegmentWork(NamedTuple):
         """Return all its problems. Raises OSError if a store does not answer."""
         reading = ReadOnlyFs(fs, Progress())
         cold = DirectorySegmentStore(reading, self.cold) if self.cold is not None else None
-        tiers = Tiers(DirectorySegmentStore(reading, self.root), cold)
+        tiers = SegmentTiers(DirectorySegmentStore(reading, self.root), cold)
         check = SegmentCheck(tiers, self.topic_id, self._path_of, self.holes, ahead=self.ahead)
         span = Span.load(self.span) if self.span is not None else None
         return list(check.findings(self.loaded(), span, is_front=self.is_front))
@@ -81,18 +81,18 @@ class DividedVerification(Verification):
         self._divides = False
         return list(self._replaced(work.topic_id, found, firsts.index(work.loaded().first)))
 
-    def _check(self, topic_id: int, found: Part) -> SegmentCheck:
+    def _check(self, topic_id: int, found: StoredPart) -> SegmentCheck:
         if not self._divides:
             return super()._check(topic_id, found)
         cold = self._cold_dir.root if self._cold_dir is not None else None
         holes = holes_of(found.part.log)
         ahead = topic_id in self._facts.since
-        return _Noting(
+        return _SegmentNotes(
             self.work, SegmentWork(self._root, cold, topic_id, found.part.name, [], None, holes, ahead, False)
         )
 
 
-class _Noting(SegmentCheck):
+class _SegmentNotes(SegmentCheck):
     """Verifies nothing, but notes the segments that it would verify."""
 
     def __init__(self, work: list[SegmentWork], about: SegmentWork) -> None:

@@ -15,16 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from topics.log.copies import MAX_HOPS, Kind, each_kind, stamped
+from topics.log.copies import MAX_HOPS, CopyKind, each_kind, stamped
 from topics.log.span import FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 from topics.storage.files.datadir import DataDir, wal_path
 from topics.storage.files.fs import Fs
 from topics.storage.offline.finding import DAMAGE, NOTE, Finding, Severity, bounded
 from topics.storage.segments.copy_frames import decode_forwarded, decode_recipe, is_staged, read_recipe
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.wal import frames
 from topics.storage.wal.frames import Frame, OpenedRecord
-from topics.storage.wal.wal_files import Place, Position, WalFiles
+from topics.storage.wal.wal_files import LogPosition, Place, WalFiles
 
 _COLUMNS: Final = ("kinds", "files", "extents", "lens", "sizes", "flags")
 _U32: Final = 2**32
@@ -117,7 +117,7 @@ def _recipe_contradiction(frame: Frame, payload: Mapping[str, Any], chosen: Sequ
         hops_hold = kind.hops == 0 if staged else 1 <= kind.hops <= MAX_HOPS
         if not hops_hold or kind.topic_id == frame.topic_id:
             return f"seq {frame.seq + i} is a copy of topic {kind.topic_id} over {kind.hops} routers"
-        dropped = (FLAG_NODE if kind.look.drop_node else 0) | (FLAG_TAG if kind.look.drop_tag else 0)
+        dropped = (FLAG_NODE if kind.changes.drop_node else 0) | (FLAG_TAG if kind.changes.drop_tag else 0)
         if flag & dropped or flag & ~(FLAG_NODE | FLAG_TAG) != (0 if staged else FLAG_ORIGIN):
             return f"seq {frame.seq + i}: flags {flag:#04x}"
         if kind.hops <= 1 and (kind.topic_id, recipe.origin_seqs[i]) != (payload["source"], chosen[i]):
@@ -134,7 +134,7 @@ def _is_place(place: Any) -> bool:
 # ----------------------------------------------------------------- one after another
 
 
-class Cursors:
+class RouterCursors:
     """The positions of routers according to the frames of one shard, one after another. Each frame must continue where
     the last one ended."""
 
@@ -183,7 +183,7 @@ class RecipePlace(NamedTuple):
     """The place of a Forwarded frame with a recipe."""
 
     path: str
-    position: Position
+    position: LogPosition
     size: int
     topic_id: int
     seq: int
@@ -199,7 +199,7 @@ class CopyFacts:
         """The recipes that a start would replay."""
         self.holes: dict[int, list[tuple[int, int]]] = {}
         """Seqs below its head that an earlier start has given up, by topic."""
-        self.ends: dict[int, Position] = {}
+        self.ends: dict[int, LogPosition] = {}
         """Where the log ends, by shard."""
         self.opened: dict[tuple[int, int], int] = {}
         """Where the first start noted in a file went on writing, by shard and ordinal of the file."""
@@ -217,7 +217,7 @@ class CopyCheck:
     def __init__(
         self,
         fs: Fs,
-        tiers: Tiers,
+        tiers: SegmentTiers,
         roots: Sequence[DataDir],
         directories: Mapping[int, str],
         files: WalFiles,
@@ -272,7 +272,7 @@ class CopyCheck:
             without = "" if self._tiers.cold is not None else ": no cold directory is given"
             return f"and that file is missing{without}", "damage"
         file = owner, first
-        if Position(first, offset + size) > self._facts.ends.get(owner, Position(-1, 0)):
+        if LogPosition(first, offset + size) > self._facts.ends.get(owner, LogPosition(-1, 0)):
             return "behind the end of that log: the next start announces it as lost", NOTE
         if not self._files.file_of(place):
             return "and that file is missing", "damage"
@@ -309,10 +309,10 @@ class CopyCheck:
         return next(filter(self._fs.exists, paths), None)
 
 
-def _look(record: OpenedRecord, kind: Kind, origin_seq: int) -> tuple[int, int]:
+def _look(record: OpenedRecord, kind: CopyKind, origin_seq: int) -> tuple[int, int]:
     """Return bytes of data and meta, and flags, of a copy of this record."""
-    look = kind.look
+    changes = kind.changes
     flags = FLAG_ORIGIN if kind.hops else 0  # committed stage records have no origin
-    flags |= FLAG_TAG if record.tag and not look.drop_tag else 0
-    flags |= FLAG_NODE if record.node and not look.drop_node else 0
-    return len(stamped(record.meta, kind.topic_id, origin_seq, look.stamp)) + len(record.data), flags
+    flags |= FLAG_TAG if record.tag and not changes.drop_tag else 0
+    flags |= FLAG_NODE if record.node and not changes.drop_node else 0
+    return len(stamped(record.meta, kind.topic_id, origin_seq, changes.stamp)) + len(record.data), flags

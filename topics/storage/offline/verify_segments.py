@@ -21,7 +21,7 @@ from topics.log.span import Span
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.offline.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
-from topics.storage.offline.topic_parts import Hole
+from topics.storage.offline.topic_parts import StoredHole
 from topics.storage.segments.index_format import (
     HOLE_LOST,
     HOLE_SOURCE_TRIM,
@@ -40,8 +40,8 @@ from topics.storage.segments.segment_format import (
     SegmentDamaged,
     reads_as_deleted,
 )
-from topics.storage.segments.segment_reader import Tiers
-from topics.storage.segments.segment_scan import BadBytes, Entry, Layout, entries_of, frames_of, layout_of
+from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.segments.segment_scan import BadBytes, DataLayout, IndexEntry, entries_of, frames_of, layout_of
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.tags_format import decode_tags, encode_tags
 from topics.storage.segments.topic_segments import Segment
@@ -57,7 +57,7 @@ _TAGGED: Final = bytes(flags & HAS_TAG for flags in range(256))
 Problems = list[tuple[int | None, str]]
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """A file: its store, its name there, and its path for people."""
 
     store: SegmentStore
@@ -114,7 +114,7 @@ class _Slots:
         return any(start <= offset < stop for start, stop in self.bad)
 
 
-def _entries(index: Place, slots: _Slots) -> list[Entry] | None:
+def _entries(index: FilePlace, slots: _Slots) -> list[IndexEntry] | None:
     """Return the frames that an `.idx` names; None if it cannot be believed."""
     try:
         return entries_of(index.read(0, INDEX_ENTRY_BYTES * slots.n), slots.first, slots.n)
@@ -127,10 +127,10 @@ class SegmentCheck:
 
     def __init__(
         self,
-        tiers: Tiers,
+        tiers: SegmentTiers,
         topic_id: int,
         path_of: Callable[[str, str], str],
-        holes: Sequence[Hole],
+        holes: Sequence[StoredHole],
         *,
         ahead: bool,
     ) -> None:
@@ -163,20 +163,20 @@ class SegmentCheck:
         if span is not None and slots is not None and not slots.bad:
             yield from self._summary(data.path, segment, span, slots, columns, unflagged, is_front=is_front)
 
-    def _place(self, segment: Segment, kind: str, tier: str) -> Place:
+    def _place(self, segment: Segment, kind: str, tier: str) -> FilePlace:
         name = segment_name(segment.first, kind)
         store = self._tiers.hot if tier == "hot" else self._tiers.cold
         assert store is not None, "a cold segment without a cold store"
-        return Place(store, self._topic_id, name, self._path_of(tier, name))
+        return FilePlace(store, self._topic_id, name, self._path_of(tier, name))
 
-    def _derived(self, segment: Segment, kind: str) -> list[Place]:
+    def _derived(self, segment: Segment, kind: str) -> list[FilePlace]:
         if segment.tier == "hot":
             return [self._place(segment, kind, "hot")]
         return [self._place(segment, kind, "cold"), self._place(segment, f"{kind}.cold", "hot")]
 
     # -- .data --------------------------------------------------------------------------------------------------------
 
-    def _data(self, place: Place, segment: Segment, *, needed: bool) -> Generator[Finding, None, _Slots | None]:
+    def _data(self, place: FilePlace, segment: Segment, *, needed: bool) -> Generator[Finding, None, _Slots | None]:
         try:
             length = place.length()
         except FileNotFoundError:
@@ -217,7 +217,7 @@ class SegmentCheck:
             yield Finding(place.path, None, problem, self._against_part)
         return slots
 
-    def _windows(self, place: Place, end: int, slots: _Slots, layout: Layout) -> Iterator[DataScan]:
+    def _windows(self, place: FilePlace, end: int, slots: _Slots, layout: DataLayout) -> Iterator[DataScan]:
         """Yield the valid frames of the first `end` bytes, and add the ranges without any to `slots.bad`."""
         seqs = range(slots.first, slots.first + slots.n)
         index = place._replace(name=segment_name(slots.first, "idx"))
@@ -274,7 +274,7 @@ class SegmentCheck:
     # -- .idx ---------------------------------------------------------------------------------------------------------
 
     def _index(
-        self, place: Place, segment: Segment, slots: _Slots | None, unflagged: set[int], *, needed: bool
+        self, place: FilePlace, segment: Segment, slots: _Slots | None, unflagged: set[int], *, needed: bool
     ) -> Generator[Finding, None, IndexColumns | None]:
         """Compare an `.idx` with `.data`. Return its columns if all of it can be believed."""
         counted = INDEX_ENTRY_BYTES * segment.n
@@ -353,7 +353,7 @@ class SegmentCheck:
     # -- .tags --------------------------------------------------------------------------------------------------------
 
     def _tags(
-        self, place: Place, segment: Segment, slots: _Slots | None, span: Span | None, unflagged: set[int]
+        self, place: FilePlace, segment: Segment, slots: _Slots | None, span: Span | None, unflagged: set[int]
     ) -> Iterator[Finding]:
         try:
             blob = place.read(0, place.length())

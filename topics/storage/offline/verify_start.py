@@ -12,16 +12,16 @@ from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import Fs
 from topics.storage.files.progress import Progress
 from topics.storage.offline.finding import DAMAGE, NOTE, Finding
-from topics.storage.offline.topic_parts import Part, holes_of
+from topics.storage.offline.topic_parts import StoredPart, holes_of
 from topics.storage.recovery import replay
 from topics.storage.recovery.damage import Damage
-from topics.storage.recovery.recovered_state import Recovered, RecoveredTopic
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.wal.frames import UnknownFrameType
 
 
 def verify_start(
-    fs: Fs, datadir: DataDir, tiers: Tiers, part_of: Callable[[int], Part | None], stopped: Collection[int]
+    fs: Fs, datadir: DataDir, tiers: SegmentTiers, part_of: Callable[[int], StoredPart | None], stopped: Collection[int]
 ) -> Iterator[Finding]:
     """Yield the problems. `part_of` returns the newer part of a topic id; `stopped` are the shards whose log ends in a
     clean stop. Blocking."""
@@ -44,7 +44,7 @@ def verify_start(
 
 
 def _routers(
-    recovered: Recovered, root: str, part_of: Callable[[int], Part | None], *, is_stopped: bool
+    recovered: RecoveredState, root: str, part_of: Callable[[int], StoredPart | None], *, is_stopped: bool
 ) -> Iterator[Finding]:
     """Check the source, dest and cursor of routers. What a crash may have left is a note: a start corrects it."""
     dests: dict[str, str] = {}
@@ -68,7 +68,7 @@ def _routers(
                 yield Finding(path, None, f"{problem}, which ends at {head}", DAMAGE if is_stopped else NOTE)
 
 
-def _sources(part: Part, recovered: Recovered) -> Iterator[Finding]:
+def _sources(part: StoredPart, recovered: RecoveredState) -> Iterator[Finding]:
     """Check the sources of the routers in a part."""
     for router in part.routers:
         if router.source_id not in recovered.topics:

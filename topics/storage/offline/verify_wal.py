@@ -26,20 +26,20 @@ from topics.routing.router_state import Router
 from topics.storage.files.datadir import wal_path
 from topics.storage.files.fs import WINDOW_BYTES, File, Fs
 from topics.storage.offline.finding import MAX_PER_FILE, SECTOR, Finding
-from topics.storage.offline.verify_routers import CopyFacts, Cursors, RecipePlace, contradiction, copies_in
+from topics.storage.offline.verify_routers import CopyFacts, RecipePlace, RouterCursors, contradiction, copies_in
 from topics.storage.recovery.log_end import was_cut_short
 from topics.storage.recovery.recovered_state import NO_LEASES_RUN, shard_of
 from topics.storage.wal import frames
 from topics.storage.wal.frame_search import FrameSearch, LogFile, first_nonzero, vouched_behind
-from topics.storage.wal.frames import CONTINUES, MORE, Frame, FrameType, Row, Scan
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.frames import CONTINUES, MORE, Frame, FrameType, LogScan, Row
+from topics.storage.wal.wal_files import LogPosition
 from topics.storage.wal.wal_head import HEADLESS, WalHead, scans
 
 _MORE: Final = bytes(bool(flags & MORE) for flags in range(256))
 _CONTINUES: Final = bytes(bool(flags & CONTINUES) for flags in range(256))
 
 
-class Mention(NamedTuple):
+class LogReference(NamedTuple):
     """A place in the log that another file names. `frames` is the ordinal of the frame there, if that is named too.
 
     `must_exist` is False if the file may have been removed.
@@ -66,11 +66,11 @@ class LogFacts:
         """Shards whose log ends in a clean stop."""
 
 
-class TopicFacts(NamedTuple):
+class PartFacts(NamedTuple):
     """What is known of a topic from its newest part."""
 
     name: str
-    end: Position
+    end: LogPosition
     """Frames before it are in the part."""
     ephemeral: bool
 
@@ -83,7 +83,7 @@ class _Gap(NamedTuple):
     problem: str
 
 
-class _Seqs:
+class _SeqSequences:
     """Checks that the seqs of each topic continue."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class _Seqs:
             self._gaps.pop(topic_id, None)
             self._next[topic_id] = payload["log"]["head_seq"] + 1
 
-    def gaps(self, known: Mapping[int, TopicFacts]) -> Iterator[_Gap]:
+    def gaps(self, known: Mapping[int, PartFacts]) -> Iterator[_Gap]:
         """Yield the problems, when everything has been read."""
         for topic_id, gap in self._gaps.items():
             facts = known.get(topic_id)
@@ -137,7 +137,7 @@ class _Seqs:
                 yield gap
 
 
-class _File:
+class _FileState:
     """One file while it is read."""
 
     def __init__(self, path: str, ordinal: int, size: int, head: WalHead) -> None:
@@ -190,7 +190,7 @@ class _File:
         return any(start <= offset < stop for start, stop in self.fillers)
 
 
-class ShardLog(NamedTuple):
+class ShardLogFacts(NamedTuple):
     """The log of one shard, as its directory and the snapshot tell."""
 
     shard: int
@@ -201,7 +201,7 @@ class ShardLog(NamedTuple):
     """The beginnings of its files by ordinal, without those that were removed meanwhile."""
     shards: int = 0
     """The number of shards; 0 for a shard of an old layout, for which it is unknown which topics belong to it."""
-    begin: Position | None = None
+    begin: LogPosition | None = None
     """Where replay from the snapshot begins, None without a snapshot."""
 
 
@@ -211,11 +211,11 @@ class LogCheck:
     def __init__(
         self,
         fs: Fs,
-        log: ShardLog,
+        log: ShardLogFacts,
         facts: LogFacts,
         *,
-        mentions: dict[int, list[Mention]],
-        topics: Mapping[int, TopicFacts],
+        mentions: dict[int, list[LogReference]],
+        topics: Mapping[int, PartFacts],
         in_use: bool,
     ) -> None:
         """Results are added to `facts`. `mentions` are the places in this log that other files name, by ordinal of the
@@ -232,8 +232,8 @@ class LogCheck:
         self._topics = topics
         self._in_use = in_use
         self._ours: set[int] = {0}
-        self._seqs = _Seqs()
-        self._cursors = Cursors()
+        self._seqs = _SeqSequences()
+        self._cursors = RouterCursors()
 
     def findings(self) -> Iterator[Finding]:
         """Yield all problems, in the order of the log."""
@@ -246,7 +246,7 @@ class LogCheck:
                 yield Finding(path, None, "is gone by now", "note" if self._in_use else "damage")
                 continue
             with handle:
-                file = _File(path, ordinal, handle.size(), self._heads.get(ordinal, HEADLESS))
+                file = _FileState(path, ordinal, handle.size(), self._heads.get(ordinal, HEADLESS))
                 yield from self._file(handle, file, following)
             self._note_end(file)
         for gap in self._seqs.gaps(self._topics):
@@ -256,11 +256,11 @@ class LogCheck:
                 if mention.must_exist or (self._ordinals and ordinal > self._ordinals[0]):
                     yield Finding(mention.path, None, f"{mention.what}: there is no WAL file of {ordinal}", "damage")
 
-    def _note_end(self, file: _File) -> None:
+    def _note_end(self, file: _FileState) -> None:
         """Note what other checks need to know of a file."""
         copies = self._facts.copies
         copies.recipes += [recipe for recipe in file.recipes if recipe.position.offset < file.batch_at]
-        copies.ends[self._shard] = Position(file.ordinal, file.batch_at)
+        copies.ends[self._shard] = LogPosition(file.ordinal, file.batch_at)
         if not file.whole:
             copies.damaged.add((self._shard, file.ordinal))
         self._facts.stopped.discard(self._shard)
@@ -269,7 +269,7 @@ class LogCheck:
 
     # -- one file -----------------------------------------------------------------------------------------------------
 
-    def _file(self, handle: File, file: _File, following: int | None) -> Iterator[Finding]:
+    def _file(self, handle: File, file: _FileState, following: int | None) -> Iterator[Finding]:
         at = file.head.first
         if file.head.problem is not None:
             self._facts.since.update(self._topics)
@@ -305,7 +305,7 @@ class LogCheck:
             yield from self._after_end(handle, file, following)
         yield from self._positions(file)
 
-    def _frames(self, handle: File, file: _File, at: int) -> Generator[Finding, None, tuple[int, str]]:
+    def _frames(self, handle: File, file: _FileState, at: int) -> Generator[Finding, None, tuple[int, str]]:
         """Check frames from `at` on, up to FileEnd or the first bytes that are no frame. Return that offset, and the
         reason."""
         try:
@@ -319,7 +319,7 @@ class LogCheck:
             return at, "unknown"
         return at, scan.reason if window or file.ended else "zeros"
 
-    def _take(self, scan: Scan, window: bytes, base: int, file: _File) -> Iterator[Finding]:
+    def _take(self, scan: LogScan, window: bytes, base: int, file: _FileState) -> Iterator[Finding]:
         """Check the frames of one window. Per frame there are only comprehensions over columns."""
         rows = scan.rows
         if not rows:
@@ -366,19 +366,19 @@ class LogCheck:
         self._appends(file, rows[behind:])
         file.appends = self._appends_before(scan, len(rows), file)
 
-    def _appends(self, file: _File, rows: Sequence[Row]) -> None:
+    def _appends(self, file: _FileState, rows: Sequence[Row]) -> None:
         file.last_seqs.update({row[4]: row[5] for row in rows})
         self._seqs.run(file.path, rows)
 
     @staticmethod
-    def _appends_before(scan: Scan, i: int, file: _File) -> int:
+    def _appends_before(scan: LogScan, i: int, file: _FileState) -> int:
         """Return how many Appends are in the batch of row `i` before it."""
         at = bisect_right(scan.ends, i)
         begin = scan.ends[at - 1] if at else 0
         count = sum(row[2] == FrameType.APPEND for row in scan.rows[begin:i])
         return count if at else count + file.appends
 
-    def _forwarded(self, file: _File, frame: Frame, payload: dict[str, Any], appends: int) -> Iterator[Finding]:
+    def _forwarded(self, file: _FileState, frame: Frame, payload: dict[str, Any], appends: int) -> Iterator[Finding]:
         """Check a Forwarded frame."""
         topic_id, offset = frame.topic_id, frame.offset
         problem = contradiction(frame, payload) or self._cursors.forward(topic_id, payload)
@@ -394,14 +394,14 @@ class LogCheck:
             file.last_seqs[topic_id] = last
         elif not appends:
             file.last_seqs.pop(topic_id, None)  # FileEnd may know more seqs of an `ephemeral` topic
-        position = Position(file.ordinal, offset)
+        position = LogPosition(file.ordinal, offset)
         known = self._topics.get(topic_id)
-        begins = max(self._begin or Position(0, 0), known.end if known is not None else Position(0, 0))
+        begins = max(self._begin or LogPosition(0, 0), known.end if known is not None else LogPosition(0, 0))
         if "kinds" in payload and position >= begins:
             size = frame.end - offset
             file.recipes.append(RecipePlace(file.path, position, size, topic_id, frame.seq, file.head.salt))
 
-    def _control(self, file: _File, frame: Frame, index: int, payload: dict[str, Any]) -> Iterator[Finding]:
+    def _control(self, file: _FileState, frame: Frame, index: int, payload: dict[str, Any]) -> Iterator[Finding]:
         kind = frame.type
         if kind == FrameType.SYNCED:
             if payload["file"] != file.ordinal or payload["offset"] > frame.offset:
@@ -449,7 +449,7 @@ class LogCheck:
         elif kind == FrameType.TOPIC_DELETE:
             self._facts.deleted.add(frame.topic_id)
 
-    def _stage(self, file: _File, frame: Frame, payload: Mapping[str, Any]) -> None:
+    def _stage(self, file: _FileState, frame: Frame, payload: Mapping[str, Any]) -> None:
         """Check a Stage frame, of a creation or a commit. May raise any exception if a field is missing."""
         if "target" in payload:
             assert isinstance(payload["stage"], str)
@@ -469,14 +469,14 @@ class LogCheck:
             self._seqs.skip(topic_id, payload["last"])
 
     @staticmethod
-    def _goes_on(handle: File, file: _File, at: int) -> bool:
+    def _goes_on(handle: File, file: _FileState, at: int) -> bool:
         """Return True if the daemon has written more since the end of the log was found at `at`."""
         window = handle.pread(min(WINDOW_BYTES, file.size - at), at)
         return bool(frames.scan_window(window, at, file_end=file.size, salt=file.head.salt).rows)
 
     # -- where it ends ------------------------------------------------------------------------------------------------
 
-    def _vouched(self, handle: File, file: _File, at: int, clean: bool) -> int:
+    def _vouched(self, handle: File, file: _FileState, at: int, clean: bool) -> int:
         """Return the offset up to which the file is known to have been on disk, by the snapshot and by its Synced
         frames."""
         vouched = max((offset for offset, _ in file.synced), default=0)
@@ -487,7 +487,7 @@ class LogCheck:
             vouched = max(vouched, found.offset if found.known else file.size)
         return vouched
 
-    def _end(self, handle: File, file: _File, at: int, clean: bool) -> Iterator[Finding]:
+    def _end(self, handle: File, file: _FileState, at: int, clean: bool) -> Iterator[Finding]:
         """Report the end of the log: zeros, or the rest of unsynced writes."""
         if not self._in_use and was_cut_short(file.searched(handle), file.head, at):
             yield self._damage(file, file.size, "the file has lost its end: zeros were behind the last frame")
@@ -506,7 +506,7 @@ class LogCheck:
         state = "the daemon writes here" if self._in_use else "the next start cuts the log here"
         yield Finding(file.path, file.batch_at, f"{torn}, behind all that a sync has covered: {state}", "note")
 
-    def _after_end(self, handle: File, file: _File, following: int | None) -> Iterator[Finding]:
+    def _after_end(self, handle: File, file: _FileState, following: int | None) -> Iterator[Finding]:
         assert file.ended_at is not None
         nonzero = first_nonzero(handle, file.ended_at, file.size)
         if nonzero is not None:
@@ -527,7 +527,7 @@ class LogCheck:
 
     # -- what points into it ------------------------------------------------------------------------------------------
 
-    def _positions(self, file: _File) -> Iterator[Finding]:
+    def _positions(self, file: _FileState) -> Iterator[Finding]:
         if not file.whole:
             self._mentions.pop(file.ordinal, None)
             return
@@ -543,7 +543,7 @@ class LogCheck:
             elif found is not None and mention.frames is not None and mention.frames != found:
                 yield Finding(mention.path, None, f"{place} is frame {found}, not {mention.frames}", "damage")
 
-    def _damage(self, file: _File, offset: int | None, problem: str) -> Finding:
+    def _damage(self, file: _FileState, offset: int | None, problem: str) -> Finding:
         file.whole = False
         file.findings += 1
         self._forget()

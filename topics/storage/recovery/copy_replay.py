@@ -11,12 +11,19 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topics.log.copies import PLAIN, CopyTable, Kind, Origin, each_kind
+from topics.log.copies import PLAIN, CopyKind, CopyTable, Origin, each_kind
 from topics.log.span import FLAG_DERIVED
 from topics.routing.router_state import kept_origins
 from topics.storage.files.fs import Fs
-from topics.storage.recovery.recovered_state import Columns, RecoveredShard, RecoveredTopic
-from topics.storage.segments.copy_frames import Recipe, decode_forwarded, decode_recipe, holds, is_staged, read_recipe
+from topics.storage.recovery.recovered_state import ColumnLoader, RecoveredShard, RecoveredTopic
+from topics.storage.segments.copy_frames import (
+    CopyRecipe,
+    decode_forwarded,
+    decode_recipe,
+    holds,
+    is_staged,
+    read_recipe,
+)
 from topics.storage.wal.frames import HAS_ORIGIN, HAS_TAG, Frame
 from topics.storage.wal.wal_files import WalFiles
 from topics.telemetry.logs import get_logger
@@ -30,7 +37,7 @@ def note_origins(topic: RecoveredTopic, first: int, origins: Sequence[Origin | N
     for seq, origin in enumerate(origins, first):
         if origin is not None:
             topic.copies = topic.copies or CopyTable()
-            topic.copies.add(seq, [(1, Kind(origin.topic_id, origin.hops, PLAIN))], [origin.seq])
+            topic.copies.add(seq, [(1, CopyKind(origin.topic_id, origin.hops, PLAIN))], [origin.seq])
             if topic.origins is not None:
                 topic.origins.add(origin.topic_id, origin.seq)
 
@@ -43,7 +50,7 @@ def keep_origins(topic: RecoveredTopic) -> None:
 class CopyReplay:
     """Applies Forwarded frames, and settles the routers in the end. Blocking."""
 
-    def __init__(self, fs: Fs, files: WalFiles, columns: Columns) -> None:
+    def __init__(self, fs: Fs, files: WalFiles, columns: ColumnLoader) -> None:
         self._fs = fs
         self._files = files
         self._columns = columns
@@ -84,7 +91,7 @@ class CopyReplay:
         self._sources[forwarded.source] = max(forwarded.last, self._sources.get(forwarded.source, 0))
         return forwarded.trims
 
-    def _copy(self, topic: RecoveredTopic, frame: Frame, recipe: Recipe) -> None:
+    def _copy(self, topic: RecoveredTopic, frame: Frame, recipe: CopyRecipe) -> None:
         """Add the copies of one recipe. The structure does not need their bytes, but their tags do."""
         n = len(recipe.flags)
         flags = bytearray(recipe.flags)
@@ -107,7 +114,7 @@ class CopyReplay:
                 if flags[i] & HAS_ORIGIN and frame.seq + i not in topic.missing:  # a lost copy may come another way
                     topic.origins.add(kind.topic_id, seq)
 
-    def _tags(self, topic: RecoveredTopic, first: int, recipe: Recipe, flags: bytearray) -> list[str | None]:
+    def _tags(self, topic: RecoveredTopic, first: int, recipe: CopyRecipe, flags: bytearray) -> list[str | None]:
         """Return the tag of each copy; the first copy has the seq `first`. A copy whose bytes are missing is noted, and
         loses its flag of a tag.
 

@@ -34,7 +34,7 @@ class LostSeqs(NamedTuple):
     last: int | None
 
 
-class Affected(NamedTuple):
+class DamagedContent(NamedTuple):
     """What a bad range held, as far as the rest of the log tells."""
 
     losses: Mapping[int, LostSeqs]
@@ -63,7 +63,7 @@ class LostFrames(NamedTuple):
 class Damage(Exception):
     """Synced bytes of the log are missing or changed. Strict recovery refuses to start; salvage gives `where` up."""
 
-    def __init__(self, where: BadRange, affected: Affected, frames: LostFrames) -> None:
+    def __init__(self, where: BadRange, affected: DamagedContent, frames: LostFrames) -> None:
         self.where = where
         self.affected = affected
         self.frames = frames

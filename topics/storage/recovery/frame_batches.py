@@ -13,7 +13,7 @@ from typing import Any
 from topics.storage.files.fs import File
 from topics.storage.files.progress import Progress
 from topics.storage.wal import frames
-from topics.storage.wal.frames import Frame, FrameType, Row, Scan
+from topics.storage.wal.frames import Frame, FrameType, LogScan, Row
 from topics.storage.wal.wal_files import WalFile
 from topics.storage.wal.wal_head import scans
 
@@ -78,7 +78,7 @@ class FrameBatches:
         self.at = begin
         """Offset behind the last window of frames; in the end, of the first bytes that are no frame."""
         self.reason = "window"
-        """Why those bytes are no frame (`Scan.reason`)."""
+        """Why those bytes are no frame (`LogScan.reason`)."""
         self.batch_at = begin
         """Offset behind the last whole batch."""
         self.count = count
@@ -108,7 +108,7 @@ class FrameBatches:
             if self.ended:
                 return
 
-    def _whole(self, scan: Scan, begun: FrameBatch, extras: Extras) -> Iterator[FrameBatch]:
+    def _whole(self, scan: LogScan, begun: FrameBatch, extras: Extras) -> Iterator[FrameBatch]:
         """Yield the batches that end in a window; `begun` has the frames of the first one from earlier windows.
 
         Neighbouring batches of one topic's Appends are joined: replaying them together costs a fraction. The first one
@@ -137,7 +137,7 @@ class FrameBatches:
             i += 1
 
 
-def _begun(scan: Scan, begun: FrameBatch) -> FrameBatch:
+def _begun(scan: LogScan, begun: FrameBatch) -> FrameBatch:
     """Return the frames of the batch that continues behind the window."""
     taken = scan.ends[-1] if scan.ends else 0
     rows, controls = scan.rows[taken:], sum(i >= taken for i in scan.controls)
@@ -146,7 +146,7 @@ def _begun(scan: Scan, begun: FrameBatch) -> FrameBatch:
     return FrameBatch(begun.file, rows, controls, begun.extras)
 
 
-def _extras(scan: Scan, window: bytes, base: int) -> Extras:
+def _extras(scan: LogScan, window: bytes, base: int) -> Extras:
     """Return tags and origins of Appends, and payloads of control frames."""
     extras: Extras = {}
     for i in scan.tagged:

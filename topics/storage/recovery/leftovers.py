@@ -13,7 +13,7 @@ from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_nam
 from topics.storage.files.fs import Fs, join
 from topics.storage.recovery.substitute_snapshot import DAMAGED_SUFFIX
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.manifests import newest_generation
@@ -58,7 +58,7 @@ def _cut(fs: Fs, path: str, length: int) -> None:
             handle.fdatasync()
 
 
-def tidy_cold(tiers: Tiers, topic_id: int, segments: Sequence[Segment]) -> list[str]:
+def tidy_cold(tiers: SegmentTiers, topic_id: int, segments: Sequence[Segment]) -> list[str]:
     """Remove cold files that belong to no segment of the topic's part. Return hot `.data` files that may be removed,
     because their cold copies, which count, exist. Raises OSError."""
     assert tiers.cold is not None

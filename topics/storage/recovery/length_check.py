@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import trio
 
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.cache.span_loader import SpanLoader
-from topics.storage.recovery.recovered_state import Recovered
-from topics.storage.segments.segment_reader import Tiers, shortened_to
+from topics.storage.recovery.recovered_state import RecoveredState
+from topics.storage.segments.segment_reader import SegmentTiers, shortened_to
 from topics.storage.segments.topic_segments import Segment
 from topics.telemetry.logs import get_logger
 
@@ -32,7 +32,7 @@ SLICE: Final = 256
 """Files that are checked in one thread call."""
 
 
-def check_at_start(recovered: Recovered, tiers: Tiers, most: int = AT_START) -> list[int]:
+def check_at_start(recovered: RecoveredState, tiers: SegmentTiers, most: int = AT_START) -> list[int]:
     """Check the files of the first topics, and load those that are too short. Return the ids of the topics left for
     later. Blocking."""
     replayed_first = sorted(recovered.topics.values(), key=lambda topic: topic.id not in recovered.replayed)
@@ -59,7 +59,7 @@ class LengthCheck:
     def __init__(
         self, loader: SpanLoader, topics: Mapping[int, Any], account: Callable[[Any], None], offload: Offload
     ) -> None:
-        """`topics` are the live topics by id, each an `Owner`; `account` updates the totals of one that has lost
+        """`topics` are the live topics by id, each a `SpanOwner`; `account` updates the totals of one that has lost
         records."""
         self.pending: list[int] = []
         """Ids of topics whose files have not been checked since the start."""
@@ -73,7 +73,7 @@ class LengthCheck:
         time."""
         while self.pending:
             topic = self._topics.get(self.pending.pop())
-            if topic is None or topic.shelf is None:
+            if topic is None or topic.segment_set is None:
                 continue
             try:
                 await self._check(topic)
@@ -85,16 +85,16 @@ class LengthCheck:
         spans = [span for span in topic.log.stored.all() if span.live and isinstance(span.segment, Segment)]
         for at in range(0, len(spans), SLICE):
             segments = [span.segment for span in spans[at : at + SLICE] if isinstance(span.segment, Segment)]
-            short = await self._offload.run(Kind.FILES, partial(_short_ones, self._loader.tiers, segments))
+            short = await self._offload.run(Pool.FILES, partial(_short_ones, self._loader.tiers, segments))
             if not short:
                 continue
             # Under the lock, because a file that is being replaced may look too short.
-            async with topic.shelf.upkeep:
+            async with topic.segment_set.hot_lock:
                 await self._loader.reload(topic, [segments[i].end - 1 for i in short])
                 if not topic.deleted:
                     self._account(topic)
 
 
-def _short_ones(tiers: Tiers, segments: Sequence[Segment]) -> list[int]:
+def _short_ones(tiers: SegmentTiers, segments: Sequence[Segment]) -> list[int]:
     """Return the indexes of the segments whose `.data` is too short. Blocking."""
     return [i for i, segment in enumerate(segments) if shortened_to(tiers, segment) is not None]

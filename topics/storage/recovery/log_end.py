@@ -12,21 +12,21 @@ from typing import Final, NamedTuple
 
 from topics.storage.files.fs import File, Fs
 from topics.storage.recovery.bare_fillers import outstanding
-from topics.storage.recovery.damage import Affected, BadRange, Damage, LostFrames, LostSeqs
+from topics.storage.recovery.damage import BadRange, Damage, DamagedContent, LostFrames, LostSeqs
 from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredTopic
 from topics.storage.wal.frame_search import (
     MOST_RESERVED,
-    Behind,
+    LaterSeq,
+    LogContinuation,
     LogFile,
-    SeqBehind,
-    TopicReplayed,
+    ReplayedTopic,
     behind,
     end_of_bytes,
     only_zeros,
     vouched_behind,
 )
 from topics.storage.wal.frames import FrameType
-from topics.storage.wal.wal_files import Position, WalFile, WalFiles, most_bytes
+from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles, most_bytes
 from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, scans
 from topics.telemetry.logs import get_logger
 
@@ -49,7 +49,7 @@ class OpenEnd(NamedTuple):
     at: int
     """Offset of the first bytes that are no frame."""
     reason: str
-    """Why those bytes are no frame (`Scan.reason`)."""
+    """Why those bytes are no frame (`LogScan.reason`)."""
     batch_at: int
     """Offset behind the last whole batch."""
     batch_count: int
@@ -105,7 +105,7 @@ class LogEnds:
         if following is None and not cut and known and end.batch_at >= vouched:
             shard.end, shard.ended, shard.frame_count = end.batch_at, False, end.batch_count
             if not clean or end.batch_at != end.at:
-                shard.truncated = Position(file.ordinal, end.batch_at)
+                shard.truncated = LogPosition(file.ordinal, end.batch_at)
                 log.warning("wal_torn_end", file=file.path, offset=end.batch_at, shard=shard.shard)
             return
         if not known:
@@ -124,9 +124,9 @@ class LogEnds:
         """Return the damage of a file of `size` bytes without a valid beginning, so that none of it can be verified.
         `end` is where replay would have begun. Raises OSError."""
         stop = self._most(size) if end.following is None else size
-        return self._damage(end, Behind(stop, {}, 0), lost_end=True)
+        return self._damage(end, LogContinuation(stop, {}, 0), lost_end=True)
 
-    def _damage(self, end: OpenEnd, on: Behind, *, lost_end: bool) -> Damage:
+    def _damage(self, end: OpenEnd, on: LogContinuation, *, lost_end: bool) -> Damage:
         """Return the damage from `end` up to where the log continues. `lost_end`: the original length of the file is
         unknown."""
         shard, file, following = end.shard, end.file, end.following
@@ -138,7 +138,7 @@ class LogEnds:
             longest = max(stop, most_bytes(self._file_bytes))
         return Damage(
             BadRange(file.path, file.ordinal, file.head, end.batch_at, stop),
-            Affected(
+            DamagedContent(
                 losses=self._losses(shard, on.later, file.ordinal),
                 names={topic.id: topic.name for topic in topics},
                 routed={topic.id for topic in topics if topic.stage is None},
@@ -152,13 +152,13 @@ class LogEnds:
         """Return how long a file that has lost its end and has `size` bytes now may have been."""
         return max(size, min(self._file_bytes, MOST_FILE_BYTES))
 
-    def _replayed(self) -> dict[int, TopicReplayed]:
+    def _replayed(self) -> dict[int, ReplayedTopic]:
         return {
-            topic.id: TopicReplayed(topic.log.head_seq, topic.end, topic.config.durability != "ephemeral")
+            topic.id: ReplayedTopic(topic.log.head_seq, topic.end, topic.config.durability != "ephemeral")
             for topic in self._topics.values()
         }
 
-    def _losses(self, shard: RecoveredShard, later: Mapping[int, SeqBehind], ordinal: int) -> dict[int, LostSeqs]:
+    def _losses(self, shard: RecoveredShard, later: Mapping[int, LaterSeq], ordinal: int) -> dict[int, LostSeqs]:
         """Return the seqs that the bad range held, by topic id."""
         losses: dict[int, LostSeqs] = {}
         told = any(not one.exact for one in later.values())
@@ -180,9 +180,9 @@ class LogEnds:
                 losses[topic_id] = LostSeqs(head + 1, last)
         return losses
 
-    def _first_seqs_of_later_files(self, shard: RecoveredShard, ordinal: int) -> dict[int, SeqBehind]:
+    def _first_seqs_of_later_files(self, shard: RecoveredShard, ordinal: int) -> dict[int, LaterSeq]:
         """Return the first Append of each topic in the files behind `ordinal`."""
-        firsts: dict[int, SeqBehind] = {}
+        firsts: dict[int, LaterSeq] = {}
         for file in self._files.of_shard(shard.shard):
             if file.ordinal <= ordinal or file.head.problem is not None:
                 continue
@@ -190,5 +190,5 @@ class LogEnds:
                 for scan, _, _ in scans(handle, file.head, file.head.first, handle.size()):
                     for frame in scan.frames:
                         if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
-                            firsts.setdefault(frame.topic_id, SeqBehind(frame.seq, True))
+                            firsts.setdefault(frame.topic_id, LaterSeq(frame.seq, True))
         return firsts

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from topics.log.losses import LossReason
 from topics.log.span import FLAG_DERIVED
-from topics.storage.recovery.recovered_state import Columns, LostRun, RecoveredShard, RecoveredTopic
+from topics.storage.recovery.recovered_state import ColumnLoader, LostRun, RecoveredShard, RecoveredTopic
 from topics.storage.wal.wal_files import WalFiles
 from topics.telemetry.logs import get_logger
 
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 class LostCopies:
     """Looks for records without bytes. Blocking; methods raise OSError if the disk does not answer."""
 
-    def __init__(self, files: WalFiles, shards: Mapping[int, RecoveredShard], columns: Columns) -> None:
+    def __init__(self, files: WalFiles, shards: Mapping[int, RecoveredShard], columns: ColumnLoader) -> None:
         self._files = files
         self._shards = shards
         self._columns = columns

@@ -20,7 +20,7 @@ from topics.log.copies import CopyTable, Origin
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.losses import LossReason
 from topics.log.span import DELETED, LIVE, NotLoaded, Span, SpanColumns
-from topics.log.stages import CommitKeys, StageOf
+from topics.log.stages import CommitKeys, StageTarget
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
@@ -29,11 +29,11 @@ from topics.routing.router_state import Router
 from topics.runtime.instant import Instant
 from topics.storage.files.datadir import DataDir, DataDirError, discover_shards, segment_name
 from topics.storage.files.fs import Fs
-from topics.storage.segments.segment_reader import Tiers, load_columns, nothing_of
+from topics.storage.segments.segment_reader import SegmentTiers, load_columns, nothing_of
 from topics.storage.segments.topic_segments import Segment
-from topics.storage.snapshots.snapshot import ShardPosition
+from topics.storage.snapshots.snapshot import ReplayPosition
 from topics.storage.wal import frames
-from topics.storage.wal.wal_files import Position, WalFile, WalFiles
+from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -78,8 +78,8 @@ class FilledRange(NamedTuple):
 class BareFiller(NamedTuple):
     """A filler without a verdict that replay has met (`bare_fillers`)."""
 
-    place: Position
-    end: Position
+    place: LogPosition
+    end: LogPosition
     heads: Mapping[int, int]
     """The heads, at that place, of the topics that the range may have held records of, by id."""
 
@@ -122,7 +122,7 @@ class RecoveredTopic:
         self.log = log if log is not None else TopicLog()
         self.ceiling = 0
         """The highest seq that may have been given out (`docs/spec/crash.md` 1)."""
-        self.end = Position(-1, 0)
+        self.end = LogPosition(-1, 0)
         """End of the last frame that is in this state; earlier frames are skipped (`docs/spec/crash.md` 8)."""
         self.keys: DedupeWindow | None = None
         """Idempotency keys."""
@@ -145,7 +145,7 @@ class RecoveredTopic:
         """The origins it has taken, if a router into it is `exactly_once` (`docs/spec/crash.md` 19)."""
         self.missing: dict[int, None] = {}
         """Copies whose bytes were not found in their place; some may die for other reasons before the log ends."""
-        self.stage: StageOf | None = None
+        self.stage: StageTarget | None = None
         self.used_at: int | None = None
         """When a stage was last used (window clock), if its part says so."""
         self.commit_keys: CommitKeys | None = None
@@ -197,7 +197,7 @@ class RecoveredShard:
         """Ranges that salvage has given up (`docs/spec/crash.md` 15)."""
         self.bare_fillers: list[BareFiller] = []
         """The ranges without a verdict, until it is known what they held (`bare_fillers`)."""
-        self.vouched = Position(0, 0)
+        self.vouched = LogPosition(0, 0)
         """The position up to which a sync is known to have covered the log (`docs/spec/crash.md` 4 and 5)."""
         self.boot_id: str | None = None
         """Id of the machine's boot in which the log was last written; None if unknown."""
@@ -209,7 +209,7 @@ class RecoveredShard:
         """Other shards whose failure is noted in this one (`docs/spec/crash.md` 3)."""
         self.clean = False
         """True if the last frame is a clean-stop mark."""
-        self.truncated: Position | None = None
+        self.truncated: LogPosition | None = None
         """Where the torn end begins, which has to be cut off; None without one."""
 
 
@@ -235,7 +235,7 @@ def understood(what: str) -> Iterator[None]:
         raise DataDirError(f"{what} holds what no version has written: {type(error).__name__}: {error}") from error
 
 
-class _Ahead(NamedTuple):
+class _ShortSpan(NamedTuple):
     """A span whose part counts more live records than its files have."""
 
     topic: RecoveredTopic
@@ -251,7 +251,7 @@ class _Ahead(NamedTuple):
         return self.dropped and len(span.unflagged or ()) - self.unflagged >= self.live
 
 
-class Columns:
+class ColumnLoader:
     """Loads columns that replay needs; keeps only the last few spans in memory.
 
     Files may be newer than the part that replay begins with: the manifest that knew of them is damaged, or a crash came
@@ -262,13 +262,13 @@ class Columns:
 
     KEPT: Final = 16
 
-    def __init__(self, tiers: Tiers) -> None:
+    def __init__(self, tiers: SegmentTiers) -> None:
         self.tiers = tiers
         self.damaged: dict[int, list[tuple[int, int]]] = {}
         """Records that were found damaged and were not known to be lost, by topic id."""
         self._loaded: deque[Span] = deque()
         self._replaying = True
-        self._ahead: dict[Span, _Ahead] = {}
+        self._ahead: dict[Span, _ShortSpan] = {}
 
     def run(self, topic: RecoveredTopic, operation: Callable[[], T]) -> T:
         """Call `operation`, load the columns that it raises NotLoaded for, and repeat until it succeeds. Raises OSError
@@ -310,7 +310,7 @@ class Columns:
             # and either of the two may be read next time.
             span.unflag()
         if later and (found.damaged or columns is not found.columns) and span not in self._ahead:
-            self._ahead[span] = _Ahead(topic, live, len(span.unflagged or ()), self._was_dropped(segment))
+            self._ahead[span] = _ShortSpan(topic, live, len(span.unflagged or ()), self._was_dropped(segment))
         for first, last in damaged:
             log.error("records_damaged", topic=topic.name, first=first, last=last)
             count = topic.log.count
@@ -380,7 +380,7 @@ class Columns:
             self._forget()
 
 
-class Recovered(NamedTuple):
+class RecoveredState(NamedTuple):
     """The result: what the daemon starts with."""
 
     topics: dict[int, RecoveredTopic]
@@ -396,7 +396,7 @@ class Recovered(NamedTuple):
     """True if some snapshots cannot be read or are missing."""
     failed: set[int]
     """Shards whose failure is noted in other shards."""
-    starts: dict[int, ShardPosition]
+    starts: dict[int, ReplayPosition]
     """Where replay has begun, by shard."""
     new_layout: bool
     """True if the snapshot is from a change of the shard count; files of the old layout may still exist."""
@@ -406,7 +406,7 @@ class Recovered(NamedTuple):
     """Ids of topics, deleted ones among them, that have a directory."""
     generations: dict[int, int]
     """Generations of the manifests that count, by topic id, if not 0."""
-    columns: Columns
+    columns: ColumnLoader
     copied_topics: set[int]
     """Ids of topics, deleted ones among them, with segments that copies point to."""
     missing: dict[int, list[LostRun]]

@@ -45,9 +45,9 @@ from topics.storage.recovery.lost_copies import LostCopies, copied_topics
 from topics.storage.recovery.recovered_state import (
     MALFORMED,
     NO_LEASES_RUN,
-    Columns,
-    Recovered,
+    ColumnLoader,
     RecoveredShard,
+    RecoveredState,
     shard_count,
     shard_of,
     understood,
@@ -58,8 +58,8 @@ from topics.storage.recovery.stored_parts import StoredParts
 from topics.storage.recovery.substitute_snapshot import stand_in
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.recovery.topic_replay import TopicReplay
-from topics.storage.segments.segment_reader import Tiers
-from topics.storage.snapshots.snapshot import ShardPosition, Snapshot, SnapshotDamaged, load_newest, snapshot_numbers
+from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.snapshots.snapshot import ReplayPosition, Snapshot, SnapshotDamaged, load_newest, snapshot_numbers
 from topics.storage.wal.wal_files import WalFiles
 from topics.telemetry.logs import get_logger
 
@@ -69,14 +69,14 @@ log = get_logger(__name__)
 def recover(
     fs: Fs,
     datadir: DataDir,
-    tiers: Tiers,
+    tiers: SegmentTiers,
     progress: Progress,
     now: Instant = NO_LEASES_RUN,
     *,
     windows_by_wall: bool = True,
     file_bytes: int = WAL_FILE_BYTES,
     without_snapshot: bool = False,
-) -> Recovered:
+) -> RecoveredState:
     """Read everything. Changes nothing on disk. `now` is the moment from which leases continue, `file_bytes` the length
     to which files of the log are made (it bounds what a file that has lost its end may have held).
 
@@ -120,18 +120,18 @@ def _find_base(fs: Fs, datadir: DataDir, *, without_snapshot: bool) -> _Base:
 class _Replay:
     """One reading of everything: the topics as they are stored, then the log, then the work on all topics together."""
 
-    def __init__(self, fs: Fs, datadir: DataDir, tiers: Tiers, clock: ReplayClock, base: _Base) -> None:
+    def __init__(self, fs: Fs, datadir: DataDir, tiers: SegmentTiers, clock: ReplayClock, base: _Base) -> None:
         """Raises DataDirError if the snapshot is malformed, and OSError."""
         self._fs = fs
         self._datadir = datadir
         self._base = base
         self._clock = clock
         self._files = WalFiles()
-        self._columns = Columns(tiers)
+        self._columns = ColumnLoader(tiers)
         self._stored = StoredParts(fs, datadir, tiers, clock)
         self._topics = TopicCatalog(self._stored, clock)
         self._copies = CopyReplay(fs, self._files, self._columns)
-        self._starts: dict[int, ShardPosition] = {}
+        self._starts: dict[int, ReplayPosition] = {}
         """Where replay begins, by shard."""
         self._shards: list[RecoveredShard] = []
         if base.snapshot is not None:
@@ -145,7 +145,7 @@ class _Replay:
         clock, topics = self._clock, self._topics
         topics.next_id = snapshot.next_topic_id
         clock.retention = snapshot.clock
-        self._starts = {shard: ShardPosition(*position) for shard, position in snapshot.positions.items()}
+        self._starts = {shard: ReplayPosition(*position) for shard, position in snapshot.positions.items()}
         topics.load(snapshot.topics)
 
     def read_log(self, progress: Progress, file_bytes: int) -> None:
@@ -168,10 +168,10 @@ class _Replay:
             shard_of=owner,
         )
         for found in layout.shards:
-            begin = self._starts.setdefault(found.shard, ShardPosition(0, 0, 0))
+            begin = self._starts.setdefault(found.shard, ReplayPosition(0, 0, 0))
             self._shards.append(ShardReplay(shared, found, begin, self._base.snapshot).run())
 
-    def result(self, *, ids_of_unknown_count: bool) -> Recovered:
+    def result(self, *, ids_of_unknown_count: bool) -> RecoveredState:
         """Return the result. `ids_of_unknown_count`: ids of which only frames are left are not given out again.
 
         Raises DataDirError if files are missing, and OSError.
@@ -189,7 +189,7 @@ class _Replay:
             if number not in by_number:
                 raise DataDirError(f"the WAL files of shard {number} are missing")
         unknown = [topic_id + 1 for topic_id in topics.unknown] if ids_of_unknown_count else []
-        return Recovered(
+        return RecoveredState(
             topics=topics.by_id,
             shards=shards,
             files=self._files,

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Final
 
 from topics.storage.files.fs import Fs, join
-from topics.storage.recovery.recovered_state import Recovered, RecoveredShard
-from topics.storage.snapshots.snapshot import ShardPosition
+from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredState
+from topics.storage.snapshots.snapshot import ReplayPosition
 
 MARK: Final = "RESTORED"
 """Name of the file in the data directory that says that it is a copy. Its content has no meaning."""
@@ -26,7 +26,7 @@ SKIPPED_SEQS: Final = 1 << 42
 restores stay below 2^53, up to which JSON numbers are exact everywhere."""
 
 
-def is_restored(fs: Fs, root: str, recovered: Recovered, identity: str) -> bool:
+def is_restored(fs: Fs, root: str, recovered: RecoveredState, identity: str) -> bool:
     """Return True if this is the first start of a copy. `identity` is that of the directory now. Blocking."""
     if fs.exists(join(root, MARK)):
         return True
@@ -38,7 +38,7 @@ def is_restored(fs: Fs, root: str, recovered: Recovered, identity: str) -> bool:
     )
 
 
-def _was_stopped(shard: RecoveredShard, start: ShardPosition | None) -> bool:
+def _was_stopped(shard: RecoveredShard, start: ReplayPosition | None) -> bool:
     """Return True if the log may have ended with a clean stop: with its mark, or covered by the snapshot completely."""
     return shard.clean or (start is not None and shard.frame_count == start.frames)
 

@@ -17,10 +17,10 @@ from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import encode_file_header
 from topics.storage.files.fs import File, Fs, copy_bytes, parent, write_all
 from topics.storage.recovery.bare_fillers import most_seqs
-from topics.storage.recovery.damage import Affected, Damage
+from topics.storage.recovery.damage import Damage, DamagedContent
 from topics.storage.wal import frames
 from topics.storage.wal.frame_search import only_zeros
-from topics.storage.wal.frames import FrameType, Unsealed
+from topics.storage.wal.frames import FrameType, UnsealedFrames
 from topics.storage.wal.wal_head import TAIL_BYTES
 from topics.telemetry.logs import get_logger
 
@@ -119,7 +119,7 @@ def _new_beginning(damage: Damage, salt: int) -> bytes:
     return header + _before(damage, len(header)).sealed(salt, len(header))
 
 
-def _before(damage: Damage, at: int) -> Unsealed:
+def _before(damage: Damage, at: int) -> UnsealedFrames:
     """Return a filler from `at` up to the place where replay begins."""
     where = damage.where
     before = bare_filler(damage.frames.first - where.ordinal, where.start - at)
@@ -128,7 +128,7 @@ def _before(damage: Damage, at: int) -> Unsealed:
     return before
 
 
-def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
+def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> UnsealedFrames:
     """Return a ShardOpen frame as long as the range (longer only where it ends the file) that contains the verdict."""
     where, affected, lost = damage.where, damage.affected, damage.frames
     holes = {
@@ -151,13 +151,13 @@ def _filler(damage: Damage, *, at_least: int, ends_file: bool) -> Unsealed:
     return data
 
 
-def _most_lost(affected: Affected, topic_id: int) -> int:
+def _most_lost(affected: DamagedContent, topic_id: int) -> int:
     """Return how many seqs of a topic the range, and earlier ranges not given up yet, may have held."""
     held = most_seqs(affected.room, routed=topic_id in affected.routed)
     return held + affected.outstanding.get(topic_id, 0)
 
 
-def bare_filler(replaces: int, length: int) -> Unsealed | None:
+def bare_filler(replaces: int, length: int) -> UnsealedFrames | None:
     """Return a filler of exactly `length` bytes that stands for so many frames and says nothing else; None if `length`
     is too short, which no range is that has held these frames."""
     data = _sized({"replaces": replaces} if replaces != 1 else {}, length)
@@ -167,7 +167,7 @@ def bare_filler(replaces: int, length: int) -> Unsealed | None:
     return data if data is not None and len(data) == length else None
 
 
-def _sized(payload: Mapping[str, object], length: int) -> Unsealed | None:
+def _sized(payload: Mapping[str, object], length: int) -> UnsealedFrames | None:
     """Return the frame with a pad that makes it exactly `length` bytes; None if it is too long, or too close for a
     pad."""
     bare = frames.encode_control(FrameType.SHARD_OPEN, payload)

@@ -20,14 +20,20 @@ from topics.storage.recovery.bare_fillers import outstanding
 from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
 from topics.storage.recovery.log_end import LogEnds, OpenEnd
 from topics.storage.recovery.log_layout import LogLayout
-from topics.storage.recovery.recovered_state import BareFiller, Columns, FilledRange, RecoveredShard, RecoveredTopic
+from topics.storage.recovery.recovered_state import (
+    BareFiller,
+    ColumnLoader,
+    FilledRange,
+    RecoveredShard,
+    RecoveredTopic,
+)
 from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.recovery.topic_replay import TopicReplay
-from topics.storage.snapshots.snapshot import ShardPosition, Snapshot
+from topics.storage.snapshots.snapshot import ReplayPosition, Snapshot
 from topics.storage.wal.frame_search import MOST_RESERVED
 from topics.storage.wal.frames import Frame, FrameType
-from topics.storage.wal.wal_files import Position, WalFile, WalFiles
+from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -44,7 +50,7 @@ class ReplayTools(NamedTuple):
     layout: LogLayout
     files: WalFiles
     clock: ReplayClock
-    columns: Columns
+    columns: ColumnLoader
     topics: TopicCatalog
     frames: TopicReplay
     ends: LogEnds
@@ -55,14 +61,14 @@ class ReplayTools(NamedTuple):
 class ShardReplay:
     """Replays one shard, once. Blocking."""
 
-    def __init__(self, tools: ReplayTools, found: FoundShard, begin: ShardPosition, snapshot: Snapshot | None) -> None:
+    def __init__(self, tools: ReplayTools, found: FoundShard, begin: ReplayPosition, snapshot: Snapshot | None) -> None:
         """`begin` is where the snapshot ends; without a snapshot, where the log begins."""
         self._tools = tools
         self._found = found
         self._begin = begin
         self._has_snapshot = snapshot is not None
         self._shard = shard = RecoveredShard(found.shard, found.path)
-        shard.vouched = Position(begin.ordinal, begin.offset)
+        shard.vouched = LogPosition(begin.ordinal, begin.offset)
         if snapshot is not None and found.shard in snapshot.positions:
             # A substitute made from manifests knows neither; the frames may.
             shard.boot_id, shard.identity = snapshot.boot_id or None, snapshot.identity or None
@@ -149,7 +155,7 @@ class ShardReplay:
             raise self._gap(following, batches.count)
         shard.end, shard.ended, shard.frame_count = batches.batch_at, True, batches.count
         if following is not None:  # else its sync may have failed, or have been cut short
-            shard.vouched = max(shard.vouched, Position(file.ordinal, batches.batch_at))
+            shard.vouched = max(shard.vouched, LogPosition(file.ordinal, batches.batch_at))
 
     # -- frames -------------------------------------------------------------------------------------------------------
 
@@ -172,7 +178,7 @@ class ShardReplay:
             batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
         if batch.rows:
             topic.part = None
-            topic.end = Position(file.ordinal, batch.end)
+            topic.end = LogPosition(file.ordinal, batch.end)
             self._tools.frames.apply(topic, self._shard, batch)
 
     def _apply_to_shard(self, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:
@@ -180,8 +186,8 @@ class ShardReplay:
         shard = self._shard
         if frame.type == FrameType.SYNCED:
             # Bytes behind this frame were not synced when it was written, whatever it says.
-            vouched = Position(payload["file"], payload["offset"])
-            shard.vouched = max(shard.vouched, min(vouched, Position(file.ordinal, frame.offset)))
+            vouched = LogPosition(payload["file"], payload["offset"])
+            shard.vouched = max(shard.vouched, min(vouched, LogPosition(file.ordinal, frame.offset)))
         elif frame.type == FrameType.FILE_END:
             self._fill_up(payload["last"])
             shard.bare_fillers = [one for one in shard.bare_fillers if one.place.ordinal != file.ordinal]
@@ -193,7 +199,9 @@ class ShardReplay:
                 stop = sys.maxsize if payload.get("ends_file") else frame.end
                 shard.fillers.append(FilledRange(file.ordinal, frame.offset, stop))
                 if "holes" not in payload:
-                    self._note_bare_filler(Position(file.ordinal, frame.offset), Position(file.ordinal, frame.end))
+                    self._note_bare_filler(
+                        LogPosition(file.ordinal, frame.offset), LogPosition(file.ordinal, frame.end)
+                    )
             if "holes" in payload:
                 self._take_verdict(file, frame, payload["holes"])
                 return
@@ -210,7 +218,7 @@ class ShardReplay:
         for topic_id, (first, last) in holes.items():
             topic = self._tools.topics.with_files(topic_id)
             if topic is not None and (file.ordinal, frame.offset) >= topic.end and last > topic.log.head_seq:
-                self._give_up(topic, last, Position(file.ordinal, frame.end), first=first)
+                self._give_up(topic, last, LogPosition(file.ordinal, frame.end), first=first)
 
     def _fill_up(self, last_seqs: Mapping[int, int]) -> None:
         """Make holes of the seqs that FileEnd knows and replay has not found: they were in a range that salvage gave
@@ -223,7 +231,7 @@ class ShardReplay:
 
     # -- ranges that salvage has given up -----------------------------------------------------------------------------
 
-    def _note_bare_filler(self, place: Position, end: Position) -> None:
+    def _note_bare_filler(self, place: LogPosition, end: LogPosition) -> None:
         """Note what is known, at a filler without a verdict, of each topic whose records it may stand for."""
         topics, shard = self._tools.topics, self._shard
         heads: dict[int, int] = {}
@@ -249,7 +257,7 @@ class ShardReplay:
                 self._give_up(topic, topic.log.head_seq + seqs, shard.bare_fillers[-1].end)
                 shard.last_seqs[topic_id] = topic.log.head_seq  # FileEnd tells it to later replays
 
-    def _give_up(self, topic: RecoveredTopic, last: int, end: Position, *, first: int = 1) -> None:
+    def _give_up(self, topic: RecoveredTopic, last: int, end: LogPosition, *, first: int = 1) -> None:
         """Make a hole of the seqs of a topic that a filler ending at `end` held: those behind the head, from `first` to
         `last`."""
         self._tools.columns.add_hole(topic, max(first, topic.log.head_seq + 1), last, "corrupt")

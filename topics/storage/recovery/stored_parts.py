@@ -7,7 +7,7 @@ topic's manifest is read at the topic's first frame in the log, not before: most
 from __future__ import annotations
 
 from topics.log.dedupe_window import DedupeWindow
-from topics.log.stages import CommitKeys, StageOf
+from topics.log.stages import CommitKeys, StageTarget
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
 from topics.routing.origin_set import OriginSet
@@ -17,7 +17,7 @@ from topics.storage.files.fs import Fs, join
 from topics.storage.recovery.recovered_state import MALFORMED, RecoveredTopic
 from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.without_manifest import find_files
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.manifests import newest_generation
 from topics.storage.snapshots.queue_dump import dumped_at, load_queue
@@ -29,7 +29,7 @@ from topics.storage.snapshots.snapshot import (
     decode_part,
     encode_part,
 )
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 class StoredParts:
     """Makes topics from their parts. Blocking; methods raise OSError if the disk does not answer."""
 
-    def __init__(self, fs: Fs, datadir: DataDir, tiers: Tiers, clock: ReplayClock) -> None:
+    def __init__(self, fs: Fs, datadir: DataDir, tiers: SegmentTiers, clock: ReplayClock) -> None:
         self.directories = {
             topic_id for name in fs.listdir(datadir.topics_dir) if (topic_id := parse_topic_name(name)) is not None
         }
@@ -79,7 +79,7 @@ class StoredParts:
             return self._without_manifest(topic_id, topic, error)
         try:
             # A manifest that is just as new may know of segments that were replaced since the snapshot.
-            if part.id == topic_id and (topic is None or Position(*part.end) >= topic.end):
+            if part.id == topic_id and (topic is None or LogPosition(*part.end) >= topic.end):
                 return self._load(part, None)
         except MALFORMED as error:
             return self._without_manifest(topic_id, topic, error)
@@ -97,14 +97,14 @@ class StoredParts:
         if part.generation:
             self.generations[topic.id] = max(part.generation, self.generations.get(topic.id, 0))
         topic.ceiling = part.ceiling
-        topic.end = Position(*part.end)
+        topic.end = LogPosition(*part.end)
         topic.last_write, topic.last_read = part.last_write, part.last_read
         topic.keys = DedupeWindow.load(part.keys) if part.keys else None
         topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
         topic.origins = OriginSet.load(part.origins) if part.origins is not None else None
         if part.stage is not None:
             target_id, stage, *used_at = part.stage
-            topic.stage = StageOf(target_id, stage)
+            topic.stage = StageTarget(target_id, stage)
             topic.used_at = used_at[0] if used_at else None
         topic.commit_keys = CommitKeys.load(part.commits) if part.commits else None
         # A manifest may be newer than the snapshot, and the frames that it covers are not read.

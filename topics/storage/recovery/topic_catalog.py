@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from topics.log.stages import StageOf
+from topics.log.stages import StageTarget
 from topics.log.topic_config import config_from_wire
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.recovery.frame_batches import FrameBatch
@@ -98,7 +98,7 @@ class TopicCatalog:
         topic = RecoveredTopic(frame.topic_id, payload["name"], config_from_wire(payload["config"]))
         topic.ceiling = payload.get("ceiling", 0)
         if frame.type == FrameType.STAGE:
-            topic.stage = StageOf(payload["target"], payload["stage"])
+            topic.stage = StageTarget(payload["target"], payload["stage"])
             topic.last_write = frame.ts  # its creation counts as use
         self.by_id[topic.id] = topic
         return topic

@@ -23,7 +23,7 @@ from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
 from topics.storage.recovery.copy_replay import CopyReplay, keep_origins, note_origins
 from topics.storage.recovery.frame_batches import FrameBatch
-from topics.storage.recovery.recovered_state import Columns, RecoveredShard, RecoveredTopic, StashedRecords
+from topics.storage.recovery.recovered_state import ColumnLoader, RecoveredShard, RecoveredTopic, StashedRecords
 from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.segments.segment_reader import load_tags
@@ -55,7 +55,7 @@ _META_LEN_BYTES: Final = 4
 class TopicReplay:
     """Applies batches to topics. Blocking."""
 
-    def __init__(self, topics: TopicCatalog, clock: ReplayClock, columns: Columns, copies: CopyReplay) -> None:
+    def __init__(self, topics: TopicCatalog, clock: ReplayClock, columns: ColumnLoader, copies: CopyReplay) -> None:
         self._topics = topics
         self._clock = clock
         self._columns = columns

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from topics.log.stages import StageOf
+from topics.log.stages import StageTarget
 from topics.storage.files.fs import TEMPORARY_SUFFIX, File, Fs, copy_bytes, parent
 from topics.storage.recovery.recovered_state import (
-    Columns,
+    ColumnLoader,
     LostRun,
-    Recovered,
     RecoveredShard,
+    RecoveredState,
     RecoveredTopic,
     shard_of,
 )
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 def decide(
-    recovered: Recovered,
+    recovered: RecoveredState,
     *,
     boot_id: str,
     identity: str,
@@ -71,7 +71,7 @@ def decide(
     return verdicts
 
 
-def drop_stages(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards: int) -> None:
+def drop_stages(recovered: RecoveredState, verdicts: dict[int, list[Verdict]], shards: int) -> None:
     """Drop the stages that cannot continue, and add that to the verdicts. Must be called when everything else is
     decided: a stage that the next start would drop must not take more records."""
     for stage in _stages_gone(recovered):
@@ -81,12 +81,12 @@ def drop_stages(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards
         others.append(Verdict(stage.id, None, 0, dropped=stage.name))
 
 
-def _stages_gone(recovered: Recovered) -> list[RecoveredTopic]:
+def _stages_gone(recovered: RecoveredState) -> list[RecoveredTopic]:
     """Return the stages that cannot continue (`docs/spec/crash.md` 23): the target was deleted; or the stage was
     committed and its deletion has not reached the disk; or some of its records are or may be lost, so that no commit
     may publish the rest."""
     gone: list[RecoveredTopic] = []
-    newest: dict[StageOf, RecoveredTopic] = {}
+    newest: dict[StageTarget, RecoveredTopic] = {}
     for topic in recovered.topics.values():
         of = topic.stage
         if of is None:
@@ -103,7 +103,7 @@ def _stages_gone(recovered: Recovered) -> list[RecoveredTopic]:
     return gone
 
 
-def note_damage(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards: int) -> None:
+def note_damage(recovered: RecoveredState, verdicts: dict[int, list[Verdict]], shards: int) -> None:
     """Add the records that were found damaged to the verdicts, so that a later deletion does not hide the damage from
     the next start."""
     for topic_id, ranges in recovered.columns.damaged.items():
@@ -120,7 +120,7 @@ def note_damage(recovered: Recovered, verdicts: dict[int, list[Verdict]], shards
             others.append(Verdict(topic_id, None, topic.ceiling, lost))
 
 
-def settle_queues(recovered: Recovered) -> None:
+def settle_queues(recovered: RecoveredState) -> None:
     """Forget the jobs whose records are gone, now that the live records are known."""
     for topic in recovered.topics.values():
         if topic.queue is not None:
@@ -128,7 +128,7 @@ def settle_queues(recovered: Recovered) -> None:
             recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.index.only_live))
 
 
-def _decide_topic(topic: RecoveredTopic, columns: Columns, *, stayed_up: bool, skipped: int) -> Verdict | None:
+def _decide_topic(topic: RecoveredTopic, columns: ColumnLoader, *, stayed_up: bool, skipped: int) -> Verdict | None:
     """Decide about one topic. `skipped` is how many seqs to skip above every one that the directory knows."""
     durability = topic.config.durability
     head, ceiling = topic.log.head_seq, topic.ceiling

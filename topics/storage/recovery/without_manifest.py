@@ -7,7 +7,7 @@ manifest knew what was done to its files since; most of it can be seen from the 
   the length that the part knows.
 
 Records deleted by tag from a file that is gone cannot be seen; the log has a mark for them (`topic_segments.EMPTIED`).
-Everything else is replayed from the log (`recovered_state.Columns`).
+Everything else is replayed from the log (`recovered_state.ColumnLoader`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.recovery.recovered_state import RecoveredTopic
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
-from topics.storage.segments.segment_reader import Tiers
-from topics.storage.segments.segment_scan import Layout, layout_of
+from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.segments.segment_scan import DataLayout, layout_of
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.topic_segments import Segment
 
 
-def find_files(tiers: Tiers, topic: RecoveredTopic) -> None:
+def find_files(tiers: SegmentTiers, topic: RecoveredTopic) -> None:
     """Set the segments of a topic, just loaded from a part, to where their files are. If the disk or the cold store
     does not answer, the start continues with what the part says."""
     try:
@@ -63,7 +63,7 @@ def _is_there(store: SegmentStore, segment: Segment) -> bool:
     return store.exists(segment.topic_id, segment_name(segment.first, "data"))
 
 
-def _layout(tiers: Tiers, segment: Segment) -> Layout | None:
+def _layout(tiers: SegmentTiers, segment: Segment) -> DataLayout | None:
     """Return how the segment's `.data` begins; None if it is missing. Raises OSError."""
     try:
         head = tiers.of(segment).read_range(segment.topic_id, segment_name(segment.first, "data"), 0, FILE_HEADER_BYTES)
@@ -72,12 +72,12 @@ def _layout(tiers: Tiers, segment: Segment) -> Layout | None:
     return layout_of(head, segment.first, segment.salt)
 
 
-def _is_another(layout: Layout | None, segment: Segment) -> bool:
+def _is_another(layout: DataLayout | None, segment: Segment) -> bool:
     """Return True if `.data` is another file than the part means: a rewritten or merged file gets a new salt."""
     return layout is not None and layout.header is not None and layout.salt != segment.salt
 
 
-def _is_merged(tiers: Tiers, into: Segment, segment: Segment) -> bool:
+def _is_merged(tiers: SegmentTiers, into: Segment, segment: Segment) -> bool:
     """Return True if the `.idx` of `into` covers `segment` too."""
     needed = INDEX_ENTRY_BYTES * (segment.end - into.first)
     if into.tier == "cold" and _length(tiers.hot, into, "idx.cold") >= needed:
@@ -85,7 +85,7 @@ def _is_merged(tiers: Tiers, into: Segment, segment: Segment) -> bool:
     return _length(tiers.of(into), into, "idx") >= needed
 
 
-def _merged(tiers: Tiers, into: Segment, segment: Segment, layout: Layout | None) -> Segment:
+def _merged(tiers: SegmentTiers, into: Segment, segment: Segment, layout: DataLayout | None) -> Segment:
     """Return the two segments as one, in the file of `into`, which has this layout."""
     return Segment(
         into.topic_id,

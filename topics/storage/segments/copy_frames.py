@@ -17,7 +17,7 @@ from itertools import pairwise
 from operator import add
 from typing import Any, Final, NamedTuple
 
-from topics.log.copies import CopyRun, Kind, Look, run_of, stamped
+from topics.log.copies import CopyChanges, CopyKind, CopyRun, run_of, stamped
 from topics.log.dumped_values import from_little_endian, little_endian
 from topics.log.frame_ranges import FrameRange
 from topics.log.shared_reads import SharedRead, shared_reads
@@ -25,10 +25,10 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs
 from topics.storage.segments.segment_format import open_records
-from topics.storage.segments.segment_reader import Tiers
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
-from topics.storage.wal.frames import OpenedRecord, Seeds, StoredRecord, are_appends, open_append
+from topics.storage.wal.frames import FrameSeeds, OpenedRecord, StoredRecord, are_appends, open_append
 from topics.storage.wal.wal_files import Place, WalFiles
 
 READ_BYTES: Final = 1 << 20
@@ -38,11 +38,11 @@ DROP_NODE: Final = 1
 DROP_TAG: Final = 2
 
 
-class Recipe(NamedTuple):
+class CopyRecipe(NamedTuple):
     """The copies of one Forwarded frame, column by column. `flags` are those of the index without the derived bit;
     `sizes` are the bytes of data + meta of the copies, `frame_lens` those of the frames on disk."""
 
-    kinds: list[tuple[int, Kind]]
+    kinds: list[tuple[int, CopyKind]]
     origin_seqs: Sequence[int]
     files: array[int]
     offsets: array[int]
@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
     flags: bytes
 
 
-class Forwarded(NamedTuple):
+class ForwardedFrame(NamedTuple):
     """A Forwarded frame without the recipe.
 
     The router has examined the source's seqs `first` to `last` and made `copies` copies. `chosen` are the seqs that
@@ -70,7 +70,7 @@ class Forwarded(NamedTuple):
 
 
 def encode_forwarded(
-    forwarded: Forwarded, recipe: Recipe | None, place_of: Callable[[int], Place] | None
+    forwarded: ForwardedFrame, recipe: CopyRecipe | None, place_of: Callable[[int], Place] | None
 ) -> dict[str, Any]:
     """Return the payload. Without a recipe the copies are in the same batch, or in no file at all."""
     payload: dict[str, Any] = {
@@ -92,7 +92,7 @@ def encode_forwarded(
     return payload
 
 
-def encode_staged(stage_id: int, recipe: Recipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
+def encode_staged(stage_id: int, recipe: CopyRecipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
     """Return the payload of a Forwarded frame of a commit of stages, which no router has made."""
     first, n = recipe.origin_seqs[0], len(recipe.flags)
     return {"source": stage_id, "from": first, "to": first + n - 1, "count": n, **_encode_recipe(recipe, place_of)}
@@ -104,7 +104,7 @@ def is_staged(payload: Mapping[str, Any]) -> bool:
     return "router" not in payload
 
 
-def _encode_recipe(recipe: Recipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
+def _encode_recipe(recipe: CopyRecipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
     files = list(dict.fromkeys(recipe.files))
     return {
         "kinds": [
@@ -112,8 +112,8 @@ def _encode_recipe(recipe: Recipe, place_of: Callable[[int], Place]) -> dict[str
                 count,
                 kind.topic_id,
                 kind.hops,
-                (DROP_NODE if kind.look.drop_node else 0) | (DROP_TAG if kind.look.drop_tag else 0),
-                kind.look.stamp,
+                (DROP_NODE if kind.changes.drop_node else 0) | (DROP_TAG if kind.changes.drop_tag else 0),
+                kind.changes.stamp,
             ]
             for count, kind in recipe.kinds
         ],
@@ -134,7 +134,7 @@ def _bitmap(chosen: Sequence[int]) -> bytes:
     return bytes(bits)
 
 
-def _extents(recipe: Recipe) -> list[tuple[int, int, int, int]]:
+def _extents(recipe: CopyRecipe) -> list[tuple[int, int, int, int]]:
     """Return runs of frames that follow one another in a file and whose origins have consecutive seqs: file, count,
     first origin seq, offset."""
     files, seqs, offsets = recipe.files, recipe.origin_seqs, recipe.offsets
@@ -148,9 +148,9 @@ def _extents(recipe: Recipe) -> list[tuple[int, int, int, int]]:
     return [(files[a], b - a, seqs[a], offsets[a]) for a, b in pairwise([*sorted(begins), n])]
 
 
-def decode_forwarded(payload: Mapping[str, Any]) -> Forwarded:
+def decode_forwarded(payload: Mapping[str, Any]) -> ForwardedFrame:
     """Return the frame that `encode_forwarded` was given, without `chosen`."""
-    return Forwarded(
+    return ForwardedFrame(
         payload["router"],
         payload["source"],
         payload["from"],
@@ -161,15 +161,15 @@ def decode_forwarded(payload: Mapping[str, Any]) -> Forwarded:
     )
 
 
-def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -> Recipe | None:
+def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -> CopyRecipe | None:
     """Return the recipe of a payload, None if it has none. Raises ValueError if it contradicts itself."""
     if "kinds" not in payload:
         return None
     kinds = [
-        (count, Kind(topic_id, hops, Look(bool(options & DROP_NODE), bool(options & DROP_TAG), stamp)))
+        (count, CopyKind(topic_id, hops, CopyChanges(bool(options & DROP_NODE), bool(options & DROP_TAG), stamp)))
         for count, topic_id, hops, options, stamp in payload["kinds"]
     ]
-    if not all(isinstance(kind.look.stamp, str | None) for _, kind in kinds):
+    if not all(isinstance(kind.changes.stamp, str | None) for _, kind in kinds):
         raise ValueError("a copy is stamped with what is no name")
     lens = from_little_endian("I", payload["lens"])
     sizes = from_little_endian("I", payload["sizes"])
@@ -185,10 +185,10 @@ def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -
         seqs.extend(range(seq, seq + count))
     if not len(files) == len(lens) == len(sizes) == len(flags) == sum(count for count, _ in kinds):
         raise ValueError("the recipe of a Forwarded frame contradicts itself")
-    return Recipe(kinds, seqs, files, offsets, lens, sizes, flags)
+    return CopyRecipe(kinds, seqs, files, offsets, lens, sizes, flags)
 
 
-def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, length: int) -> bytes:
+def read_window(fs: Fs, tiers: SegmentTiers, files: WalFiles, file: int, offset: int, length: int) -> bytes:
     """Return bytes of a file that copies point to. Raises FileNotFoundError if it is gone. Blocking."""
     kind, _, _ = files.place_of(file)
     if kind == "segment":
@@ -202,7 +202,7 @@ def read_window(fs: Fs, tiers: Tiers, files: WalFiles, file: int, offset: int, l
         return handle.pread(length, offset)
 
 
-def _is_cold(tiers: Tiers, files: WalFiles, file: int) -> bool:
+def _is_cold(tiers: SegmentTiers, files: WalFiles, file: int) -> bool:
     """Return True if the file is a segment whose `.data` is not in the data directory."""
     kind, owner, first = files.place_of(file)
     return kind == "segment" and not tiers.hot.exists(owner, segment_name(first, "data"))
@@ -225,30 +225,30 @@ def open_frames(
     kind, owner, _ = files.place_of(file)
     if kind == "segment":
         return open_records(window, starts, sizes, owner, salt=files.salts.get(file), base=offset)
-    seeds = Seeds(files.get(file).head.salt, offset)
+    seeds = FrameSeeds(files.get(file).head.salt, offset)
     return [open_append(window, at, size, seeds) for at, size in zip(starts, sizes, strict=True)]
 
 
-def dressed(opened: OpenedRecord | None, run: CopyRun, seq: int, ts: int) -> StoredRecord | None:
+def record_of_copy(opened: OpenedRecord | None, run: CopyRun, seq: int, ts: int) -> StoredRecord | None:
     """Return the copy with this seq and time, as its readers see it; None if the frame is not the one it was made
     from."""
     if opened is None:
         return None
-    origin, look = run.origin(seq), run.kind(seq).look
+    origin, changes = run.origin(seq), run.kind(seq).changes
     if opened.origin.topic_id != origin.topic_id or opened.origin.seq != origin.seq:
         return None
     return StoredRecord(
         seq,
         ts,
-        b"" if look.drop_node else opened.node,
-        b"" if look.drop_tag else opened.tag,
-        stamped(opened.meta, origin.topic_id, origin.seq, look.stamp),
+        b"" if changes.drop_node else opened.node,
+        b"" if changes.drop_tag else opened.tag,
+        stamped(opened.meta, origin.topic_id, origin.seq, changes.stamp),
         opened.data,
     )
 
 
 def read_copies(
-    fs: Fs, tiers: Tiers, files: WalFiles, wanted: FrameRange, runs: Sequence[CopyRun], times: Sequence[int]
+    fs: Fs, tiers: SegmentTiers, files: WalFiles, wanted: FrameRange, runs: Sequence[CopyRun], times: Sequence[int]
 ) -> tuple[list[StoredRecord], list[int]]:
     """Return the copies of one range of frames, and the seqs of those that do not verify. Raises FileNotFoundError or
     KeyError if the file is gone. Blocking."""
@@ -256,7 +256,7 @@ def read_copies(
     records, damaged = [], []
     frames = open_frames(files, wanted.file, wanted.offset, window, wanted.starts, wanted.frame_lens)
     for seq, ts, opened in zip(wanted.seqs, times, frames, strict=True):
-        record = dressed(opened, run_of(runs, seq), seq, ts)
+        record = record_of_copy(opened, run_of(runs, seq), seq, ts)
         if record is None:
             damaged.append(seq)
         else:
@@ -265,7 +265,7 @@ def read_copies(
 
 
 def read_recipe(
-    fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe, away: set[int] | None = None
+    fs: Fs, tiers: SegmentTiers, files: WalFiles, recipe: CopyRecipe, away: set[int] | None = None
 ) -> list[OpenedRecord | None]:
     """Return the frames that copies point to; None for each that is missing. Blocking.
 
@@ -283,7 +283,7 @@ def read_recipe(
     return opened
 
 
-def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
+def holds(fs: Fs, tiers: SegmentTiers, files: WalFiles, recipe: CopyRecipe) -> bool:
     """Return True if every frame that these copies point to is there, an Append of their origin. Blocking. Faster than
     `read_recipe`, but may be False although that finds the frames."""
     if len(recipe.kinds) != 1 or any(not file or files.place_of(file)[0] != "wal" for file in set(recipe.files)):
@@ -293,7 +293,7 @@ def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
         if window is None:
             return False
         copies = slice(read.first, read.end)
-        seeds = Seeds(files.get(recipe.files[read.first]).head.salt, read.offset)
+        seeds = FrameSeeds(files.get(recipe.files[read.first]).head.salt, read.offset)
         starts, sizes = read.starts(recipe.offsets), recipe.frame_lens[copies]
         if not are_appends(window, starts, sizes, topic_id, recipe.origin_seqs[copies], seeds):
             return False
@@ -301,7 +301,7 @@ def holds(fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe) -> bool:
 
 
 def _windows(
-    fs: Fs, tiers: Tiers, files: WalFiles, recipe: Recipe, away: set[int] | None = None
+    fs: Fs, tiers: SegmentTiers, files: WalFiles, recipe: CopyRecipe, away: set[int] | None = None
 ) -> Iterator[tuple[SharedRead, bytes | None]]:
     """Yield the reads that fetch the frames of these copies, each with what was read; None if it is not there.
 

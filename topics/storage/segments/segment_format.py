@@ -52,9 +52,9 @@ from topics.storage.wal.frames import (
     ORIGIN,
     ORIGIN_BYTES,
     UNSEEDED,
+    FrameSeeds,
     FrameType,
     OpenedRecord,
-    Seeds,
     StoredRecord,
 )
 
@@ -191,7 +191,7 @@ def delete_flag_offset(offset: int, frame_len: int) -> int:
     return offset + frame_len - 1
 
 
-class Converted(NamedTuple):
+class ConvertedFrames(NamedTuple):
     """Segment frames made from WAL frames: joined in order, their bytes on disk, and the positions of those that were
     bad.
 
@@ -208,11 +208,11 @@ def convert_appends(
     starts: Sequence[int],
     frame_lens: Sequence[int],
     seqs: Sequence[int],
-    seeds: Seeds = UNSEEDED,
+    seeds: FrameSeeds = UNSEEDED,
     *,
     salt: int | None = None,
     offset: int = 0,
-) -> Converted:
+) -> ConvertedFrames:
     """Return segment frames of the WAL Append frames at these indices of `window`, all of them live. `seeds` are those
     of the WAL file.
 
@@ -221,18 +221,18 @@ def convert_appends(
     """
     count = len(starts)
     if not count:
-        return Converted(b"", array("I"), [])
+        return ConvertedFrames(b"", array("I"), [])
     converted = _convert(window, starts, frame_lens, seqs, seeds, salt, offset)
     if converted is not None:
         return converted
     if count == 1:
-        return Converted(b"", array("I", (0,)), [0])
+        return ConvertedFrames(b"", array("I", (0,)), [0])
     half = count // 2
     left = convert_appends(window, starts[:half], frame_lens[:half], seqs[:half], seeds, salt=salt, offset=offset)
     offset += len(left.data)
     right = convert_appends(window, starts[half:], frame_lens[half:], seqs[half:], seeds, salt=salt, offset=offset)
     bad = left.bad + [half + i for i in right.bad]
-    return Converted(left.data + right.data, left.frame_lens + right.frame_lens, bad)
+    return ConvertedFrames(left.data + right.data, left.frame_lens + right.frame_lens, bad)
 
 
 def _convert(
@@ -240,10 +240,10 @@ def _convert(
     starts: Sequence[int],
     frame_lens: Sequence[int],
     seqs: Sequence[int],
-    seeds: Seeds,
+    seeds: FrameSeeds,
     salt: int | None,
     offset: int,
-) -> Converted | None:
+) -> ConvertedFrames | None:
     """Convert all frames, or return None if any of them is bad. The hot loop.
 
     Lengths inside a frame are not checked: bytes with a valid checksum are those that an append wrote.
@@ -265,7 +265,7 @@ def _convert(
     first_bytes = repeat(_BYTES[flags[0]]) if same else map(_BYTES.__getitem__, flags)
     bodies = list(map(add, first_bytes, map(_WAL_KEPT, whole)))
     lens = _each_less(frame_lens, _SHORTER)
-    return Converted(_join(bodies, lens, salt, offset), lens, [])
+    return ConvertedFrames(_join(bodies, lens, salt, offset), lens, [])
 
 
 def convert_derived(
@@ -277,11 +277,11 @@ def convert_derived(
     topic_id: int,
     origin_seqs: Sequence[int],
     hops: int | None,
-    seeds: Seeds = UNSEEDED,
+    seeds: FrameSeeds = UNSEEDED,
     *,
     salt: int | None = None,
     offset: int = 0,
-) -> Converted | None:
+) -> ConvertedFrames | None:
     """Return segment frames of copies that look like the WAL Appends that they were made from, which are those of
     `topic_id` and `origin_seqs`. None if any of them is not, does not verify, or carries an origin of its own. A
     microsecond each.
@@ -303,12 +303,12 @@ def convert_derived(
         origin = ORIGIN.pack(topic_id, origin_seq, hops)
         bodies.append(head + window[begin:payload_at] + origin + window[payload_at : at + size - 8])
     lens = array("I", [len(body) + 4 + TRAILER_BYTES for body in bodies])
-    return Converted(_join(bodies, lens, salt, offset), lens, [])
+    return ConvertedFrames(_join(bodies, lens, salt, offset), lens, [])
 
 
 def encode_copies(
     records: Sequence[StoredRecord], origins: Sequence[Origin | None], *, salt: int | None = None, offset: int = 0
-) -> Converted:
+) -> ConvertedFrames:
     """Return segment frames of copies, from the records as their readers see them; committed stage records have no
     origin. `salt` and `offset` as in `convert_appends`."""
     bodies = []
@@ -320,7 +320,7 @@ def encode_copies(
         payload = prefix, _LEN.pack(len(record.meta)), record.meta, record.data
         bodies.append(b"".join((head, record.node, record.tag, *payload)))
     lens = array("I", [len(body) + 4 + TRAILER_BYTES for body in bodies])
-    return Converted(_join(bodies, lens, salt, offset), lens, []) if bodies else Converted(b"", lens, [])
+    return ConvertedFrames(_join(bodies, lens, salt, offset), lens, []) if bodies else ConvertedFrames(b"", lens, [])
 
 
 def _cut(window: bytes, starts: Sequence[int], frame_lens: Sequence[int]) -> list[bytes]:
@@ -373,13 +373,13 @@ def _join(bodies: Sequence[bytes], lens: array[int], salt: int | None, offset: i
 
 
 def flags_of_data(data: bytes, frame_lens: Sequence[int]) -> bytes:
-    """Return the flags of converted frames, from `Converted.data` and `.frame_lens`; 0 for a bad one."""
+    """Return the flags of converted frames, from `ConvertedFrames.data` and `.frame_lens`; 0 for a bad one."""
     starts = frames.offsets_of(0, frame_lens)
     return bytes([data[at + 4] if size else 0 for at, size in zip(starts, frame_lens, strict=True)])
 
 
 def tags_of_data(data: bytes, frame_lens: Sequence[int]) -> list[str | None]:
-    """Return the tags of converted frames, from `Converted.data` and `.frame_lens`; None for a bad one.
+    """Return the tags of converted frames, from `ConvertedFrames.data` and `.frame_lens`; None for a bad one.
 
     Verifies nothing.
     """

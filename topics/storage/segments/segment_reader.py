@@ -17,7 +17,7 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.segments.index_format import IDX_DELETED, IDX_HOLE, INDEX_ENTRY_BYTES, IndexColumns, decode_index
 from topics.storage.segments.segment_format import MIN_FRAME_BYTES, READS_AS_DELETED, DataScan, SegmentDamaged
-from topics.storage.segments.segment_scan import BadBytes, Entry, entries_of, frames_of, layout_of
+from topics.storage.segments.segment_scan import BadBytes, IndexEntry, entries_of, frames_of, layout_of
 from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.segments.tags_format import SegmentTags, decode_tags, encode_tags
 from topics.storage.segments.topic_segments import Segment
@@ -33,7 +33,7 @@ _KEPT: Final = bytes(flags & (HAS_TAG | HAS_NODE | HAS_ORIGIN) for flags in rang
 _LABELLED: Final = bytes(bool(flags & (HAS_TAG | HAS_NODE)) for flags in range(256))
 
 
-class Loaded(NamedTuple):
+class LoadedSpan(NamedTuple):
     """A span as its files have it. `damaged` are inclusive seq ranges whose bytes should be there and are not; their
     slots are LIVE in `columns`, without a place."""
 
@@ -41,14 +41,14 @@ class Loaded(NamedTuple):
     damaged: list[tuple[int, int]]
 
 
-class Scanned(NamedTuple):
+class ScannedSegment(NamedTuple):
     """A segment as its `.data` alone has it."""
 
-    loaded: Loaded
+    loaded: LoadedSpan
     tags: list[str | None]
 
 
-class Tiers(NamedTuple):
+class SegmentTiers(NamedTuple):
     """The stores of segments. `cold` is None without a cold directory."""
 
     hot: SegmentStore
@@ -69,7 +69,7 @@ class ColdNeeded(Exception):
     """The copies of a cold segment's derived files in the hot directory are missing or not usable."""
 
 
-class _NoCold(DirectorySegmentStore):
+class _NoColdStore(DirectorySegmentStore):
     """Stands in for the cold store in calls that must not ask it."""
 
     def __init__(self) -> None:
@@ -82,18 +82,18 @@ class _NoCold(DirectorySegmentStore):
         raise ColdNeeded
 
 
-NO_COLD: Final = _NoCold()
+NO_COLD: Final = _NoColdStore()
 """Used in place of the cold store, so that a read raises ColdNeeded instead of asking it."""
 
 
-def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
+def load_columns(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> LoadedSpan:
     """Return the columns of the span of `n` slots from `first` on. Raises OSError if the disk does not answer."""
     if segment.tier == "gone":
         zeros = array("I", bytes(4 * n))
         columns = SpanColumns(
             array("Q", (segment.opened_ms,)) * n, zeros, zeros[:], zeros[:], bytes(n), bytes((DELETED,)) * n
         )
-        return Loaded(columns, [])
+        return LoadedSpan(columns, [])
     index = _read_index(tiers, segment, first, n)
     found = _from_index(tiers, segment, index, first, n) if index is not None else None
     if found is not None:
@@ -108,14 +108,14 @@ def load_columns(tiers: Tiers, segment: Segment, first: int, n: int) -> Loaded:
     return loaded._replace(columns=loaded.columns._replace(dead=dead))
 
 
-def nothing_of(first: int, n: int) -> Loaded:
+def nothing_of(first: int, n: int) -> LoadedSpan:
     """Return the span of `n` slots from `first` on as if its file were missing."""
     zeros = array("I", bytes(4 * n))
     columns = SpanColumns(array("Q", bytes(8 * n)), zeros, zeros[:], zeros[:], bytes(n), bytes(n))
-    return Loaded(columns, [(first, first + n - 1)])
+    return LoadedSpan(columns, [(first, first + n - 1)])
 
 
-def shortened_to(tiers: Tiers, segment: Segment) -> int | None:
+def shortened_to(tiers: SegmentTiers, segment: Segment) -> int | None:
     """Return the length of a hot `.data` that is shorter than its part says (0 if missing); None if it is not. Then the
     file was cut, or the part is older than it. The cold store is not asked: a cold file that is too short is found when
     read."""
@@ -137,7 +137,7 @@ def _beyond(columns: SpanColumns, first: int, length: int) -> list[tuple[int, in
     )
 
 
-def _read_index(tiers: Tiers, segment: Segment, first: int, n: int) -> IndexColumns | None:
+def _read_index(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> IndexColumns | None:
     """Return the entries of a span; None if they are not usable."""
     skipped = first - segment.first  # slots that were dropped before the span was made
     try:
@@ -153,7 +153,7 @@ def _read_index(tiers: Tiers, segment: Segment, first: int, n: int) -> IndexColu
     return index
 
 
-def _from_index(tiers: Tiers, segment: Segment, index: IndexColumns, first: int, n: int) -> Loaded | None:
+def _from_index(tiers: SegmentTiers, segment: Segment, index: IndexColumns, first: int, n: int) -> LoadedSpan | None:
     """Load from `.idx`, and from `.tags` the sizes that cannot be computed from lengths. None if they are not
     usable."""
     skipped = first - segment.first
@@ -173,10 +173,10 @@ def _from_index(tiers: Tiers, segment: Segment, index: IndexColumns, first: int,
     if 0 in index.frame_len:
         # An entry without a frame is dead, whatever its flags say.
         dead = bytes(state or (LIVE if size else DELETED) for state, size in zip(dead, index.frame_len, strict=True))
-    return Loaded(SpanColumns(index.ts, index.offset, index.frame_len, sizes, flags, dead), [])
+    return LoadedSpan(SpanColumns(index.ts, index.offset, index.frame_len, sizes, flags, dead), [])
 
 
-def _derived(tiers: Tiers, segment: Segment, kind: str, at: int, most: int) -> bytes:
+def _derived(tiers: SegmentTiers, segment: Segment, kind: str, at: int, most: int) -> bytes:
     """Read `.idx` or `.tags`; of a cold segment the copy in the hot directory, or else the cold store's.
 
     Raises FileNotFoundError if there is none.
@@ -189,7 +189,7 @@ def _derived(tiers: Tiers, segment: Segment, kind: str, at: int, most: int) -> b
     return tiers.of(segment).read_range(segment.topic_id, segment_name(segment.first, kind), at, most)
 
 
-def _read_tags(tiers: Tiers, segment: Segment) -> SegmentTags | None:
+def _read_tags(tiers: SegmentTiers, segment: Segment) -> SegmentTags | None:
     if not segment.sealed:
         return None
     try:
@@ -201,7 +201,7 @@ def _read_tags(tiers: Tiers, segment: Segment) -> SegmentTags | None:
         return None
 
 
-def load_tags(tiers: Tiers, segment: Segment) -> SegmentTags:
+def load_tags(tiers: SegmentTiers, segment: Segment) -> SegmentTags:
     """Return the tags of a segment, sealed or not; positions count from its first seq. Raises OSError."""
     found = _read_tags(tiers, segment)
     if found is not None:
@@ -211,7 +211,7 @@ def load_tags(tiers: Tiers, segment: Segment) -> SegmentTags:
     return decode_tags(blob, segment.first, segment.n)
 
 
-def scan_segment(tiers: Tiers, segment: Segment, first: int, n: int) -> Scanned:
+def scan_segment(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> ScannedSegment:
     """Return columns and tags from one pass over `.data`. Raises OSError. If `.data` is missing, all records are
     damaged.
 
@@ -246,7 +246,9 @@ def scan_segment(tiers: Tiers, segment: Segment, first: int, n: int) -> Scanned:
     for lo, hi in damaged:
         dead[lo - first : hi + 1 - first] = bytes(hi + 1 - lo)
     _fill_times(ts, frame_len)
-    return Scanned(Loaded(SpanColumns(ts, offset, frame_len, size, bytes(flags), bytes(dead)), damaged), tags)
+    return ScannedSegment(
+        LoadedSpan(SpanColumns(ts, offset, frame_len, size, bytes(flags), bytes(dead)), damaged), tags
+    )
 
 
 def _known_live(index: IndexColumns | None, first: int, damaged: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -274,7 +276,7 @@ def runs_of(seqs: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _frames(tiers: Tiers, segment: Segment) -> Iterator[DataScan | None]:
+def _frames(tiers: SegmentTiers, segment: Segment) -> Iterator[DataScan | None]:
     """Yield the verified frames of `.data`, window by window; None for bytes that are not as written, or missing."""
     name = segment_name(segment.first, "data")
     try:
@@ -300,7 +302,7 @@ def _frames(tiers: Tiers, segment: Segment) -> Iterator[DataScan | None]:
         yield None
 
 
-def _entries(tiers: Tiers, segment: Segment) -> list[Entry] | None:
+def _entries(tiers: SegmentTiers, segment: Segment) -> list[IndexEntry] | None:
     """Return the frames that the segment's `.idx` names; None if it cannot be believed."""
     try:
         blob = _derived(tiers, segment, "idx", 0, INDEX_ENTRY_BYTES * segment.n)
@@ -309,7 +311,7 @@ def _entries(tiers: Tiers, segment: Segment) -> list[Entry] | None:
     return entries_of(blob, segment.first, segment.n)
 
 
-def _fits(segment: Segment, entries: Callable[[], list[Entry] | None], length: int) -> bool:
+def _fits(segment: Segment, entries: Callable[[], list[IndexEntry] | None], length: int) -> bool:
     """Return True if a sealed `.data` of version 1 that is shorter than its part says is whole all the same: a crash
     has left the part older than the file, and `.idx` names nothing beyond the file's end. A file of version 2 is told
     by its salt."""

@@ -64,7 +64,7 @@ Read = Callable[[int, int], bytes]
 """Returns bytes of the file, given offset and length; fewer at its end."""
 
 
-class Layout(NamedTuple):
+class DataLayout(NamedTuple):
     """How a `.data` file is to be read. `salt` is None for version 1, `start` is the offset of the first frame,
     `header` the valid header, `damage` the damage of the header, None for none. With damage and without a salt, no
     frame of the file can be verified."""
@@ -82,7 +82,7 @@ class BadBytes(NamedTuple):
     stop: int
 
 
-def layout_of(head: bytes, first: int, known: int | None) -> Layout:
+def layout_of(head: bytes, first: int, known: int | None) -> DataLayout:
     """Return the layout of the segment from seq `first` on, whose `.data` begins with `head` (at least
     `FILE_HEADER_BYTES`, or the whole file). `known` is the salt in the segment's entry in a part; None if there is
     none.
@@ -98,7 +98,7 @@ def layout_of(head: bytes, first: int, known: int | None) -> Layout:
     if header is None and damage is None:
         differing = sum((a ^ b).bit_count() for a, b in zip(head, MAGIC, strict=False))
         if known is None and (len(head) < len(MAGIC) or differing > _NEARLY):
-            return Layout(None, first_frame(None), None, None)
+            return DataLayout(None, first_frame(None), None, None)
         damage = "the file does not begin with its header"
     if header is None:
         header = _corrected(head)
@@ -106,8 +106,8 @@ def layout_of(head: bytes, first: int, known: int | None) -> Layout:
         damage = f"the header is that of a segment from seq {header.number} on"
         header = None
     if header is not None:
-        return Layout(header.salt, first_frame(header), header, damage)
-    return Layout(known, FILE_HEADER_BYTES, None, damage)
+        return DataLayout(header.salt, first_frame(header), header, damage)
+    return DataLayout(known, FILE_HEADER_BYTES, None, damage)
 
 
 def _corrected(head: bytes) -> FileHeader | None:
@@ -127,7 +127,7 @@ def _corrected(head: bytes) -> FileHeader | None:
     return None
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A frame that `.idx` names."""
 
     offset: int
@@ -135,7 +135,7 @@ class Entry(NamedTuple):
     seq: int
 
 
-def entries_of(blob: bytes, first: int, n: int) -> list[Entry] | None:
+def entries_of(blob: bytes, first: int, n: int) -> list[IndexEntry] | None:
     """Return the frames that an `.idx` names, by ascending offset; None if it does not verify as a whole, or
     contradicts itself."""
     if len(blob) < INDEX_ENTRY_BYTES * n:
@@ -145,7 +145,7 @@ def entries_of(blob: bytes, first: int, n: int) -> list[Entry] | None:
         return None
     columns = zip(index.offset, index.frame_len, index.flags, strict=True)
     entries = [
-        Entry(offset, size, first + i)
+        IndexEntry(offset, size, first + i)
         for i, (offset, size, flags) in enumerate(columns)
         if size and not (flags & IDX_HOLE and size < MIN_FRAME_BYTES)
     ]
@@ -157,7 +157,7 @@ def entries_of(blob: bytes, first: int, n: int) -> list[Entry] | None:
     return entries
 
 
-class FrameSearch:
+class SegmentFrameSearch:
     """Finds where the frames of one `.data` file continue behind bad bytes. One object for one pass over a file,
     because the bound of the work is for the whole pass."""
 
@@ -168,7 +168,7 @@ class FrameSearch:
         seqs: range,
         *,
         salt: int | None,
-        entries: Callable[[], Sequence[Entry] | None] | None = None,
+        entries: Callable[[], Sequence[IndexEntry] | None] | None = None,
     ) -> None:
         """`end` is the number of bytes of the file that count, `seqs` the seqs that the segment may have. `entries`
         returns the entries of a valid `.idx`; it is called for a file of version 1 only, and at most once."""
@@ -177,7 +177,7 @@ class FrameSearch:
         self._seqs = seqs
         self._salt = salt
         self._fetch = entries if salt is None else None
-        self._entries: Sequence[Entry] | None = None
+        self._entries: Sequence[IndexEntry] | None = None
         self._work = SEARCH_WORK * end + SPARE_WORK
 
     def find(self, bad: int, above: int) -> int:
@@ -193,7 +193,7 @@ class FrameSearch:
                 return claimed
         return self._by_bytes(bad + 1, above)
 
-    def _by_entries(self, entries: Sequence[Entry], bad: int, above: int) -> int:
+    def _by_entries(self, entries: Sequence[IndexEntry], bad: int, above: int) -> int:
         for i in range(bisect_right(entries, bad, key=_offset_of), len(entries)):
             if self._holds(entries[i].offset, max(above, entries[i].seq - 1), entries[i]):
                 return entries[i].offset
@@ -221,7 +221,7 @@ class FrameSearch:
         return self._end
 
     def _holds(
-        self, at: int, above: int, entry: Entry | None = None, *, window: bytes = b"", at_window: int = 0
+        self, at: int, above: int, entry: IndexEntry | None = None, *, window: bytes = b"", at_window: int = 0
     ) -> bool:
         """Return True if there is a valid frame at `at` with a seq greater than `above` that the segment may have, and
         that of `entry` if given. `window`, from offset `at_window` on, has been read already."""
@@ -251,17 +251,17 @@ class FrameSearch:
 
 def frames_of(
     read: Read,
-    layout: Layout,
+    layout: DataLayout,
     end: int,
     seqs: range,
-    entries: Callable[[], Sequence[Entry] | None] | None = None,
+    entries: Callable[[], Sequence[IndexEntry] | None] | None = None,
 ) -> Iterator[DataScan | BadBytes]:
     """Yield the first `end` bytes of a file from its first frame on, window by window, in the order of the file: valid
-    frames, and the ranges between them that have none. Parameters as for `FrameSearch`."""
+    frames, and the ranges between them that have none. Parameters as for `SegmentFrameSearch`."""
     if layout.salt is None and layout.damage is not None:
         yield BadBytes(0, end)
         return
-    search = FrameSearch(read, end, seqs, salt=layout.salt, entries=entries)
+    search = SegmentFrameSearch(read, end, seqs, salt=layout.salt, entries=entries)
     at, size, last = layout.start, WINDOW_BYTES, seqs.start - 1
     while at < end:
         window = read(at, min(size, end - at))
@@ -280,5 +280,5 @@ def frames_of(
         at = rows.stop
 
 
-def _offset_of(entry: Entry) -> int:
+def _offset_of(entry: IndexEntry) -> int:
     return entry.offset

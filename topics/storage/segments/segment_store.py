@@ -6,7 +6,7 @@ that appear whole, change only by patches, and are removed for good. The relocat
 store, and which copy counts while both have one.
 
 Every method blocks and must run in `Offload`: a cold store may be slow, or unavailable. Calls that change one topic's
-objects are made one after the other (its `upkeep` lock); reads come at any time, and calls about different topics from
+objects are made one after the other (its `hot_lock`); reads come at any time, and calls about different topics from
 several threads.
 
 After a crash of the machine: objects made by a method that returned exist; an object made by a method that raised or

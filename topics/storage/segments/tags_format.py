@@ -26,7 +26,7 @@ from typing import cast
 import cbor2
 
 from topics.log.dumped_values import from_little_endian, little_endian
-from topics.log.tag_match import Match
+from topics.log.tag_match import TagMatch
 from topics.storage.segments.segment_format import SegmentDamaged, xxh3
 
 
@@ -65,7 +65,7 @@ class SegmentTags:
         """Approximate bytes of memory, for a cache."""
         return len(self._names) + 4 * (len(self.sizes) + len(self._name_ends) + len(self._ends) + len(self._positions))
 
-    def find(self, match: Match) -> array[int]:
+    def find(self, match: TagMatch) -> array[int]:
         """Return the positions of the slots whose tag matches, ascending."""
         pattern = match.pattern.encode()
         size = len(pattern)

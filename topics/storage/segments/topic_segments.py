@@ -2,9 +2,9 @@
 (`docs/spec/storage.md` section 4).
 
 A `Segment` names the files of a run of seqs; the span of `topics.log` that points to it counts its live records. A
-`Shelf` has all segments of a topic, including those that no span points to any more, whose files must still be removed.
-All work on the files of a topic is serialised by the shelf's locks, one for each tier (`docs/spec/crash.md` 12). Pure
-except for the locks.
+`SegmentSet` has all segments of a topic, including those that no span points to any more, whose files must still be
+removed. All work on the files of a topic is serialised by its two locks, one for each tier (`docs/spec/crash.md` 12).
+Pure except for the locks.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Segment:
         )
 
 
-class UpkeepLock:
+class TopicFileLock:
     """Serialises the work on the files of one topic.
 
     Not `trio.Lock`: a checkpoint holds tens of thousands, and releasing one of those costs a search among all locks of
@@ -179,11 +179,11 @@ class UpkeepLock:
         self.release()
 
 
-class Shelf:
+class SegmentSet:
     """The segments of one topic, the locks of their files, and what the part on disk says of them. Made when the
     topic's files are first worked on."""
 
-    __slots__ = ("cold", "earliest_stored", "gone", "segments", "upkeep")
+    __slots__ = ("cold_lock", "earliest_stored", "gone", "hot_lock", "segments")
 
     def __init__(self) -> None:
         self.segments: set[Segment] = set()
@@ -192,20 +192,20 @@ class Shelf:
         """Segments that the part on disk does not need any more: their files may be removed."""
         self.earliest_stored = 0
         """`earliest_seq` of the part on disk."""
-        self.upkeep = UpkeepLock()
+        self.hot_lock = TopicFileLock()
         """The lock of its hot files, its manifest and its index. Its holder never waits for the cold store."""
-        self.cold = UpkeepLock()
-        """The lock of its cold files. Its holder may wait for `upkeep`, never the other way round."""
+        self.cold_lock = TopicFileLock()
+        """The lock of its cold files. Its holder may wait for `hot_lock`, never the other way round."""
 
 
-class Limits(NamedTuple):
+class SegmentLimits(NamedTuple):
     """When a segment is full (`TOPICS_SEGMENT_MAX_EVENTS`, `TOPICS_SEGMENT_MAX_BYTES`)."""
 
     events: int
     bytes: int
 
 
-class Piece(NamedTuple):
+class SegmentPiece(NamedTuple):
     """Slots `a` to `b` (exclusive) of a captured run that go to one segment. `seals`: the segment is full, or ends
     here."""
 
@@ -217,13 +217,13 @@ class Piece(NamedTuple):
     seals: bool
 
 
-def divide(runs: Sequence[RawRun], active: Segment | None, limits: Limits) -> tuple[list[Piece], bool]:
+def divide(runs: Sequence[RawRun], active: Segment | None, limits: SegmentLimits) -> tuple[list[SegmentPiece], bool]:
     """Return which slots go to which segment, in order, and True if `active` is sealed without taking any of them.
 
     Sizes are those of WAL frames, a few bytes more than a segment's, so segments stay below the bound. A segment always
     takes at least one record.
     """
-    pieces: list[Piece] = []
+    pieces: list[SegmentPiece] = []
     first, n, size, end = (
         (active.first, active.n, active.data_bytes, active.end) if active is not None else (0, 0, 0, 0)
     )
@@ -254,7 +254,7 @@ def divide(runs: Sequence[RawRun], active: Segment | None, limits: Limits) -> tu
                 continue
             n, size, at = n + take, size + taken, at + take
             full = n >= limits.events or size >= limits.bytes
-            pieces.append(Piece(number, at - take, at, first, full))
+            pieces.append(SegmentPiece(number, at - take, at, first, full))
             if full:
                 n = size = 0
         end = run.first + count

@@ -12,7 +12,7 @@ from __future__ import annotations
 import cbor2
 import xxhash
 
-from topics.runtime.window_clock import Mark
+from topics.runtime.window_clock import ClockMark
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, write_atomic
 from topics.telemetry.logs import get_logger
@@ -20,7 +20,7 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 
-def write_mark(fs: Fs, datadir: DataDir, mark: Mark) -> None:
+def write_mark(fs: Fs, datadir: DataDir, mark: ClockMark) -> None:
     """Write the mark, durably. An OSError is only logged. Blocking."""
     body = cbor2.dumps(list(mark), canonical=True)
     blob = cbor2.dumps({"clock": body, "xxh3": xxhash.xxh3_64_intdigest(body)}, canonical=True)
@@ -30,7 +30,7 @@ def write_mark(fs: Fs, datadir: DataDir, mark: Mark) -> None:
         log.warning("clock_mark_not_written", error=str(error), consequence="the next start may go by the wall clock")
 
 
-def read_mark(fs: Fs, datadir: DataDir) -> Mark | None:
+def read_mark(fs: Fs, datadir: DataDir) -> ClockMark | None:
     """Return the last mark; None if there is no file, or no valid one. Blocking."""
     try:
         return decode_mark(fs.read(datadir.clock_path))
@@ -41,7 +41,7 @@ def read_mark(fs: Fs, datadir: DataDir) -> Mark | None:
         return None
 
 
-def decode_mark(blob: bytes) -> Mark:
+def decode_mark(blob: bytes) -> ClockMark:
     """Return the content of the file. Raises ValueError, whatever the bytes are."""
     try:
         outer = cbor2.loads(blob)
@@ -56,4 +56,4 @@ def decode_mark(blob: bytes) -> Mark:
         raise ValueError("a time that is none")
     if not isinstance(boot, str):
         raise ValueError("a boot id that is none")
-    return Mark(window, wall, boottime, boot)
+    return ClockMark(window, wall, boottime, boot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics.storage.wal.wal_files import Position
+from topics.storage.wal.wal_files import LogPosition
 
 
 class DiskState:
@@ -15,7 +15,7 @@ class DiskState:
         part: bytes | None = None,
         base: bytes | None = None,
         *,
-        applied_end: Position | None = None,
+        applied_end: LogPosition | None = None,
         floor_logged: int = 0,
     ) -> None:
         """`part` and `base` are what recovery has found; `base` is forgotten if there is a part."""
@@ -40,7 +40,7 @@ class DiskState:
         """Return True if the log has frames of the topic that its part does not know."""
         return self.applied_end is not None and self.applied_end != self.part_end
 
-    def set_part(self, part: bytes, end: Position) -> None:
+    def set_part(self, part: bytes, end: LogPosition) -> None:
         """This part is durable from now on; `end` is where it ends in the shard's log."""
         self.part, self.base, self.part_end = part, None, end
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.files.datadir import DataDir, manifest_name, parse_manifest_name
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join, write_all, write_atomic
 from topics.storage.segments.segment_store import SegmentStore
@@ -55,7 +55,7 @@ class UncertainManifests(OSError):
 
 class Manifests:
     """The manifests of all topics. Made by the store, filled by `adopt` after recovery. Only one task at a time writes
-    the manifest of a topic (the holder of its `upkeep` lock)."""
+    the manifest of a topic (the holder of its `hot_lock` lock)."""
 
     def __init__(self, fs: Fs, datadir: DataDir, offload: Offload, hot: SegmentStore) -> None:
         self._fs = fs
@@ -116,14 +116,14 @@ class Manifests:
         sync_each = len(manifests) <= FEW_FILES
         calls = [manifests[at : at + MANIFESTS_PER_CALL] for at in range(0, len(manifests), MANIFESTS_PER_CALL)]
         for call in calls:
-            await self._offload.run(Kind.FILES, partial(self._write_temporaries, call, sync=sync_each))
+            await self._offload.run(Pool.FILES, partial(self._write_temporaries, call, sync=sync_each))
         if not sync_each:
-            await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.topics_dir))
+            await self._offload.run(Pool.FILES, partial(self._fs.sync_all, datadir.topics_dir))
         try:
             for call in calls:
-                await self._offload.run(Kind.FILES, partial(self._rename_temporaries, call, sync=sync_each))
+                await self._offload.run(Pool.FILES, partial(self._rename_temporaries, call, sync=sync_each))
             if not sync_each:
-                await self._offload.run(Kind.FILES, partial(self._fs.sync_all, datadir.topics_dir))
+                await self._offload.run(Pool.FILES, partial(self._fs.sync_all, datadir.topics_dir))
         except OSError as error:
             self._went_on_to(manifests)
             raise UncertainManifests(error.errno, error.strerror or str(error)) from error
@@ -144,7 +144,7 @@ class Manifests:
         self._outdated.difference_update(outdated)
         for at in range(0, len(outdated), MANIFESTS_PER_CALL):
             call = outdated[at : at + MANIFESTS_PER_CALL]
-            await self._offload.run(Kind.FILES, partial(self._remove_outdated, call))
+            await self._offload.run(Pool.FILES, partial(self._remove_outdated, call))
 
     async def supersede(self, topic_id: int, part: bytes | None) -> bytes | None:
         """Make sure that no recovery chooses an uncertain manifest: from now on it finds `part`, the last certain one,
@@ -154,7 +154,7 @@ class Manifests:
         name is uncertain too: it is removed. Raises OSError, and everything is as uncertain as before.
         """
         if part is None or topic_id not in self._durable:
-            await self._offload.run(Kind.FILES, partial(self._hot.delete_topic, topic_id))
+            await self._offload.run(Pool.FILES, partial(self._hot.delete_topic, topic_id))
             self.forget(topic_id)
             return part
         # A new generation each time: a sync that failed may have lost the name for good.
@@ -164,7 +164,7 @@ class Manifests:
         decoded.generation = generation
         again = encode_part(decoded)
         path = self._datadir.manifest_path(topic_id, generation)
-        await self._offload.run(Kind.FILES, partial(write_atomic, self._fs, path, encode_manifest(again)))
+        await self._offload.run(Pool.FILES, partial(write_atomic, self._fs, path, encode_manifest(again)))
         return again
 
     def _write_temporaries(self, manifests: Sequence[ManifestWrite], *, sync: bool) -> None:

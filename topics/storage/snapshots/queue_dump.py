@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import cbor2
 
-from topics.queue.leases import Frozen, Leases
+from topics.queue.leases import FrozenLeases, Leases
 from topics.runtime.instant import Instant
 
 LARGE_PAGES: Final = 256
@@ -21,7 +21,7 @@ class FrozenQueue(NamedTuple):
     """A queue as of a time (ms of the window clock)."""
 
     as_of: int
-    leases: Frozen
+    leases: FrozenLeases
 
     @property
     def is_large(self) -> bool:

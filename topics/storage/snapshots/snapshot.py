@@ -32,7 +32,7 @@ _BYTES: Final = 0x40
 _ARRAY: Final = 0x80
 
 
-class ShardPosition(NamedTuple):
+class ReplayPosition(NamedTuple):
     """Where the replay of a shard begins: file ordinal, offset in it, and the ordinal of the first frame there."""
 
     ordinal: int
@@ -50,7 +50,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     clock: int
     """The retention clock (epoch ms)."""
     positions: dict[int, list[int]]
-    """Shard to `ShardPosition`. Everything before it is synced, and in this snapshot."""
+    """Shard to `ReplayPosition`. Everything before it is synced, and in this snapshot."""
     topics: list[bytes]
     """`TopicPart`s."""
     new_layout: bool = False

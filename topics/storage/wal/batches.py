@@ -8,17 +8,17 @@ from typing import Protocol
 import trio
 
 from topics.errors import ApiError
-from topics.storage.wal.frames import NOTHING, Unsealed
-from topics.storage.wal.wal_files import Position, WalFile
+from topics.storage.wal.frames import NOTHING, UnsealedFrames
+from topics.storage.wal.wal_files import LogPosition, WalFile
 
 
-class Batch(Protocol):
+class WalBatch(Protocol):
     """Frames that a shard writer writes together: after a crash all of them are in the log, or none.
 
     The writer calls each of `on_written`, and then `on_synced` or `on_failed`, at most once, on the loop.
     """
 
-    data: Unsealed
+    data: UnsealedFrames
     frames: int
     topic_id: int
     last_seq: int
@@ -61,7 +61,7 @@ class ControlBatch:
 
     def __init__(
         self,
-        data: Unsealed,
+        data: UnsealedFrames,
         frames_: int,
         *,
         topic_id: int = 0,
@@ -76,7 +76,7 @@ class ControlBatch:
         self.error: ApiError | None = None
         self.file_id = 0
         self.offset = 0
-        self.end: Position | None = None
+        self.end: LogPosition | None = None
         self._apply = apply
         """Applies the batch to the state in memory, in the step in which it is synced. Otherwise a snapshot could be
         taken with a synced position beyond the batch but a state without it, and would lose it for ever."""
@@ -84,7 +84,7 @@ class ControlBatch:
 
     def on_written(self, file: WalFile, offset: int) -> None:
         self.file_id, self.offset = file.file_id, offset
-        self.end = Position(file.ordinal, offset + len(self.data))
+        self.end = LogPosition(file.ordinal, offset + len(self.data))
 
     def on_synced(self) -> None:
         if self._apply is not None:
@@ -106,7 +106,7 @@ class ControlBatch:
             raise self.error
 
 
-class UpkeepBatch(ControlBatch):
+class MaintenanceBatch(ControlBatch):
     """Control frames of a checkpoint or of other work on files, which may fail and is tried again.
 
     While the disk has no room they do not wait like other batches: they are refused, and leave the queue. A checkpoint
@@ -116,7 +116,7 @@ class UpkeepBatch(ControlBatch):
     __slots__ = ()
 
 
-class SyncRequest(UpkeepBatch):
+class SyncRequest(MaintenanceBatch):
     """A batch without frames, which is synced when everything queued before it is.
 
     While the disk has no room it is synced at once if nothing before it has to be written, and refused otherwise.
@@ -128,7 +128,7 @@ class SyncRequest(UpkeepBatch):
         super().__init__(NOTHING, 0, wants_sync=True)
 
 
-class Cut(SyncRequest):
+class LogCut(SyncRequest):
     """A place in the queue at which the log goes over to a new file. Once it is synced, the file that ends there is
     never written again. Without room for the new file it is refused."""
 

@@ -20,7 +20,7 @@ from topics.storage.wal.frames import FrameType
 from topics.storage.wal.shard_writer import ShardWriter
 
 
-class Damaged(Protocol):
+class DamagedTopic(Protocol):
     """The topic that has lost records."""
 
     id: int
@@ -37,7 +37,7 @@ class DamageNotes:
         self._writers = writers
         self._now_ms = now_ms
 
-    def note(self, topic: Damaged, ranges: Iterable[tuple[int, int]]) -> None:
+    def note(self, topic: DamagedTopic, ranges: Iterable[tuple[int, int]]) -> None:
         """Log that these seqs (inclusive ranges) of a topic are lost. Must be called in the step in which they become
         holes.
 

@@ -70,7 +70,7 @@ class LogFile(NamedTuple):
     salt: int | None
 
 
-class Found(NamedTuple):
+class FoundFrame(NamedTuple):
     """A valid frame, and the window of bytes that holds it."""
 
     frame: Frame
@@ -92,7 +92,7 @@ class FrameSearch:
         self._start = start
         self._work = WORK_BASE + WORK_FACTOR * max(file.size - start, 0)
 
-    def found(self) -> Iterator[Found]:
+    def found(self) -> Iterator[FoundFrame]:
         """Yield valid frames from the start on, in order. The caller decides which of them to believe."""
         handle, size, at = self._file.handle, self._file.size, self._start
         while at < size:
@@ -121,7 +121,7 @@ class FrameSearch:
             else:
                 at = max(at + position, at + len(window) - frames.HEADER_BYTES)
 
-    def _verified(self, window: bytes, begin: int, base: int) -> Found | None:
+    def _verified(self, window: bytes, begin: int, base: int) -> FoundFrame | None:
         """Return the frame at index `begin` of the window if it is valid, with a window of its own if it reaches
         beyond."""
         self._work -= CANDIDATE_WORK
@@ -140,7 +140,7 @@ class FrameSearch:
             return None
         if not scan.rows:
             return None
-        return Found(scan.frames[0], body, base + begin) if beyond else Found(scan.frames[0], window, base)
+        return FoundFrame(scan.frames[0], body, base + begin) if beyond else FoundFrame(scan.frames[0], window, base)
 
 
 def _lengths_agree(header: bytes) -> bool:
@@ -155,7 +155,7 @@ def _lengths_agree(header: bytes) -> bool:
 # ----------------------------------------------------------------- synced bytes
 
 
-class Vouched(NamedTuple):
+class SyncedExtent(NamedTuple):
     """The highest offset of a file up to which Synced frames say that it was on disk; 0 if there are none. `known` is
     False if the search has ended at its bound, so that there may be others."""
 
@@ -163,16 +163,16 @@ class Vouched(NamedTuple):
     known: bool
 
 
-def vouched_behind(file: LogFile, start: int) -> Vouched:
+def vouched_behind(file: LogFile, start: int) -> SyncedExtent:
     """Return the offset for which the Synced frames at or behind `start` vouch."""
     if file.salt is not None:
-        return Vouched(max((_vouches(file, found) for found in _synced(file, start)), default=0), True)
+        return SyncedExtent(max((_vouches(file, found) for found in _synced(file, start)), default=0), True)
     search = FrameSearch(file, start)
     offset = max((_vouches(file, found) for found in search.found() if found.frame.type == FrameType.SYNCED), default=0)
-    return Vouched(offset, not search.exhausted)
+    return SyncedExtent(offset, not search.exhausted)
 
 
-def _vouches(file: LogFile, found: Found) -> int:
+def _vouches(file: LogFile, found: FoundFrame) -> int:
     """Return the offset up to which a Synced frame is believed; 0 if it is not."""
     try:
         payload = found.payload()
@@ -188,7 +188,7 @@ def _vouches(file: LogFile, found: Found) -> int:
     return offset
 
 
-def _synced(file: LogFile, start: int) -> Iterator[Found]:
+def _synced(file: LogFile, start: int) -> Iterator[FoundFrame]:
     """Yield the Synced frames at or behind `start` of a file of version 2. Linear: the bytes hashed for a candidate are
     fewer than three headers, and no header begins inside another."""
     most = frames.MIN_FRAME_LEN + SYNCED_PAYLOAD
@@ -203,14 +203,14 @@ def _synced(file: LogFile, start: int) -> Iterator[Found]:
                 continue
             scan = frames.scan_window(body, at + begin, file_end=at + begin + len(body), salt=file.salt)
             if scan.rows:
-                yield Found(scan.frames[0], window, at)
+                yield FoundFrame(scan.frames[0], window, at)
         at += SEARCH_BYTES
 
 
 # ----------------------------------------------------------------- the log behind bad bytes
 
 
-class TopicReplayed(NamedTuple):
+class ReplayedTopic(NamedTuple):
     """What replay knows of a topic when it meets bytes that are not a frame."""
 
     head: int
@@ -220,7 +220,7 @@ class TopicReplayed(NamedTuple):
     """True if all its seqs are in the log. (Those of an `ephemeral` topic are not.)"""
 
 
-class SeqBehind(NamedTuple):
+class LaterSeq(NamedTuple):
     """Tells how many seqs of a topic are missing: the first seq behind the damage (`exact`), or the last seq according
     to FileEnd."""
 
@@ -228,26 +228,26 @@ class SeqBehind(NamedTuple):
     exact: bool
 
 
-class Behind(NamedTuple):
+class LogContinuation(NamedTuple):
     """Where the log continues behind a bad frame: a batch boundary, or the file's end. `later` is by topic id, `frames`
     is the number of frames found behind it."""
 
     stop: int
-    later: dict[int, SeqBehind]
+    later: dict[int, LaterSeq]
     frames: int
 
 
-class _Belief:
+class _FrameCheck:
     """Decides whether valid frames fit what was replayed, and the frames found before them."""
 
-    def __init__(self, file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> None:
+    def __init__(self, file: LogFile, start: int, topics: Mapping[int, ReplayedTopic]) -> None:
         self._file = file
         self._start = start
         self._topics = topics
         self._last: dict[int, int] = {}
         self._made: set[int] = set()
 
-    def fits(self, found: Found) -> bool:
+    def fits(self, found: FoundFrame) -> bool:
         """Return True if the frame is to be believed; later frames must then fit it too."""
         frame = found.frame
         known = self._topics.get(frame.topic_id)
@@ -271,7 +271,7 @@ class _Belief:
             self._last[frame.topic_id] = frame.seq
         return True
 
-    def _ends(self, found: Found) -> bool:
+    def _ends(self, found: FoundFrame) -> bool:
         try:
             lasts = {int(topic_id): whole(last) for topic_id, last in found.payload()["last"].items()}
         except Exception:  # malformed CBOR may raise anything
@@ -288,17 +288,17 @@ class _Belief:
         return last + (offset - self._start) // MIN_COPY_BYTES + MOST_RESERVED
 
 
-def believed(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Iterator[Found]:
+def believed(file: LogFile, start: int, topics: Mapping[int, ReplayedTopic]) -> Iterator[FoundFrame]:
     """Yield the frames behind `start` that fit what was replayed. Ends early if the search comes to its bound."""
-    belief = _Belief(file, start, topics)
+    belief = _FrameCheck(file, start, topics)
     return (found for found in FrameSearch(file, start).found() if belief.fits(found))
 
 
-def behind(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Behind:
+def behind(file: LogFile, start: int, topics: Mapping[int, ReplayedTopic]) -> LogContinuation:
     """Return where the log continues behind the bad frame at `start`. At the bound of the search the rest of the file
     is bad."""
     stop, count = file.size, 0
-    later: dict[int, SeqBehind] = {}
+    later: dict[int, LaterSeq] = {}
     for found in believed(file, start, topics):
         frame = found.frame
         if not count:
@@ -307,11 +307,11 @@ def behind(file: LogFile, start: int, topics: Mapping[int, TopicReplayed]) -> Be
             stop = frame.offset
         count += 1
         if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
-            later.setdefault(frame.topic_id, SeqBehind(frame.seq, True))
+            later.setdefault(frame.topic_id, LaterSeq(frame.seq, True))
         elif frame.type == FrameType.FILE_END:
             for topic_id, last in found.payload()["last"].items():
-                later.setdefault(topic_id, SeqBehind(last, False))
-    return Behind(stop, later, count)
+                later.setdefault(topic_id, LaterSeq(last, False))
+    return LogContinuation(stop, later, count)
 
 
 def end_of_bytes(handle: File, at: int, size: int) -> int:

@@ -19,7 +19,7 @@ atomic batch is a run of frames: all but the last carry MORE, all but the first 
 
 The salt is that of the file (`file_header`); a file of version 1 has none, and its seed is 0. So a frame is encoded in
 two steps: its *body* (everything between frame_len and the checksum) when its contents are decided, and the checksum
-when its place is known (`seal`). Frames without a place are `Unsealed`.
+when its place is known (`seal`). Frames without a place are `UnsealedFrames`.
 
 This module knows bytes only. `recovery` interprets frames, `shard_writer` places them.
 """
@@ -118,7 +118,7 @@ class Frame(NamedTuple):
         return self.offset + 4 + self.frame_len
 
 
-class Unsealed:
+class UnsealedFrames:
     """Frames without a place in a file, in order: their bodies, and the bytes that they will take on disk.
     Immutable."""
 
@@ -128,8 +128,8 @@ class Unsealed:
         self.bodies = bodies
         self.size = size
 
-    def __add__(self, other: Unsealed) -> Unsealed:
-        return Unsealed([*self.bodies, *other.bodies], self.size + other.size)
+    def __add__(self, other: UnsealedFrames) -> UnsealedFrames:
+        return UnsealedFrames([*self.bodies, *other.bodies], self.size + other.size)
 
     def __len__(self) -> int:
         """Bytes on disk."""
@@ -140,17 +140,17 @@ class Unsealed:
         return seal(self.bodies, salt, offset)
 
 
-NOTHING: Final = Unsealed((), 0)
+NOTHING: Final = UnsealedFrames((), 0)
 """No frames."""
 
 
-def joined(parts: Iterable[Unsealed]) -> Unsealed:
+def joined(parts: Iterable[UnsealedFrames]) -> UnsealedFrames:
     """Return the frames of all parts, in order."""
     kept = list(parts)
-    return Unsealed([body for part in kept for body in part.bodies], sum(part.size for part in kept))
+    return UnsealedFrames([body for part in kept for body in part.bodies], sum(part.size for part in kept))
 
 
-class Seeds(NamedTuple):
+class FrameSeeds(NamedTuple):
     """The seeds of the checksums of frames in a window of a file: the file's salt (None in version 1), and the offset
     of the window in the file."""
 
@@ -169,15 +169,15 @@ class Seeds(NamedTuple):
         return [salt ^ (base + at) for at in starts]  # costs half as much as `map` with bound methods
 
 
-UNSEEDED: Final = Seeds(None, 0)
+UNSEEDED: Final = FrameSeeds(None, 0)
 """For any window of a file of version 1."""
 
 
-class Appends(NamedTuple):
+class AppendFrames(NamedTuple):
     """The encoded Append frames of one batch. `frame_lens` are their bytes on disk, `sizes` the bytes of data + meta of
     each, `flags` those kept in the index."""
 
-    data: Unsealed
+    data: UnsealedFrames
     frame_lens: array[int]
     sizes: array[int]
     flags: bytes
@@ -191,11 +191,11 @@ def encode_control(
     seq: int = 0,
     ts: int = 0,
     flags: int = 0,
-) -> Unsealed:
+) -> UnsealedFrames:
     """Return one frame with a CBOR payload."""
     blob = dump_payload(payload)
     body = _BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob)) + blob
-    return Unsealed((body,), len(body) + AROUND_BODY)
+    return UnsealedFrames((body,), len(body) + AROUND_BODY)
 
 
 def dump_payload(payload: Mapping[str, Any]) -> bytes:
@@ -215,7 +215,7 @@ def encode_appends(
     durable: bool,
     closes_batch: bool,
     origins: Sequence[Origin | None] | None = None,
-) -> Appends:
+) -> AppendFrames:
     """Return the frames of records with contiguous seqs from `first_seq`. They begin a batch.
 
     `nodes`, `tags`, `metas` and `origins` are None when no record has one; an empty item means that this record has
@@ -250,7 +250,7 @@ def encode_appends(
     meta_lens = map(_LEN.pack, map(len, metas))
     bodies = list(map(b"".join, zip(heads, nodes, tags, prefixes, meta_lens, metas, datas, strict=True)))
     frame_lens = array("I", [len(body) + AROUND_BODY for body in bodies])
-    return Appends(Unsealed(bodies, sum(frame_lens)), frame_lens, sizes, kept)
+    return AppendFrames(UnsealedFrames(bodies, sum(frame_lens)), frame_lens, sizes, kept)
 
 
 def seal(bodies: Sequence[bytes], salt: int | None, offset: int) -> bytes:
@@ -290,7 +290,7 @@ def _batch_flags(count: int, base: int, kept: bytes, closes_batch: bool) -> list
 
 def _encode_plain(
     topic_id: int, first_seq: int, ts: int, datas: Sequence[bytes], *, durable: bool, closes_batch: bool
-) -> Appends:
+) -> AppendFrames:
     """Encode records that have data only. The hot loop."""
     count = len(datas)
     base = DURABLE if durable else 0
@@ -303,12 +303,12 @@ def _encode_plain(
     for i in {0, count - 1}:
         bodies[i] = bodies[i][:1] + bytes((flags[i],)) + bodies[i][2:]
     frame_lens = array("I", [size + MIN_FRAME_LEN + 8 for size in sizes])
-    return Appends(Unsealed(bodies, sum(frame_lens)), frame_lens, sizes, bytes(count))
+    return AppendFrames(UnsealedFrames(bodies, sum(frame_lens)), frame_lens, sizes, bytes(count))
 
 
 def seal_batch(
     frames: Sequence[tuple[FrameType, Mapping[str, Any]]], *, topic_id: int, ts: int, opened: bool, first_seq: int = 0
-) -> Unsealed:
+) -> UnsealedFrames:
     """Return control frames that are one batch, or (`opened`) end the batch that Append frames began. `first_seq` is
     the seq of the first of them."""
     out = []
@@ -320,7 +320,7 @@ def seal_batch(
     return joined(out)
 
 
-def seal_payloads(payloads: Sequence[tuple[FrameType, bytes, int]], *, topic_id: int, ts: int) -> Unsealed:
+def seal_payloads(payloads: Sequence[tuple[FrameType, bytes, int]], *, topic_id: int, ts: int) -> UnsealedFrames:
     """Return control frames that are one batch, from encoded payloads, each with its seq.
 
     For payloads of megabytes: they are copied only once.
@@ -330,14 +330,14 @@ def seal_payloads(payloads: Sequence[tuple[FrameType, bytes, int]], *, topic_id:
     for i, (kind, blob, seq) in enumerate(payloads):
         flags = (CONTINUES if i else 0) | (MORE if i < last else 0)
         bodies.append(_BODY.pack(kind, flags, topic_id, seq, ts, 0, 0, len(blob)) + blob)
-    return Unsealed(bodies, sum(map(len, bodies)) + AROUND_BODY * len(bodies))
+    return UnsealedFrames(bodies, sum(map(len, bodies)) + AROUND_BODY * len(bodies))
 
 
 Row = tuple[int, int, int, int, int, int, int, int, int, int]
 """The fields of a `Frame` as a plain tuple, because replay makes millions of them."""
 
 
-class Scan(NamedTuple):
+class LogScan(NamedTuple):
     """The verified frames of a window of a log, and why the scan ended.
 
     `ends` are the indices behind the last frame of each batch that ends here, `controls` those of frames other than
@@ -360,7 +360,7 @@ class Scan(NamedTuple):
         return [Frame._make(row) for row in self.rows]
 
 
-def scan_window(window: bytes, base: int, *, file_end: int, salt: int | None) -> Scan:
+def scan_window(window: bytes, base: int, *, file_end: int, salt: int | None) -> LogScan:
     """Verify frames from the start of `window`, which is at offset `base` of a file of `file_end` bytes with this salt.
 
     Raises `UnknownFrameType` for a frame of an unknown type with a valid checksum.
@@ -404,7 +404,7 @@ def scan_window(window: bytes, base: int, *, file_end: int, salt: int | None) ->
             if not flags & MORE:
                 ends.append(len(rows))
             at = end
-    return Scan(rows, ends, controls, tagged, copied, base + at, reason)
+    return LogScan(rows, ends, controls, tagged, copied, base + at, reason)
 
 
 def origin_at(window: bytes, base: int, frame: Frame) -> Origin:
@@ -435,7 +435,7 @@ class StoredRecord(NamedTuple):
     data: bytes
 
 
-def decode_append(window: bytes, at: int, size: int, seeds: Seeds) -> StoredRecord | None:
+def decode_append(window: bytes, at: int, size: int, seeds: FrameSeeds) -> StoredRecord | None:
     """Return the record of the Append frame of `size` bytes at index `at` of `window`; None if the bytes are no such
     frame."""
     end = at + size
@@ -467,7 +467,12 @@ def decode_append(window: bytes, at: int, size: int, seeds: Seeds) -> StoredReco
 
 
 def are_appends(
-    window: bytes, starts: Sequence[int], frame_lens: Sequence[int], topic_id: int, seqs: Sequence[int], seeds: Seeds
+    window: bytes,
+    starts: Sequence[int],
+    frame_lens: Sequence[int],
+    topic_id: int,
+    seqs: Sequence[int],
+    seeds: FrameSeeds,
 ) -> bool:
     """Return True if there are verified Append frames of this topic and these seqs at these indices of `window`, all
     without an origin. A third of a microsecond each, where `open_append` takes five."""
@@ -501,7 +506,7 @@ class OpenedRecord(NamedTuple):
     data: bytes
 
 
-def open_append(window: bytes, at: int, size: int, seeds: Seeds) -> OpenedRecord | None:
+def open_append(window: bytes, at: int, size: int, seeds: FrameSeeds) -> OpenedRecord | None:
     """Return the record of the Append frame of `size` bytes at index `at` of `window`, with its origin; None if the
     bytes are no such frame."""
     record = decode_append(window, at, size, seeds)

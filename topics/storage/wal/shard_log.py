@@ -18,7 +18,7 @@ from topics.storage.files.datadir import wal_name
 from topics.storage.files.file_header import encode_file_header
 from topics.storage.files.fs import File, Fs, write_all
 from topics.storage.wal import frames
-from topics.storage.wal.frames import Unsealed
+from topics.storage.wal.frames import UnsealedFrames
 from topics.storage.wal.stall import NoRoom
 from topics.storage.wal.wal_files import WalFile
 from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, new_head
@@ -27,7 +27,7 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 
-class Entered(NamedTuple):
+class NamedFile(NamedTuple):
     """A file that has just got its name."""
 
     ordinal: int
@@ -68,13 +68,13 @@ class ShardLog:
         self._handle = self._fs.open(path)
         self.allocated = self._handle.size()
 
-    def create(self, ordinal: int) -> Entered:
+    def create(self, ordinal: int) -> NamedFile:
         """Make and enter the first file of a log. Raises NoRoom and OSError."""
         self._home = self._fs.identity(self._directory)
         self.make_spare()
         return self.enter_spare(ordinal)
 
-    def begin(self, entered: Entered) -> None:
+    def begin(self, entered: NamedFile) -> None:
         """Make a file that was entered the active one, and close the one before."""
         self.close()
         self._handle = entered.handle
@@ -128,7 +128,7 @@ class ShardLog:
     def write(
         self,
         file: WalFile,
-        pieces: Sequence[Unsealed],
+        pieces: Sequence[UnsealedFrames],
         start: int,
         sync: bool,
         after_write: Callable[[], None] | None,
@@ -155,7 +155,7 @@ class ShardLog:
         handle.fdatasync()
         handle.truncate(at + len(ending))  # behind the sync: a file without FileEnd never ends before its zeros
 
-    def enter_spare(self, ordinal: int, *, again: bool = False) -> Entered:
+    def enter_spare(self, ordinal: int, *, again: bool = False) -> NamedFile:
         """Give the preallocated file its header and its name, both durably, and open it. Raises NoRoom if it has not
         got them, and may then be called `again`; OSError if that is unknown."""
         name = wal_name(ordinal)
@@ -178,7 +178,7 @@ class ShardLog:
         except BaseException:
             handle.close()
             raise
-        return Entered(ordinal, path, new_head(self._spare_salt), handle)
+        return NamedFile(ordinal, path, new_head(self._spare_salt), handle)
 
     def _write_header(self, handle: File, ordinal: int) -> None:
         """Give the spare a salt. The header is synced before the file can be found."""

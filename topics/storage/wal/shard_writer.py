@@ -3,9 +3,9 @@
 
 Theory of operation
 -------------------
-A shard is one append-only log in files `wal-<ordinal of first frame>.log`. Everything that must survive is a `Batch`:
-bytes of one or more frames that count together or not at all. Batches are queued in the order in which they were
-decided and are written in that order; there is no other order.
+A shard is one append-only log in files `wal-<ordinal of first frame>.log`. Everything that must survive is a
+`WalBatch`: bytes of one or more frames that count together or not at all. Batches are queued in the order in which they
+were decided and are written in that order; there is no other order.
 
 One task (`ShardWriter.run`) takes a group from the queue and hands it to one worker-thread call: a write and, if a
 batch of the group waits for it or the background tick is due, an fdatasync. The next group gathers meanwhile. A batch
@@ -44,14 +44,14 @@ import trio
 
 from topics.errors import ApiError, read_only
 from topics.runtime.clock import Clock
-from topics.runtime.offload import Kind, Offload
+from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import Fs, write_all
 from topics.storage.wal import frames
-from topics.storage.wal.batches import Batch, Cut
-from topics.storage.wal.frames import FrameType, Unsealed
-from topics.storage.wal.shard_log import Entered, ShardLog
+from topics.storage.wal.batches import LogCut, WalBatch
+from topics.storage.wal.frames import FrameType, UnsealedFrames
+from topics.storage.wal.shard_log import NamedFile, ShardLog
 from topics.storage.wal.stall import NoRoom, Stall, refused_outright
-from topics.storage.wal.wal_files import Position, WalFile, WalFiles, most_bytes
+from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles, most_bytes
 from topics.storage.wal.write_queue import WriteQueue
 from topics.telemetry.figures import WalFigures
 from topics.telemetry.logs import get_logger
@@ -109,8 +109,8 @@ class ShardWriter:
         """Ordinal of the next frame."""
         self._last_seqs: dict[int, int] = {}
         """Highest seq of each topic in the current file (for FileEnd)."""
-        self._unsynced: list[Batch] = []
-        self._in_group: list[Batch] = []
+        self._unsynced: list[WalBatch] = []
+        self._in_group: list[WalBatch] = []
         """Batches taken from the queue and not yet written. At any moment every batch that was not told of a sync is
         here, in `_unsynced` or in the queue, so that a failure can tell all of them."""
         self._group_written = 0
@@ -129,7 +129,7 @@ class ShardWriter:
 
     # -- calls of the engine ---------------------------------------------------------------------------------------
 
-    def submit(self, batch: Batch, *, patient: bool = False) -> None:
+    def submit(self, batch: WalBatch, *, patient: bool = False) -> None:
         """Queue a batch; never waits. Raises `503 read_only` on a failed shard, and then the batch is not queued."""
         if self.failed is not None:
             raise self.failed
@@ -142,25 +142,25 @@ class ShardWriter:
         """Make the next file for a cut, so that a lack of room is noticed before it. Raises OSError."""
         async with self._spare_lock:
             if not self._log.is_spare_ready and self.failed is None and not self._stopping:
-                await self._offload.run(Kind.FILES, self._log.make_spare)
+                await self._offload.run(Pool.FILES, self._log.make_spare)
                 self._log.is_spare_ready = True
                 self.stall.end()
 
-    def cut(self) -> Cut:
+    def cut(self) -> LogCut:
         """End the current file between the batches queued by now and later ones; never waits. Cuts of several shards
         made in one step of the loop are one moment for all of them. Raises like `submit`."""
-        cut = Cut()
+        cut = LogCut()
         self.submit(cut)
         return cut
 
-    def synced_position(self) -> tuple[Position, int]:
+    def synced_position(self) -> tuple[LogPosition, int]:
         """Return how far the disk is known to have the log, and the number of frames up to there.
 
         Everything before it has reached its commit point, so a replay that begins with the current state may start
         there.
         """
         assert self._file is not None
-        return Position(self._file.ordinal, self._synced_end), self._synced_frames
+        return LogPosition(self._file.ordinal, self._synced_end), self._synced_frames
 
     @property
     def file(self) -> WalFile:
@@ -191,7 +191,7 @@ class ShardWriter:
         """Close a log that will not be written any more. Blocking; never called after `run`."""
         self._log.close()
 
-    def write_opening(self, opening: Unsealed, count: int) -> None:
+    def write_opening(self, opening: UnsealedFrames, count: int) -> None:
         """Write and sync the first frames of this process's part of the log (`docs/spec/crash.md` 2). Blocking; called
         before `run`."""
         handle, file = self._log.handle, self.file
@@ -255,7 +255,7 @@ class ShardWriter:
         file = self.file
         mark = frames.encode_control(FrameType.CLEAN_STOP, {"clock": self._clock.now_ms()}, ts=self._clock.now_ms())
         try:
-            await self._offload.run(Kind.WAL, partial(self._log.write, file, [mark], file.end, True, None))
+            await self._offload.run(Pool.WAL, partial(self._log.write, file, [mark], file.end, True, None))
         except NoRoom as problem:
             log.warning("wal_not_stopped_cleanly", shard=self.shard, error=str(problem))
         except OSError as error:
@@ -294,7 +294,7 @@ class ShardWriter:
         with trio.move_on_after(max(until - self._clock.monotonic_ms(), 0) / 1000):
             await self._wake.wait()
 
-    def _take_group(self) -> list[Batch]:
+    def _take_group(self) -> list[WalBatch]:
         """Take the batches of the next write: as many as fit into the file (one batch always does)."""
         self._in_group = group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
         self._group_written = 0
@@ -307,7 +307,7 @@ class ShardWriter:
                 await self._try_again()
             if self._ended is not None:
                 await self._rotate()
-            if self.queue and isinstance(self.queue.first, Cut):
+            if self.queue and isinstance(self.queue.first, LogCut):
                 await self._go_over()
             elif self.queue and self._is_full_for(self.queue.first):
                 await self._rotate_or_grow()
@@ -330,14 +330,14 @@ class ShardWriter:
         except OSError as error:
             self._fail(error)
 
-    def _is_full_for(self, batch: Batch) -> bool:
+    def _is_full_for(self, batch: WalBatch) -> bool:
         """Return True if the batch has to go to the next file."""
         file = self.file
         if file.end <= file.head.first:
             return False
         return file.head.salt is None or file.end + len(batch.data) > self._file_bytes
 
-    async def _write(self, group: list[Batch], *, vouch: bool, sync: bool) -> None:
+    async def _write(self, group: list[WalBatch], *, vouch: bool, sync: bool) -> None:
         file = self.file
         start = file.end
         pieces = []
@@ -354,7 +354,7 @@ class ShardWriter:
         after_write = partial(self._offload.post, written) if mixed else None
         if not self._dirty:
             self._tick_from_ms = self._clock.monotonic_ms()
-        sync_ns = await self._offload.run(Kind.WAL, partial(self._log.write, file, pieces, start, sync, after_write))
+        sync_ns = await self._offload.run(Pool.WAL, partial(self._log.write, file, pieces, start, sync, after_write))
         written()
         file.end = start + size
         self._frame_count += len(pieces) - len(group) + sum(batch.frames for batch in group)
@@ -375,7 +375,7 @@ class ShardWriter:
         if sync or not self._dirty:  # a group without bytes, right behind a rotation
             self._synced()
 
-    def _tell_written(self, group: list[Batch], file: WalFile, offset: int) -> None:
+    def _tell_written(self, group: list[WalBatch], file: WalFile, offset: int) -> None:
         """Tell each batch of the group its place, once."""
         if self._group_written or self._in_group is not group:
             return
@@ -408,7 +408,7 @@ class ShardWriter:
         """Make the next file unless it exists. Raises NoRoom. The caller holds the lock."""
         if not self._log.is_spare_ready:
             try:
-                await self._offload.run(Kind.FILES, self._log.make_spare)
+                await self._offload.run(Pool.FILES, self._log.make_spare)
             except OSError as error:
                 raise NoRoom(error) from error
             self._log.is_spare_ready = True
@@ -462,7 +462,7 @@ class ShardWriter:
         """Allocate room on disk for the current file up to `end`. Raises NoRoom; OSError if the log cannot be
         synced."""
         if not self._log.has_room(end):
-            await self._offload.run(Kind.WAL, partial(self._log.make_room, end))
+            await self._offload.run(Pool.WAL, partial(self._log.make_room, end))
 
     async def _rotate_or_grow(self) -> None:
         """Make room for a batch that does not fit into the file: rotate, or, while the next file cannot be made, let
@@ -497,11 +497,11 @@ class ShardWriter:
                 )
                 await self._allocate(file.end + len(ending))
                 sealed = ending.sealed(file.head.salt, file.end)
-                await self._offload.run(Kind.WAL, partial(self._log.end_file, sealed, file.end))
+                await self._offload.run(Pool.WAL, partial(self._log.end_file, sealed, file.end))
                 self._synced()  # a position before FileEnd: a replay that began behind FileEnd would not know of it
                 self._ended = ordinal, len(ending)
             ordinal, length = self._ended
-            entered = await self._offload.run(Kind.WAL, partial(self._log.enter_spare, ordinal, again=again))
+            entered = await self._offload.run(Pool.WAL, partial(self._log.enter_spare, ordinal, again=again))
             self._log.is_spare_ready = False
         self._ended = None
         self.figures.frames += 1
@@ -521,7 +521,7 @@ class ShardWriter:
         cut.ordinal = self.file.ordinal
         cut.on_synced()
 
-    def _begin_file(self, entered: Entered) -> None:
+    def _begin_file(self, entered: NamedFile) -> None:
         """Make the file the active one."""
         self._log.begin(entered)
         ordinal, head = entered.ordinal, entered.head

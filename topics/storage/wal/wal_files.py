@@ -35,7 +35,7 @@ class WalFile:
         """When the last write to it returned (`Clock.perf_ns`)."""
 
 
-class Position(NamedTuple):
+class LogPosition(NamedTuple):
     """A place in a shard's log. Positions of one shard are ordered as the log is."""
 
     ordinal: int

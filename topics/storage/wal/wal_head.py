@@ -30,7 +30,7 @@ from topics.storage.files.file_header import (
 )
 from topics.storage.files.fs import WINDOW_BYTES, File, Fs
 from topics.storage.wal import frames
-from topics.storage.wal.frames import Scan
+from topics.storage.wal.frames import LogScan
 
 
 class WalHead(NamedTuple):
@@ -45,10 +45,10 @@ class WalHead(NamedTuple):
     """True if one flipped bit of the header was corrected."""
 
 
-class Window(NamedTuple):
+class WalWindow(NamedTuple):
     """Some bytes of a WAL file, and the frames in them."""
 
-    scan: Scan
+    scan: LogScan
     data: bytes
     base: int
     """The offset of `data` in the file."""
@@ -94,14 +94,14 @@ def read_heads(fs: Fs, directory: str, ordinals: Iterable[int], *, version: int)
     return heads
 
 
-def scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[Window]:
+def scans(handle: File, head: WalHead, at: int, size: int) -> Iterator[WalWindow]:
     """Yield the verified frames of a file from `at` on, window by window, up to its end or the first bytes that are not
     a frame. Raises UnknownFrameType, OSError."""
     length = WINDOW_BYTES
     while True:
         window = handle.pread(max(min(length, size - at), 0), at)
         scan = frames.scan_window(window, at, file_end=size, salt=head.salt)
-        yield Window(scan, window, at)
+        yield WalWindow(scan, window, at)
         if scan.reason != "window" or not window:
             return
         length = WINDOW_BYTES if scan.stop > at else length * 2

@@ -16,7 +16,7 @@ import trio
 
 from topics.errors import ApiError, throttled
 from topics.runtime.clock import Clock
-from topics.storage.wal.batches import Batch, Cut, SyncRequest, UpkeepBatch
+from topics.storage.wal.batches import LogCut, MaintenanceBatch, SyncRequest, WalBatch
 from topics.storage.wal.stall import Stall
 from topics.telemetry.figures import WalFigures
 
@@ -45,7 +45,7 @@ class WriteQueue:
         self._backlog_bytes = backlog_bytes
         self._stall = stall
         self._closed: ApiError | None = None
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[WalBatch] = deque()
         self._bytes = 0
         self._patient_from_ms = 0
         """When the oldest patient batch was queued; meaningless while the queue is urgent or empty."""
@@ -55,11 +55,11 @@ class WriteQueue:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[WalBatch]:
         return iter(self._batches)
 
     @property
-    def first(self) -> Batch:
+    def first(self) -> WalBatch:
         """The batch that is written next. The queue must not be empty."""
         return self._batches[0]
 
@@ -102,7 +102,7 @@ class WriteQueue:
             raise throttled("wal_backlog_bytes", self._backlog_bytes, retry_after_ms=RETRY_AFTER_MS)
         raise throttled("wal_queue", QUEUE_BATCHES, retry_after_ms=RETRY_AFTER_MS)
 
-    def put(self, batch: Batch, *, patient: bool) -> bool:
+    def put(self, batch: WalBatch, *, patient: bool) -> bool:
         """Queue a batch. Return True if the writer has to wake up: to write, or to set a timer."""
         self._batches.append(batch)
         self._bytes += len(batch.data)
@@ -138,14 +138,14 @@ class WriteQueue:
 
     # -- the way out -----------------------------------------------------------------------------------------------
 
-    def take_group(self, room: int) -> list[Batch]:
+    def take_group(self, room: int) -> list[WalBatch]:
         """Take the batches of the next write: at most `GROUP_BYTES`, and `room` bytes but for the first batch. A cut
         ends a group."""
-        group: list[Batch] = []
+        group: list[WalBatch] = []
         total = 0
         while self._batches and total < GROUP_BYTES:
             size = len(self._batches[0].data)
-            if (group and total + size > room) or isinstance(self._batches[0], Cut):
+            if (group and total + size > room) or isinstance(self._batches[0], LogCut):
                 break
             group.append(self._batches.popleft())
             total += size
@@ -155,36 +155,36 @@ class WriteQueue:
             self.wake_waiting()
         return group
 
-    def put_back(self, group: list[Batch]) -> None:
+    def put_back(self, group: list[WalBatch]) -> None:
         """Put a group that was not written in front again."""
         self._batches.extendleft(reversed(group))
         self._bytes += sum(len(batch.data) for batch in group)
         self.is_urgent = bool(self._batches)
 
-    def take_cut(self) -> Cut:
+    def take_cut(self) -> LogCut:
         """Take the first batch, which is a cut."""
         cut = self._batches.popleft()
-        assert isinstance(cut, Cut)
+        assert isinstance(cut, LogCut)
         self.is_urgent = bool(self._batches)
         return cut
 
     def settle_requests(self, refusal: ApiError) -> None:
-        """Answer the batches of upkeep, while nothing can be written and everything written is synced: requests for a
+        """Answer the maintenance batches, while nothing can be written and everything written is synced: requests for a
         sync with nothing to write before them are synced, the others, cuts and frames are refused."""
-        waiting: deque[Batch] = deque()
+        waiting: deque[WalBatch] = deque()
         for batch in self._batches:
-            if not isinstance(batch, UpkeepBatch):
+            if not isinstance(batch, MaintenanceBatch):
                 waiting.append(batch)
                 continue
             self._bytes -= len(batch.data)
-            if isinstance(batch, SyncRequest) and not waiting and not isinstance(batch, Cut):
+            if isinstance(batch, SyncRequest) and not waiting and not isinstance(batch, LogCut):
                 batch.on_synced()
             else:
                 batch.on_failed(refusal)
         self._batches = waiting
         self.is_urgent = bool(waiting)
 
-    def close(self, error: ApiError) -> list[Batch]:
+    def close(self, error: ApiError) -> list[WalBatch]:
         """End the queue for this reason: appends are admitted no more. Return the batches that were queued."""
         self._closed = error
         batches = list(self._batches)

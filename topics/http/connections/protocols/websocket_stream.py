@@ -12,9 +12,9 @@ from wsproto.connection import ConnectionState as ConnectionPhase
 from wsproto.events import CloseConnection, Message, Ping
 from wsproto.frame_protocol import CloseReason
 
+from topics.http.connections.body_timeouts import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 from topics.http.connections.connection import Connection
 from topics.http.connections.message_buffer import MessageBuffer
-from topics.http.connections.patience import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
 
 # Events that are handled before other tasks have a turn: about 2 ms.
 _EVENTS_AT_ONCE: Final = 32

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.spark.options import Bound
-from topics.spark.planning import Gap, Known, Offsets, Part, batch, between, capped, initial, latest, shares
+from topics.spark.plan import KnownTopic, Offsets, RestPart, SeqGap, batch, between, capped, initial, latest, shares
 
 ALL = (Bound("earliest"), Bound("latest"))
 
 
-def ranges(parts: list[Part]) -> list[tuple[str, int, int]]:
+def ranges(parts: list[RestPart]) -> list[tuple[str, int, int]]:
     return [(part.topic, part.after, part.last) for part in parts]
 
 
@@ -21,55 +21,55 @@ def ranges(parts: list[Part]) -> list[tuple[str, int, int]]:
 
 
 def test_a_batch_is_cut_into_partitions_of_so_many_seqs() -> None:
-    parts = batch({"a": Known(7, 25, 1), "b": Known(8, 3, 1)}, *ALL, 10)
+    parts = batch({"a": KnownTopic(7, 25, 1), "b": KnownTopic(8, 3, 1)}, *ALL, 10)
     assert ranges(parts) == [("a", 0, 10), ("a", 10, 20), ("a", 20, 25), ("b", 0, 3)]
     assert {(part.topic, part.epoch) for part in parts} == {("a", 7), ("b", 8)}
 
 
 def test_what_retention_had_taken_before_the_query_is_not_in_earliest() -> None:
-    assert ranges(batch({"a": Known(1, 25, 21)}, *ALL, 10)) == [("a", 20, 25)]
+    assert ranges(batch({"a": KnownTopic(1, 25, 21)}, *ALL, 10)) == [("a", 20, 25)]
 
 
 def test_a_seq_that_somebody_names_is_in_the_range_even_if_it_is_gone() -> None:
-    assert ranges(batch({"a": Known(1, 25, 21)}, Bound(11), Bound("latest"), 100)) == [("a", 10, 25)]
+    assert ranges(batch({"a": KnownTopic(1, 25, 21)}, Bound(11), Bound("latest"), 100)) == [("a", 10, 25)]
 
 
 def test_both_ends_are_included_and_an_end_beyond_the_head_is_the_head() -> None:
-    known = {"a": Known(1, 25, 1)}
+    known = {"a": KnownTopic(1, 25, 1)}
     assert ranges(batch(known, Bound(5), Bound(9), 100)) == [("a", 4, 9)]
     assert ranges(batch(known, Bound(5), Bound(99), 100)) == [("a", 4, 25)]
     assert batch(known, Bound(30), Bound(99), 100) == []
-    assert batch({"a": Known(1, 0, 1)}, *ALL, 100) == []
+    assert batch({"a": KnownTopic(1, 0, 1)}, *ALL, 100) == []
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_stream_begins_where_it_is_told() -> None:
-    known = {"a": Known(1, 25, 21), "b": Known(2, 4, 1)}
+    known = {"a": KnownTopic(1, 25, 21), "b": KnownTopic(2, 4, 1)}
     assert initial(known, Bound("earliest")) == {"a": {"seq": 20, "epoch": 1}, "b": {"seq": 0, "epoch": 2}}
     assert initial(known, Bound("latest")) == {"a": {"seq": 25, "epoch": 1}, "b": {"seq": 4, "epoch": 2}}
     assert initial(known, Bound("earliest", (("b", 3),)))["b"] == {"seq": 2, "epoch": 2}
 
 
 def test_a_stream_that_begins_later_waits_for_its_first_seq() -> None:
-    start = initial({"a": Known(1, 5, 1)}, Bound(8))
-    assert latest(start, {"a": Known(1, 6, 1)}, None) == start
-    end = latest(start, {"a": Known(1, 9, 1)}, None)
+    start = initial({"a": KnownTopic(1, 5, 1)}, Bound(8))
+    assert latest(start, {"a": KnownTopic(1, 6, 1)}, None) == start
+    end = latest(start, {"a": KnownTopic(1, 9, 1)}, None)
     assert end == {"a": {"seq": 9, "epoch": 1}}
     assert ranges(between(start, end, 100)) == [("a", 7, 9)]
 
 
 def test_without_a_limit_a_batch_goes_to_the_heads() -> None:
     start: Offsets = {"a": {"seq": 3, "epoch": 1}, "b": {"seq": 4, "epoch": 2}}
-    end = latest(start, {"a": Known(1, 9, 1), "b": Known(2, 4, 1)}, None)
+    end = latest(start, {"a": KnownTopic(1, 9, 1), "b": KnownTopic(2, 4, 1)}, None)
     assert end == {"a": {"seq": 9, "epoch": 1}, "b": {"seq": 4, "epoch": 2}}
     assert ranges(between(start, end, 4)) == [("a", 3, 7), ("a", 7, 9)]
 
 
 def test_where_nothing_is_new_the_offset_is_the_same_to_the_letter() -> None:
     start: Offsets = {"b": {"seq": 4, "epoch": 2}, "a": {"seq": 3, "epoch": 1, "from": 2}}
-    end = latest(start, {"a": Known(1, 3, 1), "b": Known(2, 4, 1)}, None)
+    end = latest(start, {"a": KnownTopic(1, 3, 1), "b": KnownTopic(2, 4, 1)}, None)
     assert str(end) == str(start)
     assert between(start, end, 10) == []
 
@@ -79,7 +79,7 @@ def test_a_limit_is_divided_evenly_and_what_one_topic_does_not_need_goes_to_the_
 
 
 def test_topics_take_turns_where_there_is_less_than_a_seq_for_each() -> None:
-    known = {name: Known(1, 6, 1) for name in "abcde"}
+    known = {name: KnownTopic(1, 6, 1) for name in "abcde"}
     offsets = initial(known, Bound("earliest"))
     for _ in range(5):
         offsets = latest(offsets, known, 2)
@@ -106,7 +106,7 @@ def fair(backlogs: Mapping[str, int], counts: Mapping[str, int]) -> bool:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=4), st.integers(1, 7))
 def test_a_stream_reads_each_seq_once_whatever_the_limit(topics: list[tuple[int, int]], limit: int) -> None:
-    known = {f"t{place}": Known(place, head, 1) for place, (head, _) in enumerate(topics)}
+    known = {f"t{place}": KnownTopic(place, head, 1) for place, (head, _) in enumerate(topics)}
     start: Offsets = {}
     read: list[tuple[str, int]] = []
     for _ in range(sum(head for head, _ in topics) + 2):
@@ -120,45 +120,45 @@ def test_a_stream_reads_each_seq_once_whatever_the_limit(topics: list[tuple[int,
 
 def test_a_topic_joins_from_its_beginning_and_keeps_it_for_replays() -> None:
     start: Offsets = {"a": {"seq": 3, "epoch": 1}}
-    end = latest(start, {"a": Known(1, 3, 1), "b": Known(2, 9, 5), "c": Known(3, 2, 1)}, None)
+    end = latest(start, {"a": KnownTopic(1, 3, 1), "b": KnownTopic(2, 9, 5), "c": KnownTopic(3, 2, 1)}, None)
     assert end["b"] == {"seq": 9, "epoch": 2, "from": 4}
     assert end["c"] == {"seq": 2, "epoch": 3}
     assert ranges(between(start, end, 100)) == [("b", 4, 9), ("c", 0, 2)]
-    after = latest(end, {"a": Known(1, 3, 1), "b": Known(2, 12, 8), "c": Known(3, 2, 1)}, None)
+    after = latest(end, {"a": KnownTopic(1, 3, 1), "b": KnownTopic(2, 12, 8), "c": KnownTopic(3, 2, 1)}, None)
     assert after["b"] == {"seq": 12, "epoch": 2}
     assert ranges(between(end, after, 100)) == [("b", 9, 12)]
 
 
 def test_a_topic_that_was_made_again_is_loss_and_then_read_from_its_beginning() -> None:
     start: Offsets = {"a": {"seq": 30, "epoch": 1}}
-    end = latest(start, {"a": Known(5, 4, 1)}, None)
+    end = latest(start, {"a": KnownTopic(5, 4, 1)}, None)
     assert end == {"a": {"seq": 4, "epoch": 5}}
     lost, found = between(start, end, 100)
-    assert lost == Part("a", 0, 0, 5, Gap(31, None, "recreated"))
-    assert found == Part("a", 0, 4, 5)
+    assert lost == RestPart("a", 0, 0, 5, SeqGap(31, None, "recreated"))
+    assert found == RestPart("a", 0, 4, 5)
 
 
 def test_a_daemon_that_went_back_to_a_backup_is_loss_as_well() -> None:
     start: Offsets = {"a": {"seq": 30, "epoch": 1}}
-    end = latest(start, {"a": Known(1, 20, 1)}, 8)
+    end = latest(start, {"a": KnownTopic(1, 20, 1)}, 8)
     assert end == {"a": {"seq": 8, "epoch": 1}}
-    assert [part.gap for part in between(start, end, 100)] == [Gap(31, None, "recreated"), None]
-    assert ranges(between(end, latest(end, {"a": Known(1, 20, 1)}, None), 100)) == [("a", 8, 20)]
+    assert [part.gap for part in between(start, end, 100)] == [SeqGap(31, None, "recreated"), None]
+    assert ranges(between(end, latest(end, {"a": KnownTopic(1, 20, 1)}, None), 100)) == [("a", 8, 20)]
 
 
 def test_a_topic_that_was_made_again_and_is_empty_is_noticed_at_once() -> None:
     start: Offsets = {"a": {"seq": 30, "epoch": 1}}
-    end = latest(start, {"a": Known(5, 0, 1)}, 1)
-    assert [part.gap for part in between(start, end, 100)] == [Gap(31, None, "recreated")]
+    end = latest(start, {"a": KnownTopic(5, 0, 1)}, 1)
+    assert [part.gap for part in between(start, end, 100)] == [SeqGap(31, None, "recreated")]
 
 
 def test_a_topic_that_is_gone_stays_in_the_offset() -> None:
     start: Offsets = {"a": {"seq": 30, "epoch": 1}, "b": {"seq": 1, "epoch": 2}}
-    end = latest(start, {"b": Known(2, 2, 1)}, None)
+    end = latest(start, {"b": KnownTopic(2, 2, 1)}, None)
     assert end == {"a": {"seq": 30, "epoch": 1}, "b": {"seq": 2, "epoch": 2}}
 
 
 def test_a_query_that_is_to_end_sees_nothing_that_comes_later() -> None:
-    target = {"a": Known(1, 5, 1), "b": Known(2, 5, 1)}
-    later = {"a": Known(1, 9, 1), "b": Known(7, 9, 1), "c": Known(8, 9, 1)}
-    assert capped(later, target) == {"a": Known(1, 5, 1)}
+    target = {"a": KnownTopic(1, 5, 1), "b": KnownTopic(2, 5, 1)}
+    later = {"a": KnownTopic(1, 9, 1), "b": KnownTopic(7, 9, 1), "c": KnownTopic(8, 9, 1)}
+    assert capped(later, target) == {"a": KnownTopic(1, 5, 1)}

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from topics.client.batching import Batch, Buffer, Limits, ProducerClosed, Turn
+from topics.client.producer_buffer import Buffer, BufferLimits, ProducerBatch, ProducerClosed, RoomRequest
 
 LINGER = 10.0
-Place = tuple[Batch, int]
+Place = tuple[ProducerBatch, int]
 
 
 def buffer_of(
@@ -26,7 +26,7 @@ def buffer_of(
     news: list[str] | None = None,
     keep_deliveries: bool = False,
 ) -> Buffer[Place]:
-    limits = Limits(
+    limits = BufferLimits(
         batch_records=batch_records,
         batch_bytes=batch_bytes,
         linger=LINGER,
@@ -54,19 +54,19 @@ def put(buffer: Buffer[Place], *records: str, topic: str = "t", now: float = 0.0
     return places
 
 
-def take(buffer: Buffer[Place], now: float = 0.0) -> Batch:
+def take(buffer: Buffer[Place], now: float = 0.0) -> ProducerBatch:
     """Take a batch that is due."""
     batch = buffer.take(now)
     assert batch is not None
     return batch
 
 
-def end(buffer: Buffer[Place], batch: Batch, now: float = 0.0, *, error: Exception | None = None) -> None:
+def end(buffer: Buffer[Place], batch: ProducerBatch, now: float = 0.0, *, error: Exception | None = None) -> None:
     buffer.settle(batch, first_seq=0 if error else 1, error=error)
     buffer.finish(batch, now)
 
 
-def texts(batch: Batch) -> str:
+def texts(batch: ProducerBatch) -> str:
     return b"".join(batch.records).decode()
 
 
@@ -416,12 +416,12 @@ class Life(RuleBasedStateMachine):
         )
         self.now = 0.0
         self.number = 0
-        self.waiting: list[tuple[Turn, str, bytes]] = []
+        self.waiting: list[tuple[RoomRequest, str, bytes]] = []
         self.sent: dict[str, list[tuple[bytes, Place]]] = defaultdict(list)
         """Every record that was taken, by topic, in order."""
         self.stored: dict[str, list[bytes]] = defaultdict(list)
         """What the daemon has, by topic, in order."""
-        self.flying: list[Batch] = []
+        self.flying: list[ProducerBatch] = []
         self.keys: set[str] = set()
         self.failed: set[bytes] = set()
         self.asleep_until = -math.inf
@@ -544,7 +544,7 @@ class Life(RuleBasedStateMachine):
                     assert self.stored[topic][self.buffer.outcome(*place) - 1] == record
         assert self.buffer.failures() is None, "every failure was seen"
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: ProducerBatch) -> None:
         self.flying.remove(batch)
         log = self.stored[batch.topic]
         first = len(log) + 1

@@ -1,6 +1,6 @@
 """Streams over REST: offsets, admission, and the partitions of each batch.
 
-`topics.spark.planning` makes partitions out of two offsets, without the daemon. This module asks the daemon for the
+`topics.spark.plan` makes partitions out of two offsets, without the daemon. This module asks the daemon for the
 heads, and reports loss that only the driver can notice. Spark makes one reader for the life of a query, in a process of
 its own, and another one for the tasks, which it pickles first.
 """
@@ -17,12 +17,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from topics.client import Client, TopicsError
-from topics.spark import planning
+from topics.spark import plan
+from topics.spark.batch_reader import known_topics, require_all
 from topics.spark.errors import DataLoss, daemon_error
-from topics.spark.fetching import Wanted, fetch
 from topics.spark.options import ReadOptions
-from topics.spark.planning import Known, Offsets, Part
-from topics.spark.reading import known_topics, require_all
+from topics.spark.partition_fetch import FetchRequest, fetch
+from topics.spark.plan import KnownTopic, Offsets, RestPart
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._daemon = options.daemon
         self._options = options
         self._client: Client | None = None
-        self._target: dict[str, Known] | None = None
+        self._target: dict[str, KnownTopic] | None = None
         """The topics when an `availableNow` query began, which ends there; None for other queries."""
         self._looked = 0.0
         self._missed: set[str] = set()
@@ -48,18 +48,18 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offsets:
         """The offset at which a new query begins. Raises LookupError for a topic that is named in the options and does
-        not exist, DaemonError and SecretMissing."""
+        not exist, DaemonError and MissingSecret."""
         known = self._known()
         require_all(known, self._options)
-        return planning.initial(known, self._options.starting)
+        return plan.initial(known, self._options.starting)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """The offset at which the next batch ends: the heads, or as many seqs further as `limit` allows."""
         known = self._known()
         self._tell_of_deleted(start, known)
         if self._target is not None:
-            known = planning.capped(known, self._target)
-        return planning.latest(start, known, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+            known = plan.capped(known, self._target)
+        return plan.latest(start, known, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.max_records_per_trigger
@@ -74,16 +74,16 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """The partitions between two offsets. Raises DataLoss for a topic that was made again between them."""
-        parts = planning.between(start, end, self._options.records_per_partition)
+        parts = plan.between(start, end, self._options.records_per_partition)
         for part in parts:
             if part.gap is not None and self._options.fail_on_data_loss:
                 raise DataLoss(part.topic, part.gap.first, part.gap.last, part.gap.reason)
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition (`topics.spark.fetching`)."""
-        assert isinstance(partition, Part)
-        return fetch(self._daemon, partition, Wanted.by(self._options))
+        """The rows of one partition (`topics.spark.partition_fetch`)."""
+        assert isinstance(partition, RestPart)
+        return fetch(self._daemon, partition, FetchRequest.by(self._options))
 
     def commit(self, end: Offsets) -> None:
         """Do nothing: records stay in their topics, and Spark's checkpoint holds the offset of the query."""
@@ -92,7 +92,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._client is not None:
             self._client.close()
 
-    def _known(self) -> dict[str, Known]:
+    def _known(self) -> dict[str, KnownTopic]:
         time.sleep(max(0.0, min(LOOK_EVERY_S, self._looked + LOOK_EVERY_S - time.monotonic())))
         if self._client is None:
             self._client = self._daemon.connect()
@@ -103,7 +103,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         finally:
             self._looked = time.monotonic()
 
-    def _tell_of_deleted(self, start: Offsets, known: dict[str, Known]) -> None:
+    def _tell_of_deleted(self, start: Offsets, known: dict[str, KnownTopic]) -> None:
         for topic in start:
             if topic not in known and topic not in self._missed:
                 log.warning("topic %s is not there any more; if it is made again, that is loss", topic)

@@ -46,7 +46,7 @@ NOTHING: Final = "a measurement found nothing to do: somebody else has taken its
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class MeasurementSettings:
     """Of one run."""
 
     durability: Durability
@@ -66,12 +66,12 @@ class Figure(msgspec.Struct, kw_only=True):
     unit: str
 
 
-class Failed(Exception):
+class MeasurementFailure(Exception):
     """A measurement has no result, though no call has failed."""
 
 
 @dataclass(slots=True)
-class Load:
+class MeasuredLoad:
     """The work of one measurement, from the beginning of the first call that counts to the end of the last."""
 
     began: float = math.inf
@@ -89,7 +89,7 @@ class Load:
     def per_s(self) -> float:
         """Items in a second. Raises Failed if there were none."""
         if not self.items:
-            raise Failed(NOTHING)
+            raise MeasurementFailure(NOTHING)
         return self.items / max(self.ended - self.began, 1e-9)
 
     def percentile_ms(self, share: float) -> float:
@@ -97,14 +97,14 @@ class Load:
         calls."""
         ordered = sorted(self.latencies_ms)
         if not ordered:
-            raise Failed(NOTHING)
+            raise MeasurementFailure(NOTHING)
         return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
 class Measurements:
     """All measurements. They run one after the other, each with the records of the ones before."""
 
-    def __init__(self, client: Client, settings: Settings) -> None:
+    def __init__(self, client: Client, settings: MeasurementSettings) -> None:
         self._client = client
         self._settings = settings
         self.all: tuple[tuple[str, Callable[[], list[Figure]]], ...] = (
@@ -199,7 +199,7 @@ class Measurements:
         when the reader has it."""
         count = max(round(self._settings.seconds * DELIVERIES_PER_S), 1)
         sent: list[float] = []
-        load = Load()
+        load = MeasuredLoad()
         follows, over = threading.Event(), threading.Event()
         failures: list[Exception] = []
 
@@ -215,7 +215,9 @@ class Measurements:
                             if load.items == count:
                                 return
                         else:
-                            raise Failed("the daemon lost records of the topic while their delivery was timed")
+                            raise MeasurementFailure(
+                                "the daemon lost records of the topic while their delivery was timed"
+                            )
             except Exception as error:
                 failures.append(error)
             finally:
@@ -258,7 +260,7 @@ class Measurements:
         seqs, leases = [job.seq for job in claimed], [job.lease_id for job in claimed]
         return self._client.ack(self._jobs_topic, node, seqs, lease_ids=leases).acked
 
-    def _job_load(self, connections: int, most: int) -> Load:
+    def _job_load(self, connections: int, most: int) -> MeasuredLoad:
         """Claim and ack jobs that are appended before. No warm-up, which might use them up."""
         left = max(min(JOBS, JOB_BYTES // self._settings.size), 1)
         while left > 0:
@@ -267,15 +269,15 @@ class Measurements:
 
     # -- closed loops ------------------------------------------------------------------------------------------------
 
-    def _load(self, connections: int, work: Callable[[], int]) -> Load:
+    def _load(self, connections: int, work: Callable[[], int]) -> MeasuredLoad:
         return self._load_of(connections, lambda: work)
 
     def _load_of(
         self, connections: int, make: Callable[[], Callable[[], int]], *, warm_up: float = WARM_UP_SHARE
-    ) -> Load:
+    ) -> MeasuredLoad:
         """Each connection does one call after the other until the time is over and one has counted, or a call returns
         0: there is no more to do. The first that fails ends it. KeyboardInterrupt ends it too, within `JOIN_S`."""
-        load, lock, stop = Load(), threading.Lock(), threading.Event()
+        load, lock, stop = MeasuredLoad(), threading.Lock(), threading.Event()
         failures: list[Exception] = []
         measure_from = time.perf_counter() + warm_up * self._settings.seconds
         end = measure_from + self._settings.seconds
@@ -319,10 +321,10 @@ class Measurements:
 
 def _wait_for(event: threading.Event, seconds: float) -> None:
     if not event.wait(seconds):
-        raise Failed(f"a stream of the daemon said nothing for {seconds:.0f} s")
+        raise MeasurementFailure(f"a stream of the daemon said nothing for {seconds:.0f} s")
 
 
-def _latencies(name: str, what: str, load: Load) -> list[Figure]:
+def _latencies(name: str, what: str, load: MeasuredLoad) -> list[Figure]:
     return [
         Figure(name=f"{name}_p50", what=f"{what}, p50", value=load.percentile_ms(0.5), unit="ms"),
         Figure(name=f"{name}_p99", what="... p99", value=load.percentile_ms(0.99), unit="ms"),

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.errors import BadRequest, ConnectionFailed, NotFound, ProtocolError, Throttled, Unauthorized
-from topics.client.following import Following, Position, named, tail, watch
-from topics.client.reconnecting import Reconnects
+from topics.client.follower import Follower, Position, named, tail, watch
+from topics.client.job_stream import work
+from topics.client.reconnection import Reconnection
 from topics.client.results import CaughtUp, Record, Tombstone, TopicDeleted, Watch
-from topics.client.working import work
 
 NAMED_TOPICS = 2
 """The ids of sessions of more are opaque: 64 in the real one."""
@@ -189,7 +189,7 @@ def record(topic: Topic, seq: int) -> dict[str, Any]:
     return {"$seq": seq, "$ts": 1, "data": f"{topic.epoch}:{seq} \u2028 \u0085 \r\n"}
 
 
-def asked(call: Call[Any]) -> Any:
+def asked(call: ClientCall[Any]) -> Any:
     """The topics that a call for a session is about, with where they begin."""
     assert isinstance(call.body, bytes)
     return json.loads(call.body)["topics"]
@@ -198,7 +198,7 @@ def asked(call: Call[Any]) -> Any:
 class Network:
     """What drives a follower, as the shells do, but step by step, and failing when it is told to."""
 
-    def __init__(self, daemon: Daemon, following: Following) -> None:
+    def __init__(self, daemon: Daemon, following: Follower) -> None:
         self.daemon = daemon
         self.following = following
         self.session: Session | None = None
@@ -303,7 +303,7 @@ class Oracle:
         for name, topic in self.daemon.topics.items():
             self.all_topics[name][topic.epoch] = topic
 
-    def check(self, values: list[Any], name: str, following: Following) -> None:
+    def check(self, values: list[Any], name: str, following: Follower) -> None:
         """`values` are all of a follower that has come to rest."""
         mine = [value for value in values if value.topic == name]
         instances = self.all_topics[name]
@@ -467,7 +467,7 @@ def daemon() -> Daemon:
     return daemon
 
 
-def connected(daemon: Daemon, following: Following) -> Network:
+def connected(daemon: Daemon, following: Follower) -> Network:
     network = Network(daemon, following)
     network.settle()
     return network
@@ -519,7 +519,7 @@ def test_records_that_are_sent_again_are_passed_over() -> None:
     assert [value.seq for value in values if isinstance(value, Record)] == [1, 2, 3]
 
 
-def created(call: Call[Any]) -> bool:
+def created(call: ClientCall[Any]) -> bool:
     """Whether a call for a session waits for topics that are not there."""
     assert isinstance(call.body, bytes)
     return bool(json.loads(call.body).get("create", False))
@@ -725,25 +725,25 @@ BROKEN = ConnectionFailed("broken", outcome_unknown=True)
 
 
 def test_waits_grow_and_begin_anew_once_something_has_come() -> None:
-    reconnects = Reconnects(rng=Random(1))
-    waits = [reconnects.after(BROKEN, 0.0) for _ in range(20)]
+    reconnection = Reconnection(rng=Random(1))
+    waits = [reconnection.after(BROKEN, 0.0) for _ in range(20)]
     assert waits[0] <= 0.05
     assert 2.5 <= waits[-1] <= 5.0
-    reconnects.opened(10.0)
-    reconnects.heard(10.1, events=False)
-    assert reconnects.after(BROKEN, 10.1) >= 2.5, "a connection that breaks at once is no better than none"
-    reconnects.opened(20.0)
-    reconnects.heard(20.1, events=True)
-    assert reconnects.after(BROKEN, 20.1) <= 0.05
+    reconnection.opened(10.0)
+    reconnection.heard(10.1, events=False)
+    assert reconnection.after(BROKEN, 10.1) >= 2.5, "a connection that breaks at once is no better than none"
+    reconnection.opened(20.0)
+    reconnection.heard(20.1, events=True)
+    assert reconnection.after(BROKEN, 20.1) <= 0.05
 
 
 def test_a_daemon_that_names_a_time_is_not_asked_before() -> None:
     busy = Throttled(429, "throttled", "slow down", {}, 7.0)
-    assert Reconnects().after(busy, 0.0) >= 7.0
+    assert Reconnection().after(busy, 0.0) >= 7.0
 
 
 def test_it_gives_up_only_when_told_to_and_then_with_the_last_failure() -> None:
-    patient, hasty = Reconnects(), Reconnects(give_up_after=60.0)
+    patient, hasty = Reconnection(), Reconnection(give_up_after=60.0)
     patient.after(BROKEN, 0.0)
     patient.after(BROKEN, 1e6)
     hasty.after(BROKEN, 0.0)
@@ -754,12 +754,12 @@ def test_it_gives_up_only_when_told_to_and_then_with_the_last_failure() -> None:
 
 def test_breaks_and_resumptions_are_told() -> None:
     told: list[object] = []
-    reconnects = Reconnects(on_break=lambda error, _: told.append(error), on_resume=lambda: told.append("back"))
-    reconnects.opened(0.0)
-    reconnects.after(BROKEN, 1.0)
-    reconnects.after(BROKEN, 2.0)
-    reconnects.opened(3.0)
-    reconnects.opened(4.0)
+    reconnection = Reconnection(on_break=lambda error, _: told.append(error), on_resume=lambda: told.append("back"))
+    reconnection.opened(0.0)
+    reconnection.after(BROKEN, 1.0)
+    reconnection.after(BROKEN, 2.0)
+    reconnection.opened(3.0)
+    reconnection.opened(4.0)
     assert told == [BROKEN, BROKEN, "back"]
 
 

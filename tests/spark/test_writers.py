@@ -14,12 +14,12 @@ from tests.conformance.client import Daemon, fresh_name
 from tests.spark.between import Between, Exchange, Refused
 from tests.spark.conftest import StartDaemon
 from topics.client import Client, NewRecord, Record
-from topics.spark import TopicsDataSource, writing
-from topics.spark.options import Daemon as Address
+from topics.spark import TopicsDataSource, writers
+from topics.spark.options import DaemonAccess as Address
 from topics.spark.options import WriteOptions
-from topics.spark.records import Lines
+from topics.spark.records import RecordLines
 from topics.spark.secrets import Secret
-from topics.spark.writing import Stage, TopicsStreamWriter, TopicsWriter, Uploaded, WriteFailed
+from topics.spark.writers import TaskUpload, TopicsStreamWriter, TopicsWriter, UploadedStage, WriteFailed
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ def test_a_daemon_that_asks_to_wait_is_waited_for_and_a_lost_answer_adds_nothing
 def test_stages_that_are_gone_fail_the_commit_and_publish_nothing(daemon: Daemon, client: Client, topic: str) -> None:
     client.create(topic)
     options = WriteOptions(Address(daemon.url), topic)
-    lost = Uploaded("writer", 0, 0, (Stage(topic, "spark.lost", 3),))
+    lost = TaskUpload("writer", 0, 0, (UploadedStage(topic, "spark.lost", 3),))
     with pytest.raises(WriteFailed, match=f"topic {topic}: what was uploaded for .* is not there any more: it expired"):
         TopicsWriter(options, False).commit([lost])
     assert numbers(client, topic) == []
@@ -171,7 +171,7 @@ def test_stages_that_are_gone_fail_the_commit_and_publish_nothing(daemon: Daemon
 
 def test_aborting_deletes_what_was_uploaded(daemon: Daemon, client: Client, topic: str) -> None:
     client.stage(topic, "spark.some", [1, 2])
-    some = Uploaded("writer", 0, 0, (Stage(topic, "spark.some", 2),))
+    some = TaskUpload("writer", 0, 0, (UploadedStage(topic, "spark.some", 2),))
     TopicsWriter(WriteOptions(Address(daemon.url), topic), False).abort([None, some])
     assert not client.delete_stage(topic, "spark.some").deleted
     assert numbers(client, topic) == []
@@ -179,28 +179,28 @@ def test_aborting_deletes_what_was_uploaded(daemon: Daemon, client: Client, topi
 
 def test_a_stage_that_is_lost_under_an_upload_fails_the_task(daemon: Daemon, client: Client, topic: str) -> None:
     piece = b'{"data":1}\n' * 100_000
-    uploading = writing._Uploading(client, "spark.lost")
-    uploading.add(Lines(topic, piece, range(100_000)))
+    uploading = writers._TaskUploads(client, "spark.lost")
+    uploading.add(RecordLines(topic, piece, range(100_000)))
     assert client.delete_stage(topic, "spark.lost").deleted
     with pytest.raises(
         WriteFailed, match=f"topic {topic}: the stage spark.lost holds 100000 records instead of 200000"
     ):
-        uploading.add(Lines(topic, piece, range(100_000)))
+        uploading.add(RecordLines(topic, piece, range(100_000)))
 
 
 def test_a_stream_whose_query_is_not_known_is_not_written(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_property", lambda _: None)
+    monkeypatch.setattr(writers, "_property", lambda _: None)
     with pytest.raises(WriteFailed, match="Spark does not tell the id of the query"):
         TopicsStreamWriter(WriteOptions(Address(daemon.url), "t"), False).write(iter(()))
 
 
 def test_a_task_that_meets_too_many_topics_says_so(daemon: Daemon) -> None:
     with Client(daemon.url) as client:
-        uploading = writing._Uploading(client, "spark.many")
-        for number in range(writing.MAX_TOPICS):
-            uploading.add(Lines(f"many-{number}", b'{"data":1}\n', [number]))
+        uploading = writers._TaskUploads(client, "spark.many")
+        for number in range(writers.MAX_TOPICS):
+            uploading.add(RecordLines(f"many-{number}", b'{"data":1}\n', [number]))
         with pytest.raises(WriteFailed, match="more than 1000 topics in one partition; repartition"):
-            uploading.add(Lines("one-more", b'{"data":1}\n', [0]))
+            uploading.add(RecordLines("one-more", b'{"data":1}\n', [0]))
 
 
 def test_the_key_is_found_by_the_tasks_and_is_not_in_what_is_pickled(

@@ -15,8 +15,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.conformance.client import Client, Daemon, fresh_name
 from topics.spark.errors import DataLoss
 from topics.spark.options import ReadOptions
-from topics.spark.planning import Offsets
-from topics.spark.streaming import TopicsStreamReader
+from topics.spark.plan import Offsets
+from topics.spark.stream_reader import TopicsStreamReader
 
 pytestmark = pytest.mark.slow
 

@@ -28,8 +28,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from topics.client import BadRequest, Client, NotFound, TopicsError, bulk, calls
-from topics.spark.options import Daemon, WriteOptions
-from topics.spark.records import Lines, RowError, check_columns, lines
+from topics.spark.options import DaemonAccess, WriteOptions
+from topics.spark.records import RecordLines, RowError, check_columns, lines
 
 REPEAT_FOR_S: Final = 600.0
 """How long a piece of an upload, or a commit, is repeated while the daemon cannot be reached, starts, or asks to wait,
@@ -57,7 +57,7 @@ class WriteFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class UploadedStage:
     """The upload of a task for one topic."""
 
     topic: str
@@ -66,14 +66,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Uploaded(WriterCommitMessage):
+class TaskUpload(WriterCommitMessage):
     """The uploads of an attempt of a task, which the driver publishes or discards."""
 
     writer: str
     epoch: int
     """Of the streaming query that it is part of; 0 if there is none."""
     partition: int
-    stages: tuple[Stage, ...]
+    stages: tuple[UploadedStage, ...]
 
 
 class TopicsWriter(DataSourceArrowWriter):
@@ -84,7 +84,7 @@ class TopicsWriter(DataSourceArrowWriter):
         self._overwrite = overwrite
         self._writer = short_name(options.job_id or uuid.uuid4().hex)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskUpload:
         """Raises WriteFailed, TopicsError."""
         return upload(self._options, self._writer, iterator)
 
@@ -106,7 +106,7 @@ class TopicsStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
         self._overwrite = overwrite
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskUpload:
         """Raises WriteFailed, TopicsError."""
         query = _property(_QUERY)
         if query is None:
@@ -146,7 +146,7 @@ def short_name(writer: str) -> str:
 # --- in the task -----------------------------------------------------------------------------------------------------
 
 
-def upload(options: WriteOptions, writer: str, batches: Iterable[pa.RecordBatch]) -> Uploaded:
+def upload(options: WriteOptions, writer: str, batches: Iterable[pa.RecordBatch]) -> TaskUpload:
     """Upload the rows of a partition in pieces, one after the other, so that memory is bounded. After a failure the
     stages are deleted, if the daemon can be reached. Raises WriteFailed, TopicsError."""
     context = TaskContext.get()
@@ -154,7 +154,7 @@ def upload(options: WriteOptions, writer: str, batches: Iterable[pa.RecordBatch]
     partition, epoch = context.partitionId(), int(_property(_EPOCH) or 0)
     name = f"spark.{writer}.{epoch}.{partition}.{context.attemptNumber()}.{uuid.uuid4().hex}"
     with options.daemon.connect(repeat_for=REPEAT_FOR_S) as client:
-        uploading = _Uploading(client, name)
+        uploading = _TaskUploads(client, name)
         try:
             before = 0
             for batch in batches:
@@ -167,40 +167,40 @@ def upload(options: WriteOptions, writer: str, batches: Iterable[pa.RecordBatch]
             if isinstance(error, RowError):
                 raise WriteFailed(f"row {error.row} of partition {partition}: {error.problem}") from None
             raise
-        return Uploaded(writer, epoch, partition, tuple(uploading.stages()))
+        return TaskUpload(writer, epoch, partition, tuple(uploading.stages()))
 
 
-class _Waiting:
+class _PendingLines:
     """The lines of one topic that are not sent, and the number of records that its stage holds."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.pieces = 0
         self.size = 0
-        self._lines: list[Lines] = []
+        self._lines: list[RecordLines] = []
 
-    def add(self, some: Lines) -> None:
+    def add(self, some: RecordLines) -> None:
         self._lines.append(some)
         self.size += len(some.body)
 
-    def take(self) -> list[Lines]:
+    def take(self) -> list[RecordLines]:
         taken, self._lines, self.size = self._lines, [], 0
         return taken
 
 
-class _Uploading:
+class _TaskUploads:
     """The uploads of one attempt of a task."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self._name = name
-        self._topics: dict[str, _Waiting] = {}
+        self._topics: dict[str, _PendingLines] = {}
         self._size = 0
 
-    def add(self, some: Lines) -> None:
+    def add(self, some: RecordLines) -> None:
         if some.topic not in self._topics and len(self._topics) == MAX_TOPICS:
             raise WriteFailed(f"more than {MAX_TOPICS} topics in one partition; repartition by the column topic")
-        waiting = self._topics.setdefault(some.topic, _Waiting())
+        waiting = self._topics.setdefault(some.topic, _PendingLines())
         waiting.add(some)
         self._size += len(some.body)
         if waiting.size >= PIECE_BYTES:
@@ -213,11 +213,13 @@ class _Uploading:
             if waiting.size:
                 self._send(topic, waiting)
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[UploadedStage]:
         """The stages that may exist. Records that were sent without an answer are not counted."""
-        return [Stage(topic, self._name, waiting.sent) for topic, waiting in self._topics.items() if waiting.pieces]
+        return [
+            UploadedStage(topic, self._name, waiting.sent) for topic, waiting in self._topics.items() if waiting.pieces
+        ]
 
-    def _send(self, topic: str, waiting: _Waiting) -> None:
+    def _send(self, topic: str, waiting: _PendingLines) -> None:
         self._size -= waiting.size
         piece = waiting.take()
         waiting.pieces += 1
@@ -241,10 +243,10 @@ class _Uploading:
 # --- beside the driver -----------------------------------------------------------------------------------------------
 
 
-def publish(options: WriteOptions, key: str, done: Sequence[Uploaded], *, overwrite: bool) -> None:
+def publish(options: WriteOptions, key: str, done: Sequence[TaskUpload], *, overwrite: bool) -> None:
     """Publish the uploads of tasks, topic by topic, each once under the key. With `overwrite` the records that a topic
     held before are deleted after that; a repeat does the same. Raises WriteFailed, TopicsError."""
-    topics: dict[str, list[Stage]] = {}
+    topics: dict[str, list[UploadedStage]] = {}
     for stage in (stage for one in done for stage in one.stages):
         topics.setdefault(stage.topic, []).append(stage)
     with options.daemon.connect(repeat_for=REPEAT_FOR_S) as client:
@@ -256,7 +258,7 @@ def publish(options: WriteOptions, key: str, done: Sequence[Uploaded], *, overwr
             _delete_all(client, options.topic)
 
 
-def _commit(client: Client, daemon: Daemon, key: str, topic: str, stages: Sequence[Stage]) -> int:
+def _commit(client: Client, daemon: DaemonAccess, key: str, topic: str, stages: Sequence[UploadedStage]) -> int:
     """The first seq of the records that are published now, or were by an earlier commit with the same key."""
     try:
         answer = client.commit(topic, [stage.name for stage in stages], key)
@@ -285,12 +287,12 @@ def _delete_all(client: Client, topic: str) -> None:
     _delete_before(client, topic, head + 1)
 
 
-def discard(daemon: Daemon, done: Sequence[Uploaded]) -> None:
+def discard(daemon: DaemonAccess, done: Sequence[TaskUpload]) -> None:
     """Delete the uploads of tasks, as far as the daemon can be reached now."""
     _delete(daemon, [stage for one in done for stage in one.stages])
 
 
-def _delete(daemon: Daemon, stages: Sequence[Stage]) -> None:
+def _delete(daemon: DaemonAccess, stages: Sequence[UploadedStage]) -> None:
     if not stages:
         return
     try:
@@ -301,9 +303,9 @@ def _delete(daemon: Daemon, stages: Sequence[Stage]) -> None:
         pass  # nobody sees them, and they expire
 
 
-def _uploads(messages: Iterable[WriterCommitMessage | None]) -> list[Uploaded]:
+def _uploads(messages: Iterable[WriterCommitMessage | None]) -> list[TaskUpload]:
     """The messages in the order of partitions. Spark has no message for a task that failed."""
-    return sorted((one for one in messages if isinstance(one, Uploaded)), key=lambda one: one.partition)
+    return sorted((one for one in messages if isinstance(one, TaskUpload)), key=lambda one: one.partition)
 
 
 def _property(name: str) -> str | None:

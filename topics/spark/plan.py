@@ -31,7 +31,7 @@ DELETED: Final = "deleted"
 """The reason, beside those of `docs/spec/api.md` section 5, for a topic that was there when the range was planned."""
 
 
-class Known(NamedTuple):
+class KnownTopic(NamedTuple):
     """The facts about a topic: its instance, its last seq, and its first live seq."""
 
     epoch: int
@@ -39,7 +39,7 @@ class Known(NamedTuple):
     earliest: int
 
 
-class Gap(NamedTuple):
+class SeqGap(NamedTuple):
     """Seqs that are gone and that no call has deleted. `last` is None where it is not known how far they went."""
 
     first: int
@@ -48,7 +48,7 @@ class Gap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
+class RestPart(InputPartition):
     """A partition: the seqs `(after, last]` of one instance of a topic, and a gap before them if the plan has found
     one."""
 
@@ -56,7 +56,7 @@ class Part(InputPartition):
     after: int
     last: int
     epoch: int
-    gap: Gap | None = None
+    gap: SeqGap | None = None
 
 
 Offsets = dict[str, dict[str, int]]
@@ -66,9 +66,9 @@ Offsets = dict[str, dict[str, int]]
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-def batch(known: Mapping[str, Known], starting: Bound, ending: Bound, size: int) -> list[Part]:
+def batch(known: Mapping[str, KnownTopic], starting: Bound, ending: Bound, size: int) -> list[RestPart]:
     """The partitions of a batch, of at most `size` seqs each. An end beyond the head is the head."""
-    parts: list[Part] = []
+    parts: list[RestPart] = []
     for topic, state in known.items():
         after = beginning(starting.of(topic), state)
         end = ending.of(topic)
@@ -77,7 +77,7 @@ def batch(known: Mapping[str, Known], starting: Bound, ending: Bound, size: int)
     return parts
 
 
-def beginning(edge: Edge, state: Known) -> int:
+def beginning(edge: Edge, state: KnownTopic) -> int:
     """The seq after which a range begins. With `earliest` it is that before the first live record, so records that
     retention has removed are not in the range; with a seq it is that seq, and they may be."""
     if edge == "earliest":
@@ -90,16 +90,16 @@ def _seq(edge: Edge) -> int:
     return edge
 
 
-def pieces(topic: str, after: int, last: int, epoch: int, size: int) -> Iterator[Part]:
+def pieces(topic: str, after: int, last: int, epoch: int, size: int) -> Iterator[RestPart]:
     """`(after, last]` in parts of at most `size` seqs."""
     for begin in range(after, last, size):
-        yield Part(topic, begin, min(begin + size, last), epoch)
+        yield RestPart(topic, begin, min(begin + size, last), epoch)
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def initial(known: Mapping[str, Known], starting: Bound) -> Offsets:
+def initial(known: Mapping[str, KnownTopic], starting: Bound) -> Offsets:
     """The offset at which a new query begins. A seq beyond the head is in `from`."""
     offsets: Offsets = {}
     for topic, state in known.items():
@@ -110,7 +110,7 @@ def initial(known: Mapping[str, Known], starting: Bound) -> Offsets:
     return offsets
 
 
-def latest(start: Offsets, known: Mapping[str, Known], limit: int | None) -> Offsets:
+def latest(start: Offsets, known: Mapping[str, KnownTopic], limit: int | None) -> Offsets:
     """The offset at which the next batch ends, at most `limit` seqs further over all topics (None: the heads).
 
     The limit is divided evenly among the topics with new seqs; a topic that does not need its share leaves it to the
@@ -164,7 +164,7 @@ def shares(backlogs: Mapping[str, int], limit: int | None, turn: int) -> dict[st
     return {topic: count for topic, count in given.items() if count}
 
 
-def capped(known: Mapping[str, Known], target: Mapping[str, Known]) -> dict[str, Known]:
+def capped(known: Mapping[str, KnownTopic], target: Mapping[str, KnownTopic]) -> dict[str, KnownTopic]:
     """The facts about topics without all records, topics and instances that are newer than `target`."""
     return {
         topic: state._replace(head=min(state.head, target[topic].head))
@@ -173,9 +173,9 @@ def capped(known: Mapping[str, Known], target: Mapping[str, Known]) -> dict[str,
     }
 
 
-def between(start: Offsets, end: Offsets, size: int) -> list[Part]:
+def between(start: Offsets, end: Offsets, size: int) -> list[RestPart]:
     """The partitions between two offsets of a stream. They depend on the offsets alone."""
-    parts: list[Part] = []
+    parts: list[RestPart] = []
     for topic, offset in end.items():
         before = start.get(topic)
         if before is not None and _goes_on(before, offset["epoch"], offset["seq"]):
@@ -183,7 +183,7 @@ def between(start: Offsets, end: Offsets, size: int) -> list[Part]:
         else:
             after = offset.get("from", 0)
             if before is not None:
-                gap = Gap(before["seq"] + 1, None, RECREATED)
-                parts.append(Part(topic, after, after, offset["epoch"], gap))
+                gap = SeqGap(before["seq"] + 1, None, RECREATED)
+                parts.append(RestPart(topic, after, after, offset["epoch"], gap))
         parts.extend(pieces(topic, after, offset["seq"], offset["epoch"], size))
     return parts

@@ -13,12 +13,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from topics.client import Client, NotFound, TopicsError
-from topics.spark import planning, pushdown
+from topics.spark import plan, pushdown
 from topics.spark.errors import daemon_error
-from topics.spark.fetching import Wanted, fetch
 from topics.spark.options import ReadOptions
-from topics.spark.planning import Known, Part
-from topics.spark.pushdown import EVERYTHING, Narrowing
+from topics.spark.partition_fetch import FetchRequest, fetch
+from topics.spark.plan import KnownTopic, RestPart
+from topics.spark.pushdown import EVERYTHING, QueryScope
 
 
 def rest_reader(options: ReadOptions) -> TopicsReader:
@@ -26,28 +26,28 @@ def rest_reader(options: ReadOptions) -> TopicsReader:
     return PushingReader(options) if options.pushdown else TopicsReader(options)
 
 
-def known_topics(client: Client, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> dict[str, Known]:
+def known_topics(client: Client, options: ReadOptions, scope: QueryScope = EVERYTHING) -> dict[str, KnownTopic]:
     """The facts about those topics of the options that exist. Raises a TopicsError."""
-    known: dict[str, Known] = {}
+    known: dict[str, KnownTopic] = {}
     if options.prefix is not None:
         for found in client.list_all(prefix=options.prefix):
-            if narrowing.reads(found.topic):
-                known[found.topic] = Known(found.epoch, found.head_seq, found.earliest_seq)
+            if scope.reads(found.topic):
+                known[found.topic] = KnownTopic(found.epoch, found.head_seq, found.earliest_seq)
         return known
     for topic in options.topics or ():
-        if narrowing.reads(topic):
+        if scope.reads(topic):
             try:
                 state = client.state(topic, touch=False)
             except NotFound:
                 continue
-            known[topic] = Known(state.epoch, state.head_seq, state.earliest_seq)
+            known[topic] = KnownTopic(state.epoch, state.head_seq, state.earliest_seq)
     return known
 
 
-def require_all(known: dict[str, Known], options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> None:
+def require_all(known: dict[str, KnownTopic], options: ReadOptions, scope: QueryScope = EVERYTHING) -> None:
     """Raise LookupError for a topic that is named in the options and does not exist."""
     for topic in options.topics or ():
-        if narrowing.reads(topic) and topic not in known:
+        if scope.reads(topic) and topic not in known:
             raise LookupError(f"there is no topic {topic!r} at {options.daemon.url if options.daemon else ''}")
 
 
@@ -58,27 +58,27 @@ class TopicsReader(DataSourceReader):
         assert options.daemon is not None
         self._daemon = options.daemon
         self._options = options
-        self._narrowing = EVERYTHING
+        self._scope = EVERYTHING
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the partitions, up to the heads as of now. Raises LookupError, DaemonError and SecretMissing."""
-        options, narrowing = self._options, self._narrowing
-        if narrowing.is_nothing:
+        """Plan the partitions, up to the heads as of now. Raises LookupError, DaemonError and MissingSecret."""
+        options, scope = self._options, self._scope
+        if scope.is_nothing:
             return []
         with self._daemon.connect() as client:
             try:
-                known = known_topics(client, options, narrowing)
+                known = known_topics(client, options, scope)
             except TopicsError as error:
                 raise daemon_error(error, "planning") from None
-        require_all(known, options, narrowing)
-        parts = planning.batch(known, options.starting, options.ending, options.records_per_partition)
-        return [cut for part in parts if (cut := _cut(part, narrowing)) is not None]
+        require_all(known, options, scope)
+        parts = plan.batch(known, options.starting, options.ending, options.records_per_partition)
+        return [cut for part in parts if (cut := _cut(part, scope)) is not None]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition (`topics.spark.fetching`)."""
-        if not isinstance(partition, Part):
+        """The rows of one partition (`topics.spark.partition_fetch`)."""
+        if not isinstance(partition, RestPart):
             return iter(())  # Spark's own, where there is none
-        return fetch(self._daemon, partition, Wanted.by(self._options, self._narrowing))
+        return fetch(self._daemon, partition, FetchRequest.by(self._options, self._scope))
 
 
 class PushingReader(TopicsReader):
@@ -86,10 +86,10 @@ class PushingReader(TopicsReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters that an export can apply, and return those that Spark has to apply."""
-        self._narrowing, rest = pushdown.narrowed(filters, exact=not self._options.tombstones)
+        self._scope, rest = pushdown.narrowed(filters, exact=not self._options.tombstones)
         return rest
 
 
-def _cut(part: Part, narrowing: Narrowing) -> Part | None:
-    after, last = max(part.after, narrowing.first - 1), min(part.last, narrowing.last)
+def _cut(part: RestPart, scope: QueryScope) -> RestPart | None:
+    after, last = max(part.after, scope.first - 1), min(part.last, scope.last)
     return dataclasses.replace(part, after=after, last=last) if after < last else None

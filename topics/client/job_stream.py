@@ -4,7 +4,7 @@ A job of the stream is leased to the connection (`docs/spec/api.md` section 9). 
 gives all of its jobs to other nodes at once, also those that a caller is working on: the ack of such a job is skipped.
 Nothing is resumed, so there is nothing to remember: the next connection gets the jobs that are ready then.
 
-Pure, and driven in the same way as `topics.client.following`.
+Pure, and driven in the same way as `topics.client.follower`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from topics.client import calls
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.errors import TopicsError
-from topics.client.reconnecting import OnBreak, OnResume, Reconnects, decoded, ended, error_event, silence_s
+from topics.client.reconnection import OnBreak, OnResume, Reconnection, decoded, ended, error_event, silence_s
 from topics.client.results import Job
 from topics.client.sse import EventDecoder
 
@@ -33,7 +33,7 @@ def work(
     give_up_after: float | None = None,
     on_break: OnBreak | None = None,
     on_resume: OnResume | None = None,
-) -> Working:
+) -> JobStream:
     """The jobs of a queue as they become ready, without end; at most `max` are leased at a time.
 
     They are leased to the connection. When it is closed or breaks, the daemon gives them to other nodes at once; so it
@@ -46,16 +46,16 @@ def work(
     is no queue, and Unauthorized, Forbidden and BadRequest. A `Worker` extends leases, repeats acks and can be stopped;
     this iterator does not.
     """
-    reconnects = Reconnects(give_up_after=give_up_after, on_break=on_break, on_resume=on_resume)
-    return Working(calls.open_work(topic, node, max=max, lease_ms=lease_ms), reconnects)
+    reconnection = Reconnection(give_up_after=give_up_after, on_break=on_break, on_resume=on_resume)
+    return JobStream(calls.open_work(topic, node, max=max, lease_ms=lease_ms), reconnection)
 
 
-class Working:
-    """The state machine of a stream of jobs, driven as `Following`. It never ends by itself."""
+class JobStream:
+    """The state machine of a stream of jobs, driven as `Follower`. It never ends by itself."""
 
     ended: Final = False
 
-    def __init__(self, call: Call[bytes], reconnects: Reconnects | None = None) -> None:
+    def __init__(self, call: ClientCall[bytes], reconnection: Reconnection | None = None) -> None:
         self.begun = False
         """The daemon has opened the stream once, so there is such a queue."""
         self.silence_s = silence_s(None)
@@ -63,7 +63,7 @@ class Working:
         self.over = False
         """The open stream is of no more use: close it and call `finished`."""
         self._call = call
-        self._reconnects = reconnects or Reconnects()
+        self._reconnection = reconnection or Reconnection()
         self._jobs: deque[Job] = deque()
         """The jobs that have come and were not taken: at most `max` of the call."""
         self._final: TopicsError | None = None
@@ -73,7 +73,7 @@ class Working:
         """Return the next job; None if no job has come that was not taken."""
         return self._jobs.popleft() if self._jobs else None
 
-    def next_call(self) -> Call[Any]:
+    def next_call(self) -> ClientCall[Any]:
         """The call that opens the stream."""
         self._events = EventDecoder()
         self._final = None
@@ -87,7 +87,7 @@ class Working:
     def opened(self, now: float) -> None:
         """Note that the stream is open, at `now` (seconds of any clock that does not jump)."""
         self.begun = True
-        self._reconnects.opened(now)
+        self._reconnection.opened(now)
 
     def feed(self, piece: bytes, now: float) -> None:
         """Take a piece of the stream. Raises ProtocolError for bytes that no daemon sends."""
@@ -99,7 +99,7 @@ class Working:
             elif event.name == "error":
                 self._final = error_event(event)
                 self.over = self._final is not None
-        self._reconnects.heard(now, events=events)
+        self._reconnection.heard(now, events=events)
 
     def finished(self, now: float) -> float:
         """Note that the stream has ended, or was closed because it is `over`. Returns and raises as `failed`."""
@@ -108,7 +108,7 @@ class Working:
     def failed(self, error: TopicsError, now: float) -> float:
         """Note that the call or the stream has failed. Returns how long to wait before the next call, in seconds.
         Raises the error if another call cannot help, or if it is time to give up."""
-        return self._reconnects.after(error, now)
+        return self._reconnection.after(error, now)
 
     def forget(self) -> None:
         """Forget the jobs that are not taken, for when the shell was interrupted while it handed in a piece: the daemon

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from topics.client.leasing import MAX_PLACES, Backoff, Batch, Hand, Held
+from topics.client.held_jobs import MAX_PLACES, Backoff, HeldJob, HeldJobBatch, HeldJobs
 from topics.client.results import Job
 
 LEASE_S = 30.0
@@ -19,9 +19,9 @@ def job(seq: int, *, lease: str = "a") -> Job:
     return Job(seq=seq, ts=0, raw=raw, lease_id=f"lease_{lease}{seq}", deadline=30_000, deliveries=1)
 
 
-def hand_of(*seqs: int, places: int = 10) -> tuple[Hand, list[Held]]:
+def hand_of(*seqs: int, places: int = 10) -> tuple[HeldJobs, list[HeldJob]]:
     """A hand that took these jobs at 0."""
-    hand = Hand(places)
+    hand = HeldJobs(places)
     hand.lease_s = LEASE_S
     return hand, hand.take([job(seq) for seq in seqs], 0.0)
 
@@ -62,7 +62,7 @@ def test_a_backoff_that_does_not_grow_is_refused(bad: tuple[int, float, int]) ->
 @pytest.mark.parametrize("places", [0, -1, MAX_PLACES + 1])
 def test_a_number_of_places_that_cannot_be_is_refused(places: int) -> None:
     with pytest.raises(ValueError, match="concurrency"):
-        Hand(places)
+        HeldJobs(places)
 
 
 def test_a_job_takes_its_place_until_the_daemon_has_said_what_became_of_it() -> None:
@@ -265,13 +265,13 @@ class Hands(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hand = Hand(5)
+        self.hand = HeldJobs(5)
         self.hand.lease_s = LEASE_S
         self.now = 0.0
         self.claims = 0
-        self.running: list[Held] = []
-        self.calls: list[Batch] = []
-        self.extensions: list[tuple[float, Batch]] = []
+        self.running: list[HeldJob] = []
+        self.calls: list[HeldJobBatch] = []
+        self.extensions: list[tuple[float, HeldJobBatch]] = []
 
     @rule(seqs=st.sets(st.integers(1, 8), max_size=5))
     def claim(self, seqs: set[int]) -> None:
@@ -321,7 +321,7 @@ class Hands(RuleBasedStateMachine):
         self.now += seconds
         self.hand.expire(self.now)
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: HeldJobBatch) -> None:
         assert len(set(batch.seqs)) == len(batch.seqs) > 0
         assert not any(held.job.lost for held in batch.held)
 

@@ -1,7 +1,7 @@
 """Which failures a tail, watch or stream of jobs survives, and how long it waits before it connects again.
 
-Pure: the time and the random numbers are given. The next call after a break is decided by `topics.client.following` and
-`topics.client.working`; `topics.client.tailing` and `topics.client.async_tailing` wait.
+Pure: the time and the random numbers are given. The next call after a break is decided by `topics.client.follower` and
+`topics.client.job_stream`; `topics.client.tails` and `topics.client.async_tails` wait.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OnBreak = Callable[[TopicsError, float], None]
 OnResume = Callable[[], None]
 
 
-class Reconnects:
+class Reconnection:
     """Counts the failures in a row of one stream, and decides whether it is opened again.
 
     Their number is not bounded. With `give_up_after` their time is: from the first of them, in seconds. The waits

@@ -21,7 +21,7 @@ not name the topic. A session that has reported `recreated`: it does not report 
 A frame is decoded whole, so the follower meets a break only after the caller has taken everything before it. The place
 of a topic moves with each value that is taken. A record that the daemon sends a second time is skipped by its seq.
 
-Pure: no I/O, no clock. The shells in `topics.client.tailing` and `topics.client.async_tailing` make the calls, hand in
+Pure: no I/O, no clock. The shells in `topics.client.tails` and `topics.client.async_tails` make the calls, hand in
 the bytes, and wait.
 """
 
@@ -35,9 +35,9 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict
 import msgspec
 
 from topics.client import calls
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.errors import ApiError, NotFound, ProtocolError, Throttled, TopicsError
-from topics.client.reconnecting import OnBreak, OnResume, Reconnects, decoded, ended, error_event, silence_s
+from topics.client.reconnection import OnBreak, OnResume, Reconnection, decoded, ended, error_event, silence_s
 from topics.client.results import CaughtUp, Record, Tombstone, TopicDeleted, Watch, WatchedTopic
 from topics.client.sse import Event, EventDecoder
 
@@ -96,7 +96,7 @@ def tail(
     give_up_after: float | None = None,
     on_break: OnBreak | None = None,
     on_resume: OnResume | None = None,
-) -> Following:
+) -> Follower:
     """The records of a topic after `from_seq`, and then those that are appended, without end: `watch` of one topic.
 
     `from_seq` is a seq or a `Position`. With `tail=True` it is ignored, and only records come that are appended after
@@ -137,7 +137,7 @@ def watch(
     give_up_after: float | None = None,
     on_break: OnBreak | None = None,
     on_resume: OnResume | None = None,
-) -> Following:
+) -> Follower:
     """The records of several topics, and then those that are appended, without end; each topic in the order of seqs.
 
     `topics` are names, which begin with the first record, or a mapping of names to where to begin: after a seq, at a
@@ -173,11 +173,11 @@ def watch(
     if isinstance(topics, str):
         raise TypeError("topics are names, not one name; for one there is tail()")
     starts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, 0)
-    reconnects = Reconnects(give_up_after=give_up_after, on_break=on_break, on_resume=on_resume)
-    return Following(starts, options, lenient=lenient, create=create, caught_up=caught_up, reconnects=reconnects)
+    reconnection = Reconnection(give_up_after=give_up_after, on_break=on_break, on_resume=on_resume)
+    return Follower(starts, options, lenient=lenient, create=create, caught_up=caught_up, reconnection=reconnection)
 
 
-class _Place:
+class _FollowedTopic:
     """Where a follower is in one topic."""
 
     __slots__ = ("at", "caught_up", "ended", "found", "from_tail", "made_again", "name", "told")
@@ -210,11 +210,11 @@ class _RecordFrame(msgspec.Struct):
     to_seq: int
 
 
-class _About(msgspec.Struct):
+class _FrameSubject(msgspec.Struct):
     topic: str
 
 
-_about: Final = msgspec.json.Decoder(_About)
+_about: Final = msgspec.json.Decoder(_FrameSubject)
 _record_frame: Final = msgspec.json.Decoder(_RecordFrame)
 _tombstone: Final = msgspec.json.Decoder(Tombstone)
 _caught_up: Final = msgspec.json.Decoder(CaughtUp)
@@ -222,7 +222,7 @@ _topic_deleted: Final = msgspec.json.Decoder(TopicDeleted)
 _cursors: Final = msgspec.json.Decoder(dict[str, int])
 
 
-class Following:
+class Follower:
     """The state machine of a tail or watch.
 
     The shell that drives it calls `take` until it returns None, and ends when `ended`. Else it makes `next_call` if no
@@ -239,7 +239,7 @@ class Following:
         lenient: bool = False,
         create: bool = False,
         caught_up: bool = False,
-        reconnects: Reconnects | None = None,
+        reconnection: Reconnection | None = None,
     ) -> None:
         if not starts:
             raise ValueError("topics: there is none")
@@ -256,9 +256,9 @@ class Following:
         """Topics that did not exist when the session was made. The session does not report their epochs when they are
         created."""
         self._tells_caught_up = caught_up
-        self._reconnects = reconnects or Reconnects()
-        self._places = {name: _Place(name, start) for name, start in starts.items()}
-        self._values: deque[tuple[Followed | None, _Place, Position]] = deque()
+        self._reconnection = reconnection or Reconnection()
+        self._places = {name: _FollowedTopic(name, start) for name, start in starts.items()}
+        self._values: deque[tuple[Followed | None, _FollowedTopic, Position]] = deque()
         """Decoded values, each with its place and the position in it once the value is taken. At most those of one
         piece of the stream."""
         self._stream_url: str | None = None
@@ -300,7 +300,7 @@ class Following:
 
     # -- what to do --------------------------------------------------------------------------------------------------
 
-    def next_call(self) -> Call[Any]:
+    def next_call(self) -> ClientCall[Any]:
         """The next call, for when there is nothing to take and no stream is open: one with a type for its answer, which
         goes to `answered`; or one without, which is to be opened as a stream."""
         if self._asked and not self._names_all(self._last_id):
@@ -336,7 +336,7 @@ class Following:
         self._asked = False
         self._last_id = None
 
-    def _found(self, place: _Place, topic: WatchedTopic) -> None:
+    def _found(self, place: _FollowedTopic, topic: WatchedTopic) -> None:
         """Compare a place with what a new session reports of its topic: the same instance, a new one, or none."""
         if topic.epoch is None:
             if place.found:
@@ -373,7 +373,7 @@ class Following:
 
     def opened(self, now: float) -> None:
         """Note that the stream is open, at `now` (seconds of any clock that does not jump)."""
-        self._reconnects.opened(now)
+        self._reconnection.opened(now)
 
     def feed(self, piece: bytes, now: float) -> None:
         """Take a piece of the stream. Raises ProtocolError for bytes that no daemon sends."""
@@ -383,7 +383,7 @@ class Following:
             self._take_up(event)
             if self.over:
                 break
-        self._reconnects.heard(now, events=events)
+        self._reconnection.heard(now, events=events)
 
     def finished(self, now: float) -> float:
         """Note that the stream has ended, or was closed because it is `over`. Returns how long to wait before the next
@@ -400,13 +400,13 @@ class Following:
                 self._stream_url = None
             elif isinstance(error, Throttled) and self._last_id is None:
                 self._asked = False  # refused before it was opened: nothing was sent
-            return self._reconnects.after(error, now, passing={*GONE, TAKEN_OVER})
+            return self._reconnection.after(error, now, passing={*GONE, TAKEN_OVER})
         if isinstance(error, NotFound) and self.begun:
             place = self._places.get(str(error.detail.get("topic")))
             if place is not None:
                 self._end(place, place.at.seq)
                 return 0.0
-        return self._reconnects.after(error, now, passing={TAKEN_OVER})
+        return self._reconnection.after(error, now, passing={TAKEN_OVER})
 
     def forget(self) -> None:
         """Forget the values that are not taken, and ask for them again in a new session: for when the shell was
@@ -440,7 +440,7 @@ class Following:
         if event.id is not None and not self.over:
             self._take_up_id(event.id)
 
-    def _followed(self, topic: str) -> _Place | None:
+    def _followed(self, topic: str) -> _FollowedTopic | None:
         place = self._places.get(topic)
         return None if place is None or place.ended else place
 
@@ -476,13 +476,13 @@ class Following:
             self._values.append((head, place, Position(place.told, place.at.epoch)))
         place.caught_up = head.head_seq
 
-    def _pass_over(self, place: _Place, seq: int) -> None:
+    def _pass_over(self, place: _FollowedTopic, seq: int) -> None:
         """Move a place to `seq`, if it lies before: no value of the topic comes up to there."""
         if seq > place.told:
             place.told = seq
             self._values.append((None, place, Position(seq, place.at.epoch)))
 
-    def _end(self, place: _Place, head_seq: int) -> None:
+    def _end(self, place: _FollowedTopic, head_seq: int) -> None:
         self._awaited.discard(place.name)
         place.ended = True
         deleted = TopicDeleted(topic=place.name, head_seq=head_seq)

@@ -87,7 +87,7 @@ class Stats:
     the daemon has carried it out."""
 
 
-class Held:
+class HeldJob:
     """One job in hand. Compared by identity: a seq may be in hand twice, under a lost lease and under a new one."""
 
     __slots__ = ("delay_ms", "extend_at", "job", "over_at", "said")
@@ -104,11 +104,11 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class HeldJobBatch:
     """The jobs of one call: for an ack or nack in the order in which their handlers ended, for an extension in that of
     their claims."""
 
-    held: Sequence[Held]
+    held: Sequence[HeldJob]
     delay_ms: int | None = None
     """The delay of a nack; None for an ack and for an extension."""
 
@@ -123,7 +123,7 @@ class Batch:
         return [held.job.lease_id for held in self.held]
 
 
-class Hand:
+class HeldJobs:
     """The jobs in hand of one worker, at most `places` (1 to 1000). Not thread-safe. Raises ValueError for a number of
     places out of range."""
 
@@ -136,8 +136,8 @@ class Hand:
         self.most = places
         """How many jobs one call may name; lowered when the daemon accepts fewer."""
         self._places = places
-        self._running: dict[Held, None] = {}
-        self._over: dict[Held, None] = {}
+        self._running: dict[HeldJob, None] = {}
+        self._over: dict[HeldJob, None] = {}
 
     @property
     def free(self) -> int:
@@ -156,7 +156,7 @@ class Hand:
 
     # -- jobs come and end -------------------------------------------------------------------------------------------
 
-    def take(self, jobs: Sequence[Job], now: float) -> list[Held]:
+    def take(self, jobs: Sequence[Job], now: float) -> list[HeldJob]:
         """Take claimed jobs in hand. If a job was in hand already, that lease is over: the daemon has carried out its
         nack, and the answer is still on its way; or the lease was lost."""
         assert self.lease_s > 0
@@ -170,18 +170,18 @@ class Hand:
                 self.stats.nacked += 1
             else:
                 self._lose(held)
-        taken = [Held(job, now, self.lease_s) for job in jobs]
+        taken = [HeldJob(job, now, self.lease_s) for job in jobs]
         self._running.update(dict.fromkeys(taken))
         self.stats.claimed += len(taken)
         return taken
 
-    def done(self, held: Held) -> None:
+    def done(self, held: HeldJob) -> None:
         """Note that the handler of a job has returned: the job gets an ack."""
         del self._running[held]
         if not held.job.lost:
             self._over[held] = None
 
-    def failed(self, held: Held, delay_ms: int) -> None:
+    def failed(self, held: HeldJob, delay_ms: int) -> None:
         """Note that the handler of a job has failed: the job gets a nack with this delay."""
         held.delay_ms = delay_ms
         self.done(held)
@@ -195,7 +195,7 @@ class Hand:
 
     # -- acks and nacks ----------------------------------------------------------------------------------------------
 
-    def next_call(self) -> Batch:
+    def next_call(self) -> HeldJobBatch:
         """The jobs of the next ack or nack; only if there are `unsettled` ones. It takes the job that has waited
         longest, and up to `most` jobs that get the same: an ack, or a nack with the same delay. So jobs that ended
         during the last call share one call, and no job waits for ever."""
@@ -203,9 +203,9 @@ class Hand:
         chosen = [held for held in self._over if held.delay_ms == delay_ms][: self.most]
         for held in chosen:
             held.said = True
-        return Batch(chosen, delay_ms)
+        return HeldJobBatch(chosen, delay_ms)
 
-    def settled(self, batch: Batch, skipped: Collection[int]) -> None:
+    def settled(self, batch: HeldJobBatch, skipped: Collection[int]) -> None:
         """Take the daemon's answer to an ack or nack."""
         missed = frozenset(skipped)
         for held in batch.held:
@@ -227,13 +227,13 @@ class Hand:
         leased."""
         return min((held.extend_at for held in self._leased()), default=None)
 
-    def to_extend(self) -> list[Batch]:
+    def to_extend(self) -> list[HeldJobBatch]:
         """All leased jobs, in batches of up to `most`."""
         leased = self._leased()
-        return [Batch(leased[i : i + self.most]) for i in range(0, len(leased), self.most)]
+        return [HeldJobBatch(leased[i : i + self.most]) for i in range(0, len(leased), self.most)]
 
     def extended(
-        self, batch: Batch, skipped: Collection[int], deadlines: Mapping[int, int], sent: float, now: float
+        self, batch: HeldJobBatch, skipped: Collection[int], deadlines: Mapping[int, int], sent: float, now: float
     ) -> None:
         """Take the daemon's answer to an extension that was sent at `sent`."""
         missed = frozenset(skipped)
@@ -247,7 +247,7 @@ class Hand:
             held.over_at = now + self.lease_s
             job.deadline = deadlines.get(job.seq, job.deadline)
 
-    def maybe_extended(self, batch: Batch, now: float) -> None:
+    def maybe_extended(self, batch: HeldJobBatch, now: float) -> None:
         """Note that it is not known whether the daemon has carried out an extension."""
         for held in batch.held:
             held.over_at = now + self.lease_s
@@ -258,10 +258,10 @@ class Hand:
             if held.over_at < now:
                 self._lose(held)
 
-    def _leased(self) -> list[Held]:
+    def _leased(self) -> list[HeldJob]:
         return [held for held in (*self._running, *self._over) if not held.job.lost]
 
-    def _lose(self, held: Held) -> None:
+    def _lose(self, held: HeldJob) -> None:
         held.job.lost = True
         self.stats.lost += 1
         self._over.pop(held, None)

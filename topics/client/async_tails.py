@@ -1,6 +1,6 @@
 """The iterators of tails, watches and streams of jobs, for programs on trio or asyncio.
 
-Responsible for I/O only, as `topics.client.tailing`, whose module docstring says more.
+Responsible for I/O only, as `topics.client.tails`, whose module docstring says more.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import anyio
 
-from topics.client import following, working
-from topics.client.calls import Call
+from topics.client import follower, job_stream
+from topics.client.calls import ClientCall
 from topics.client.errors import TopicsError
-from topics.client.following import Followed, Following, Position
+from topics.client.follower import Followed, Follower, Position
+from topics.client.job_stream import JobStream
 from topics.client.results import Job
-from topics.client.tailing import Machine
+from topics.client.tails import StreamMachine
 from topics.client.transport import signed
-from topics.client.working import Working
 
 if TYPE_CHECKING:
     from topics.client.concurrent import AsyncClient
@@ -34,7 +34,7 @@ class AsyncStream(Generic[T]):
     If it is cancelled, the connection is closed; iteration may go on, and a tail or watch has lost no value.
     """
 
-    def __init__(self, client: AsyncClient, machine: Machine[T]) -> None:
+    def __init__(self, client: AsyncClient, machine: StreamMachine[T]) -> None:
         self._client = client
         self._machine = machine
         self._lock = anyio.Lock()
@@ -116,7 +116,7 @@ class AsyncStream(Generic[T]):
             raise
         await anyio.sleep(wait)
 
-    async def _read(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
+    async def _read(self, call: ClientCall[bytes]) -> AsyncGenerator[bytes, None]:
         async with self._client.opened(call, silence=self._machine.silence_s) as response:
             self._machine.opened(anyio.current_time())
             async for piece in response.aiter_bytes():
@@ -131,7 +131,7 @@ class AsyncStream(Generic[T]):
 class AsyncTail(AsyncStream[Followed]):
     """The values of topics: what `AsyncClient.tail` and `AsyncClient.watch` return."""
 
-    _machine: Following
+    _machine: Follower
 
     def position(self, topic: str) -> Position:
         """How far a topic was taken. A later `watch` or `tail` that begins there goes on after the last value taken.
@@ -149,7 +149,7 @@ class AsyncJobs(AsyncStream[Job]):
 # Each of these makes a method of the client out of a function that makes the machine of a stream.
 
 
-def _tail(make: Callable[P, Following]) -> Callable[Concatenate[AsyncClient, P], AsyncTail]:
+def _tail(make: Callable[P, Follower]) -> Callable[Concatenate[AsyncClient, P], AsyncTail]:
     def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncTail:
         return AsyncTail(client, make(*args, **kwargs))
 
@@ -157,7 +157,7 @@ def _tail(make: Callable[P, Following]) -> Callable[Concatenate[AsyncClient, P],
     return method
 
 
-def _jobs(make: Callable[P, Working]) -> Callable[Concatenate[AsyncClient, P], AsyncJobs]:
+def _jobs(make: Callable[P, JobStream]) -> Callable[Concatenate[AsyncClient, P], AsyncJobs]:
     def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncJobs:
         return AsyncJobs(client, make(*args, **kwargs))
 
@@ -165,6 +165,6 @@ def _jobs(make: Callable[P, Working]) -> Callable[Concatenate[AsyncClient, P], A
     return method
 
 
-tail = _tail(following.tail)
-watch = _tail(following.watch)
-work = _jobs(working.work)
+tail = _tail(follower.tail)
+watch = _tail(follower.watch)
+work = _jobs(job_stream.work)

@@ -61,7 +61,7 @@ class DeliveryFailed(TopicsError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class BufferLimits:
     """The bounds of a buffer. Raises ValueError for a bound that lets no record through."""
 
     batch_records: int
@@ -82,7 +82,7 @@ class Limits:
             raise ValueError("linger: must not be negative")
 
 
-class Batch:
+class ProducerBatch:
     """Records of one topic that are sent together. Only the Buffer changes it."""
 
     __slots__ = (
@@ -129,22 +129,22 @@ class Batch:
         self.watchers: list[Callable[[], None]] = []
 
 
-class _Line:
+class _TopicBatches:
     """The batches of one topic."""
 
     __slots__ = ("batches", "filling", "queued", "sent", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.batches: deque[Batch] = deque()
+        self.batches: deque[ProducerBatch] = deque()
         """The batches that are not in flight; the last may be `filling`."""
-        self.filling: Batch | None = None
-        self.sent: Batch | None = None
+        self.filling: ProducerBatch | None = None
+        self.sent: ProducerBatch | None = None
         self.queued = False
         """The line is among the ready lines. Never while a batch of it is in flight."""
 
 
-class Turn:
+class RoomRequest:
     """A place in the queue for room. Taken with `Buffer.wait_for_room`, left with `Buffer.leave`."""
 
     __slots__ = ("granted", "size", "wake")
@@ -170,10 +170,10 @@ class Buffer(Generic[D]):
 
     def __init__(
         self,
-        limits: Limits,
+        limits: BufferLimits,
         *,
         key_prefix: str,
-        delivery: Callable[[Batch, int], D],
+        delivery: Callable[[ProducerBatch, int], D],
         news: Callable[[], None],
         keep_deliveries: bool = False,
     ) -> None:
@@ -183,13 +183,13 @@ class Buffer(Generic[D]):
         self._news = news
         self._keep_deliveries = keep_deliveries
         self._lock = threading.Lock()
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _TopicBatches] = {}
         """The lines that are not empty."""
-        self._ready: deque[_Line] = deque()
+        self._ready: deque[_TopicBatches] = deque()
         """Lines with a batch that is due and none in flight, in the order of their turns."""
-        self._lingering: OrderedDict[_Line, Batch] = OrderedDict()
+        self._lingering: OrderedDict[_TopicBatches, ProducerBatch] = OrderedDict()
         """Batches that take records and are not due, the first to be due first."""
-        self._turns: deque[Turn] = deque()
+        self._turns: deque[RoomRequest] = deque()
         self._in_flight = 0
         self._records = 0
         self._bytes = 0
@@ -208,7 +208,7 @@ class Buffer(Generic[D]):
 
     # -- what senders do ---------------------------------------------------------------------------------------------
 
-    def put(self, topic: str, record: bytes, now: float, turn: Turn | None = None) -> D | None:
+    def put(self, topic: str, record: bytes, now: float, turn: RoomRequest | None = None) -> D | None:
         """Take an encoded record. Returns its delivery; None if there is no room, or if others wait for room. With a
         `turn` that was granted it uses the room of that. Raises ProducerClosed after `close`, and ValueError for a
         record that is larger than the whole buffer."""
@@ -229,7 +229,7 @@ class Buffer(Generic[D]):
                 self._bytes += size
             line = self._lines.get(topic)
             if line is None:
-                line = self._lines[topic] = _Line(topic)
+                line = self._lines[topic] = _TopicBatches(topic)
             batch = line.filling
             tell = False
             if batch is None or batch.size + size > limits.batch_bytes:
@@ -253,10 +253,10 @@ class Buffer(Generic[D]):
             self._news()
         return delivery
 
-    def wait_for_room(self, record: bytes, wake: Callable[[], None]) -> Turn:
+    def wait_for_room(self, record: bytes, wake: Callable[[], None]) -> RoomRequest:
         """Queue for room for a record. `wake` is called, in any thread and perhaps at once, when the turn is granted or
         the buffer is closed. Then call `put` with the turn, and in any case `leave`."""
-        turn = Turn(len(record) + _COMMA, wake)
+        turn = RoomRequest(len(record) + _COMMA, wake)
         with self._lock:
             if self._closed:
                 wake()
@@ -269,7 +269,7 @@ class Buffer(Generic[D]):
             self._news()
         return turn
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: RoomRequest) -> None:
         """Give up a turn. Room that was granted and not used goes to the next turn."""
         with self._lock:
             if turn.granted:
@@ -280,7 +280,7 @@ class Buffer(Generic[D]):
                 self._turns.remove(turn)
             self._grant()
 
-    def flush(self) -> list[Batch]:
+    def flush(self) -> list[ProducerBatch]:
         """Make all batches due. Returns the last batch of each topic: when these have outcomes, all records that were
         put before the call have."""
         with self._lock:
@@ -300,7 +300,7 @@ class Buffer(Generic[D]):
 
     # -- what the one who sends does ---------------------------------------------------------------------------------
 
-    def take(self, now: float) -> Batch | None:
+    def take(self, now: float) -> ProducerBatch | None:
         """Return the batch to be sent next, which is in flight until `finish`; None if no batch is due, or as many are
         in flight as may be."""
         with self._lock:
@@ -331,12 +331,12 @@ class Buffer(Generic[D]):
             self._next_at = next(iter(self._lingering.values())).due_at if self._lingering else math.inf
             return self._next_at
 
-    def settle(self, batch: Batch, *, first_seq: int = 0, error: Exception | None = None) -> None:
+    def settle(self, batch: ProducerBatch, *, first_seq: int = 0, error: Exception | None = None) -> None:
         """Set the outcome of a batch in flight: the first seq, or the error."""
         with self._lock:
             self._settle(batch, first_seq, error)
 
-    def finish(self, batch: Batch, now: float) -> None:
+    def finish(self, batch: ProducerBatch, now: float) -> None:
         """Remove a batch whose outcome is set, let its topic send the next one, and call the batch's watchers."""
         with self._lock:
             line = self._lines[batch.topic]
@@ -356,12 +356,12 @@ class Buffer(Generic[D]):
         if tell:
             self._news()
 
-    def abandon(self, error: Exception) -> list[Batch]:
+    def abandon(self, error: Exception) -> list[ProducerBatch]:
         """Close, and set `error` as the outcome of all batches that are not in flight. Returns them; the caller must
         pass each to `finish_abandoned`."""
         self.close()
         with self._lock:
-            abandoned: list[Batch] = []
+            abandoned: list[ProducerBatch] = []
             for line in list(self._lines.values()):
                 abandoned += line.batches
                 line.batches.clear()
@@ -375,7 +375,7 @@ class Buffer(Generic[D]):
                 self._settle(batch, 0, error)
             return abandoned
 
-    def finish_abandoned(self, batch: Batch) -> None:
+    def finish_abandoned(self, batch: ProducerBatch) -> None:
         """Remove a batch that `abandon` has returned, and call its watchers."""
         with self._lock:
             watchers = self._forget(batch)
@@ -384,7 +384,7 @@ class Buffer(Generic[D]):
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
-    def watch(self, batch: Batch, wake: Callable[[], None]) -> bool:
+    def watch(self, batch: ProducerBatch, wake: Callable[[], None]) -> bool:
         """Have `wake` called when a batch is finished. Return False if it is finished already; then `wake` is not
         called."""
         with self._lock:
@@ -393,13 +393,13 @@ class Buffer(Generic[D]):
             batch.watchers.append(wake)
             return True
 
-    def unwatch(self, batch: Batch, wake: Callable[[], None]) -> None:
+    def unwatch(self, batch: ProducerBatch, wake: Callable[[], None]) -> None:
         """Undo `watch`, unless the batch is finished."""
         with self._lock:
             if not batch.finished:
                 batch.watchers.remove(wake)
 
-    def ask(self, batch: Batch, index: int, wake: Callable[[], None]) -> bool:
+    def ask(self, batch: ProducerBatch, index: int, wake: Callable[[], None]) -> bool:
         """Wait for the outcome of one record: as `watch`, and a failure of the record counts as seen."""
         with self._lock:
             if batch.finished:
@@ -408,7 +408,7 @@ class Buffer(Generic[D]):
             self._see(batch, index)
             return True
 
-    def unask(self, batch: Batch, index: int, wake: Callable[[], None]) -> bool:
+    def unask(self, batch: ProducerBatch, index: int, wake: Callable[[], None]) -> bool:
         """Undo `ask`. Return False if the outcome is known by now."""
         with self._lock:
             if batch.finished:
@@ -420,7 +420,7 @@ class Buffer(Generic[D]):
                 batch.asked.discard(index)
             return True
 
-    def outcome(self, batch: Batch, index: int) -> int:
+    def outcome(self, batch: ProducerBatch, index: int) -> int:
         """The seq of a record, whose batch must be done. Raises the error of the batch; it counts as seen then."""
         assert batch.done
         if batch.error is None:
@@ -459,10 +459,10 @@ class Buffer(Generic[D]):
             turn.granted = True
             turn.wake()
 
-    def _open(self, line: _Line, now: float) -> Batch:
+    def _open(self, line: _TopicBatches, now: float) -> ProducerBatch:
         """A new batch at the end of a line."""
         self._batches += 1
-        batch = Batch(self, line.topic, f"{self._key_prefix}-{self._batches}", now + self._limits.linger)
+        batch = ProducerBatch(self, line.topic, f"{self._key_prefix}-{self._batches}", now + self._limits.linger)
         if self._keep_deliveries:
             batch.deliveries = []
         line.batches.append(batch)
@@ -470,14 +470,14 @@ class Buffer(Generic[D]):
         self._lingering[line] = batch
         return batch
 
-    def _seal(self, line: _Line, batch: Batch) -> bool:
+    def _seal(self, line: _TopicBatches, batch: ProducerBatch) -> bool:
         """Close the batch that takes records. Return True if `take` has a new batch to return."""
         batch.full = True
         line.filling = None
         self._lingering.pop(line, None)
         return self._queue(line) and self._in_flight < self._limits.max_in_flight
 
-    def _queue(self, line: _Line) -> bool:
+    def _queue(self, line: _TopicBatches) -> bool:
         """Put a line whose first batch is due among the ready lines. Return False if it is there already, or has a
         batch in flight: then `finish` will do so."""
         if line.queued or line.sent is not None:
@@ -497,7 +497,7 @@ class Buffer(Generic[D]):
         self._told = self._told or tell
         return tell
 
-    def _settle(self, batch: Batch, first_seq: int, error: Exception | None) -> None:
+    def _settle(self, batch: ProducerBatch, first_seq: int, error: Exception | None) -> None:
         assert not batch.done
         batch.first_seq = first_seq
         batch.error = error
@@ -509,7 +509,7 @@ class Buffer(Generic[D]):
                 self._first_unseen = error
         batch.done = True
 
-    def _forget(self, batch: Batch) -> list[Callable[[], None]]:
+    def _forget(self, batch: ProducerBatch) -> list[Callable[[], None]]:
         """Free the room of a batch. Returns its watchers."""
         self._records -= batch.count
         self._bytes -= batch.size
@@ -519,7 +519,7 @@ class Buffer(Generic[D]):
         watchers, batch.watchers = batch.watchers, []
         return watchers
 
-    def _see(self, batch: Batch, index: int) -> None:
+    def _see(self, batch: ProducerBatch, index: int) -> None:
         """Note that somebody asks for the outcome of a record. If its failure is counted, count it no more."""
         if batch.asked is None:
             batch.asked = set()

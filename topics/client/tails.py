@@ -1,8 +1,8 @@
 """The iterators of tails, watches and streams of jobs, for programs that block.
 
-Responsible for I/O only: they make calls, read streams, wait, and return values. `topics.client.following` and
-`topics.client.working` decide which call is next, what bytes mean and what a failure means. The asynchronous half is
-`topics.client.async_tailing`.
+Responsible for I/O only: they make calls, read streams, wait, and return values. `topics.client.follower` and
+`topics.client.job_stream` decide which call is next, what bytes mean and what a failure means. The asynchronous half is
+`topics.client.async_tails`.
 
 While there are decoded values, nothing is read. So a caller that takes no values holds up the daemon, which ends the
 connection after a while (408); the next call asks again from the last value that was taken.
@@ -18,13 +18,13 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from topics.client import following, working
-from topics.client.calls import Call
+from topics.client import follower, job_stream
+from topics.client.calls import ClientCall
 from topics.client.errors import TopicsError
-from topics.client.following import Followed, Following, Position
+from topics.client.follower import Followed, Follower, Position
+from topics.client.job_stream import JobStream
 from topics.client.results import Job
 from topics.client.transport import signed
-from topics.client.working import Working
 
 if TYPE_CHECKING:
     from topics.client.sync import Client
@@ -34,8 +34,9 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
 
-class Machine(Protocol[T_co]):
-    """The state machine of a stream, without I/O. `Following` says how it is driven; it is one, and so is `Working`."""
+class StreamMachine(Protocol[T_co]):
+    """The state machine of a stream, without I/O. `Follower` says how it is driven; it is one, and so is
+    `JobStream`."""
 
     begun: bool
     over: bool
@@ -44,7 +45,7 @@ class Machine(Protocol[T_co]):
     @property
     def ended(self) -> bool: ...
     def take(self) -> T_co | None: ...
-    def next_call(self) -> Call[Any]: ...
+    def next_call(self) -> ClientCall[Any]: ...
     def answered(self, answer: Any) -> None: ...
     def opened(self, now: float) -> None: ...
     def feed(self, piece: bytes, now: float) -> None: ...
@@ -62,7 +63,7 @@ class Stream(Generic[T]):
     go on, and a tail or watch has lost no value.
     """
 
-    def __init__(self, client: Client, machine: Machine[T]) -> None:
+    def __init__(self, client: Client, machine: StreamMachine[T]) -> None:
         self._client = client
         self._machine = machine
         self._lock = threading.Lock()
@@ -159,7 +160,7 @@ class Stream(Generic[T]):
         with suppress(Empty):
             self._bell.get(timeout=wait)
 
-    def _read(self, call: Call[bytes]) -> Generator[bytes, None, None]:
+    def _read(self, call: ClientCall[bytes]) -> Generator[bytes, None, None]:
         with self._client.opened(call, silence=self._machine.silence_s) as response:
             self._socket = response.extensions["network_stream"].get_extra_info("socket")
             self._machine.opened(time.monotonic())
@@ -175,7 +176,7 @@ class Stream(Generic[T]):
 class Tail(Stream[Followed]):
     """The values of topics: what `Client.tail` and `Client.watch` return."""
 
-    _machine: Following
+    _machine: Follower
 
     def position(self, topic: str) -> Position:
         """How far a topic was taken. A later `watch` or `tail` that begins there goes on after the last value taken.
@@ -193,7 +194,7 @@ class Jobs(Stream[Job]):
 # Each of these makes a method of the client out of a function that makes the machine of a stream.
 
 
-def _tail(make: Callable[P, Following]) -> Callable[Concatenate[Client, P], Tail]:
+def _tail(make: Callable[P, Follower]) -> Callable[Concatenate[Client, P], Tail]:
     def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Tail:
         return Tail(client, make(*args, **kwargs))
 
@@ -201,7 +202,7 @@ def _tail(make: Callable[P, Following]) -> Callable[Concatenate[Client, P], Tail
     return method
 
 
-def _jobs(make: Callable[P, Working]) -> Callable[Concatenate[Client, P], Jobs]:
+def _jobs(make: Callable[P, JobStream]) -> Callable[Concatenate[Client, P], Jobs]:
     def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Jobs:
         return Jobs(client, make(*args, **kwargs))
 
@@ -209,6 +210,6 @@ def _jobs(make: Callable[P, Working]) -> Callable[Concatenate[Client, P], Jobs]:
     return method
 
 
-tail = _tail(following.tail)
-watch = _tail(following.watch)
-work = _jobs(working.work)
+tail = _tail(follower.tail)
+watch = _tail(follower.watch)
+work = _jobs(job_stream.work)

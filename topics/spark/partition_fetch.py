@@ -22,12 +22,12 @@ import msgspec
 import pyarrow as pa
 
 from topics.client import Client, ConnectionFailed, NotFound, ProtocolError, Retry, Tombstone, TopicsError, bulk
-from topics.client.calls import Call
+from topics.client.calls import ClientCall
 from topics.client.retry import Attempts
 from topics.spark.errors import DataLoss, daemon_error
-from topics.spark.options import REPEAT_FOR_S, Daemon, ReadOptions
-from topics.spark.planning import DELETED, RECREATED, Gap, Part
-from topics.spark.pushdown import EVERYTHING, Narrowing
+from topics.spark.options import REPEAT_FOR_S, DaemonAccess, ReadOptions
+from topics.spark.plan import DELETED, RECREATED, RestPart, SeqGap
+from topics.spark.pushdown import EVERYTHING, QueryScope
 from topics.spark.schema import arrow_schema
 
 log = logging.getLogger(__name__)
@@ -48,25 +48,25 @@ MAX_LINE_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FetchRequest:
     """Which records are fetched, which columns of each, and how gaps are treated."""
 
     columns: tuple[str, ...]
     nodes: tuple[str, ...]
     fail_on_data_loss: bool
     tombstones: bool
-    narrowing: Narrowing = EVERYTHING
+    scope: QueryScope = EVERYTHING
 
     @classmethod
-    def by(cls, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> Wanted:
-        return cls(options.columns, options.nodes, options.fail_on_data_loss, options.tombstones, narrowing)
+    def by(cls, options: ReadOptions, scope: QueryScope = EVERYTHING) -> FetchRequest:
+        return cls(options.columns, options.nodes, options.fail_on_data_loss, options.tombstones, scope)
 
 
-def fetch(daemon: Daemon, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def fetch(daemon: DaemonAccess, part: RestPart, wanted: FetchRequest) -> Iterator[pa.RecordBatch]:
     """The rows of a partition, in the order of their seqs.
 
     Raises DataLoss for a gap with `failOnDataLoss`; DaemonError where the daemon refuses the call, cannot be reached,
-    or sends nothing more for `REPEAT_FOR_S`; and SecretMissing."""
+    or sends nothing more for `REPEAT_FOR_S`; and MissingSecret."""
     with daemon.connect() as client:
         try:
             yield from _Fetch(part, wanted).run(client)
@@ -77,7 +77,7 @@ def fetch(daemon: Daemon, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch
 class _Fetch:
     """Reads one partition."""
 
-    def __init__(self, part: Part, wanted: Wanted) -> None:
+    def __init__(self, part: RestPart, wanted: FetchRequest) -> None:
         self._part = part
         self._wanted = wanted
         self._rows = _Rows(part.topic, wanted.columns)
@@ -104,16 +104,16 @@ class _Fetch:
                 time.sleep(attempts.after(error, time.monotonic(), position=self._position))
         yield from self._rows.flush()
 
-    def _call(self) -> Call[bytes]:
+    def _call(self) -> ClientCall[bytes]:
         wanted, columns = self._wanted, self._wanted.columns
         return bulk.export_stream(
             self._part.topic,
             self._position,
             to_seq=self._part.last,
             epoch=self._part.epoch,
-            from_ts=wanted.narrowing.from_ts,
-            to_ts=wanted.narrowing.to_ts,
-            match=wanted.narrowing.match,
+            from_ts=wanted.scope.from_ts,
+            to_ts=wanted.scope.to_ts,
+            match=wanted.scope.match,
             node=wanted.nodes,
             include_tags="tag" in columns,
             include_meta="meta" in columns,
@@ -132,14 +132,14 @@ class _Fetch:
             yield from self._ended(RECREATED)
         else:
             self._position = min(item.gap_to, self._part.last)
-            yield from self._missing(Gap(item.gap_from, self._position, item.reason))
+            yield from self._missing(SeqGap(item.gap_from, self._position, item.reason))
 
     def _ended(self, reason: str) -> Iterator[pa.RecordBatch]:
         """The instance of the topic that is read does not exist any more: the rest of the range is a gap."""
         self._finished = True
-        yield from self._missing(Gap(self._position + 1, self._part.last, reason))
+        yield from self._missing(SeqGap(self._position + 1, self._part.last, reason))
 
-    def _missing(self, gap: Gap) -> Iterator[pa.RecordBatch]:
+    def _missing(self, gap: SeqGap) -> Iterator[pa.RecordBatch]:
         """A gap: raise DataLoss; or, after the records before it, log a warning and perhaps yield a row."""
         topic = self._part.topic
         if self._wanted.fail_on_data_loss:
@@ -186,7 +186,7 @@ class _Rows:
         return found if found.type == field.type else found.cast(field.type)
 
 
-def gap_batch(topic: str, gap: Gap, columns: Sequence[str]) -> pa.RecordBatch:
+def gap_batch(topic: str, gap: SeqGap, columns: Sequence[str]) -> pa.RecordBatch:
     """The row of a gap with `tombstones=true`: its topic and the facts about the gap."""
     values = {"topic": topic, "gap_from": gap.first, "gap_to": gap.last, "reason": gap.reason}
     return pa.RecordBatch.from_pylist([{name: values.get(name) for name in columns}], schema=arrow_schema(columns))
@@ -209,7 +209,7 @@ def _items(answer: httpx.Response) -> Iterator[pa.RecordBatch | Tombstone | None
 
 
 def _arrow_items(answer: httpx.Response) -> Iterator[pa.RecordBatch | Tombstone | None]:
-    body = _Body(answer)
+    body = _AnswerBody(answer)
     try:
         with pa.ipc.open_stream(pa.PythonFile(body, mode="r")) as reader:
             while True:
@@ -233,7 +233,7 @@ def _said(batch: pa.RecordBatch, said: Mapping[bytes, bytes]) -> Iterator[pa.Rec
         yield None
 
 
-class _Body(io.RawIOBase):
+class _AnswerBody(io.RawIOBase):
     """The body of an answer as a file that Arrow can read."""
 
     def __init__(self, answer: httpx.Response) -> None:
@@ -263,7 +263,7 @@ class _Body(io.RawIOBase):
         return piece is not None
 
 
-class _Line(msgspec.Struct, gc=False):
+class _ExportLine(msgspec.Struct, gc=False):
     """A line of an export: a record, a tombstone or the end."""
 
     seq: int = msgspec.field(default=0, name="$seq")
@@ -278,7 +278,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 _tombstone: Final = msgspec.json.Decoder(Tombstone)
-_lines: Final = msgspec.json.Decoder(_Line)
+_lines: Final = msgspec.json.Decoder(_ExportLine)
 
 
 def _line_items(answer: httpx.Response) -> Iterator[pa.RecordBatch | Tombstone | None]:
@@ -315,7 +315,7 @@ def _blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
     yield b"".join(waiting).rpartition(b"\n")[0]
 
 
-def _batch_of(lines: Sequence[_Line]) -> pa.RecordBatch:
+def _batch_of(lines: Sequence[_ExportLine]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(
         {
             "seq": pa.array([line.seq for line in lines], pa.int64()),

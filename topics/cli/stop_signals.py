@@ -15,7 +15,7 @@ from typing import Final
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stop:
+class StopSignal:
     """The signal that has asked for the end, if one has. `descriptor` becomes readable then, for `select`."""
 
     def __init__(self, descriptor: int) -> None:
@@ -41,10 +41,10 @@ class Stop:
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
+def stopping() -> Iterator[StopSignal]:
     """While the block runs, the first SIGINT or SIGTERM sets the Stop; a second one has its usual effect."""
     read, write = os.pipe()
-    stop = Stop(read)
+    stop = StopSignal(read)
 
     def ask(number: int, _frame: FrameType | None) -> None:
         stop.signal = signal.Signals(number)

@@ -33,8 +33,8 @@ from topics.client import (
     Tombstone,
     TopicDeleted,
 )
-from topics.client.async_tailing import AsyncTail
-from topics.client.tailing import Tail
+from topics.client.async_tails import AsyncTail
+from topics.client.tails import Tail
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ import pytest
 from tests.client.proxy import Fate, Proxy
 from tests.conformance.client import Client, Daemon
 from topics.client import bulk
-from topics.spark import fetching
+from topics.spark import partition_fetch
 from topics.spark.errors import DaemonError, DataLoss
-from topics.spark.fetching import Wanted, fetch
-from topics.spark.options import Daemon as Where
+from topics.spark.options import DaemonAccess as Where
 from topics.spark.options import ReadOptions
-from topics.spark.planning import Part
+from topics.spark.partition_fetch import FetchRequest, fetch
+from topics.spark.plan import RestPart
 from topics.spark.schema import arrow_schema
 
 pytestmark = pytest.mark.slow
@@ -27,19 +27,19 @@ pytestmark = pytest.mark.slow
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the daemon sends it with pyarrow, and without."""
     if request.param == "lines":
-        monkeypatch.setattr(fetching, "ACCEPT", bulk.LINES)
+        monkeypatch.setattr(partition_fetch, "ACCEPT", bulk.LINES)
 
 
-def wanted(**texts: str) -> Wanted:
-    return Wanted.by(ReadOptions.parsed({"url": "http://127.0.0.1:1", "topic": "t"} | texts))
+def wanted(**texts: str) -> FetchRequest:
+    return FetchRequest.by(ReadOptions.parsed({"url": "http://127.0.0.1:1", "topic": "t"} | texts))
 
 
-def whole(http: Client, topic: str) -> Part:
+def whole(http: Client, topic: str) -> RestPart:
     state = http.state(topic)
-    return Part(topic, 0, state["head_seq"], state["epoch"])
+    return RestPart(topic, 0, state["head_seq"], state["epoch"])
 
 
-def rows(url: str, part: Part, want: Wanted) -> list[dict[str, Any]]:
+def rows(url: str, part: RestPart, want: FetchRequest) -> list[dict[str, Any]]:
     return [row for batch in fetch(Where(url), part, want) for row in batch.to_pylist()]
 
 
@@ -85,7 +85,7 @@ def test_a_range_comes_in_batches_of_the_schema_and_of_about_ten_thousand_rows(
     daemon: Daemon, http: Client, topic: str
 ) -> None:
     fill(http, topic, 25_000)
-    part = Part(topic, 100, 24_900, whole(http, topic).epoch)
+    part = RestPart(topic, 100, 24_900, whole(http, topic).epoch)
     batches = list(fetch(Where(daemon.url), part, wanted()))
     assert seqs(iter(batches)) == list(range(101, 24_901))
     assert all(batch.schema == arrow_schema(wanted().columns) for batch in batches)
@@ -128,21 +128,21 @@ def test_a_daemon_that_is_away_is_waited_for(daemon: Daemon, http: Client, topic
 
 
 def test_a_daemon_that_stays_away_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "REPEAT_FOR_S", 0.2)
+    monkeypatch.setattr(partition_fetch, "REPEAT_FOR_S", 0.2)
     with pytest.raises(DaemonError, match=r"reading topic 't': the daemon cannot be reached: http://127.0.0.1:1: .*"):
-        rows("http://127.0.0.1:1", Part("t", 0, 5, 1), wanted())
+        rows("http://127.0.0.1:1", RestPart("t", 0, 5, 1), wanted())
 
 
 def test_what_the_daemon_refuses_is_said_in_full(daemon: Daemon) -> None:
     with pytest.raises(DaemonError) as failure:
-        rows(daemon.url, Part("-", 0, 5, 1), wanted())
+        rows(daemon.url, RestPart("-", 0, 5, 1), wanted())
     assert re.fullmatch(r"reading topic '-': .* \(400 invalid_request\) \{.*\}", str(failure.value))
 
 
 # --- gaps ------------------------------------------------------------------------------------------------------------
 
 
-def capped(http: Client, topic: str) -> Part:
+def capped(http: Client, topic: str) -> RestPart:
     """What was there, of which retention has taken the first three of five."""
     http.put_topic(topic)
     http.append(topic, *range(1, 6))
@@ -172,8 +172,8 @@ def test_a_gap_may_be_a_row_in_its_place_cut_to_the_partition(daemon: Daemon, ht
     part = capped(http, topic)
     want = wanted(tombstones="true", columns="topic,seq,gap_from,gap_to,reason")
     gap = {"topic": topic, "seq": None, "gap_from": 1, "gap_to": 2, "reason": "cap"}
-    assert rows(daemon.url, Part(topic, 0, 2, part.epoch), want) == [gap]
-    second = rows(daemon.url, Part(topic, 2, 5, part.epoch), want)
+    assert rows(daemon.url, RestPart(topic, 0, 2, part.epoch), want) == [gap]
+    second = rows(daemon.url, RestPart(topic, 2, 5, part.epoch), want)
     assert second[0] == gap | {"gap_from": 3, "gap_to": 3}
     assert [row["seq"] for row in second[1:]] == [4, 5]
 
