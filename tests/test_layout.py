@@ -49,3 +49,44 @@ def test_a_package_is_no_larger_than_its_map_and_the_map_names_every_room(packag
 
 def test_the_readme_is_for_the_first_minute() -> None:
     assert length_of(ROOT / "README.md") <= MOST_README_LINES
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+BOTH_SIDES_OF_THE_WIRE = {
+    "ApiError",
+    "Job",
+    "Record",
+    "RouterState",
+    "Tombstone",
+    "TopicConfig",
+    "TopicState",
+    "TopicSummary",
+    "WatchedTopic",
+}
+"""The client's names of what the server calls the same; the client imports nothing of the server."""
+
+NOUNS_IN_ING = {"Finding", "SeqCeiling", "seq_ceiling", "Keyring", "Setting", "finding", "forwarding", "routing"}
+"""What ends like a gerund and is a noun of the field."""
+
+
+def classes_of(path: Path) -> list[str]:
+    return [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for name in classes_of(path):
+            places.setdefault(name, []).append(name_of(path))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in twice.items() if name not in BOTH_SIDES_OF_THE_WIRE} == {}
+    for name in BOTH_SIDES_OF_THE_WIRE:
+        assert sum(place.startswith("topics/client/") for place in twice.get(name, [])) == 1, f"{name} is no exception"
+        assert len(twice[name]) == 2
+
+
+def test_classes_and_modules_are_named_by_nouns() -> None:
+    modules = {path.stem for path in MODULES} | {package.name for package in PACKAGES}
+    names = modules | {name for path in MODULES for name in classes_of(path)}
+    assert {name for name in names if name.endswith("ing")} == NOUNS_IN_ING

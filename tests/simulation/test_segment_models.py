@@ -455,7 +455,7 @@ class Crowd:
 @pytest.mark.parametrize(
     ("seed", "requests"), [(8, 30), *(pytest.param(seed, 120, marks=pytest.mark.slow) for seed in seeds(4))]
 )
-def test_readers_beside_all_kinds_of_upkeep_miss_nothing_and_see_no_damage(
+def test_readers_beside_all_kinds_of_maintenance_miss_nothing_and_see_no_damage(
     seed: int, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world_module, "InlineOffload", LongTurns)

@@ -391,7 +391,7 @@ class Engine:
                 consequence="unless another shard could note it, the next start takes unsynced records for safe",
             )
 
-    # -- maintenance ------------------------------------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------------------------------
 
     def expire_stages(self) -> None:
         """Called every second: drop stages that nobody uses, forget commits whose window is over."""

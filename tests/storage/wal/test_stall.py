@@ -181,7 +181,7 @@ async def test_who_asks_only_for_a_sync_is_answered_and_does_not_wait_for_room(a
         assert waiting.diary == ["written 101", "synced 101"]
 
 
-async def test_frames_of_upkeep_are_refused_and_never_written(autojump_clock: Any) -> None:
+async def test_frames_of_maintenance_are_refused_and_never_written(autojump_clock: Any) -> None:
     """They would stand in the way of all that ask for a sync, and be more with each try."""
     fs = SimFs()
     async with running(fs=fs) as shard:
