@@ -304,6 +304,39 @@ def check_that_the_rest_goes_on(site: Site, before: int) -> None:
     assert site.call("POST", "/admin/checkpoint")[0] == 200
 
 
+@pytest.mark.parametrize("reserve", [0, 8 * MIB])
+def test_when_the_log_is_used_up_every_change_is_answered_and_goes_on_by_itself(tmp_path: Path, reserve: int) -> None:
+    """Found by attack: they got no answer, nor did the appends behind them, and were carried out long after."""
+    with site_on(tmp_path, 32, min_free_bytes=reserve, wal_shards=1, wal_file_bytes=64 << 10) as site:
+        ballast = site.disk.fill(leave=0)
+        statuses: list[int] = []
+        while not statuses or statuses[-1] == 200:
+            statuses.append(site.call("PUT", "/topics/fsync", {"ttl_ms": 1_000_000_000 + len(statuses)})[0])
+        assert statuses[-1] == 503
+        assert len(statuses) > 10, "what is left of the log takes some"
+        record = {"records": [{"data": 1}]}
+        calls: list[tuple[str, str, Any]] = [
+            ("PUT", "/topics/fsync", {"ttl_ms": 1_000_000_000}),
+            ("PUT", "/topics/new", {}),
+            ("POST", "/topics/another", record),
+            ("POST", "/topics/fsync", record),
+            ("POST", "/topics/disk?stage=one", record),
+            ("DELETE", "/topics/disk", None),
+            ("PUT", "/routers/new", {"source": "disk", "dest": "fsync"}),
+        ]
+        for method, path, body in calls:
+            status, answer = site.call(method, path, body)
+            assert (status, answer["error"]["code"]) == (503, "read_only"), (method, path, answer)
+        assert site.call("GET", "/topics/fsync")[0] == 200
+        ballast.unlink()
+        site.until_appends_go_on()
+        config = site.call("GET", "/topics/fsync")[1]["config"]
+        assert config["ttl_ms"] == 1_000_000_000 + len(statuses) - 1, "the one that was queued, and none behind it"
+        assert [topic["topic"] for topic in site.call("GET", "/topics")[1]["topics"]] == sorted(CLASSES)
+        for method, path, body in calls:
+            assert site.call(method, path, body)[0] in (200, 201), (method, path)
+
+
 def test_a_checkpoint_that_finds_no_room_harms_nothing(tmp_path: Path) -> None:
     seldom = 3_600_000
     with site_on(tmp_path, 40, min_free_bytes=0, wal_file_bytes=4 * MIB, checkpoint_ms=seldom) as site:

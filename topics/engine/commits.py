@@ -1,5 +1,9 @@
 """How a decided change gets into its shard: check that the shard is writable and has room, queue it, measure it.
 
+Also how a client waits for a change of a topic, stage or router, its own (`wait_begun`) or another one that is in its
+way (`settled`, `wait_for`): as long as it takes, but not for a disk that has no room (`topics.storage.wal.stall`). The
+change itself goes on waiting, because its frames may still be written.
+
 Used by everything that writes. What a change consists of is decided by `topics.engine.operations.append`,
 `topics.engine.operations.delete` and `topics.engine.operations.topic_lifecycle`; what happens to a queued commit is
 described in `topics.engine.topic` and `topics.storage.wal.shard_writer`.
@@ -10,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import trio
+
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, read_only
@@ -19,10 +25,11 @@ from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING, FrameType, UnsealedFrames, seal_batch
 from topics.storage.wal.shard_writer import ShardWriter
+from topics.storage.wal.stall import LONGEST_RETRY_MS, TELL_AFTER_MS
 
 
 class Commits:
-    """The door to the shard writers. Made once by the engine. Only `admit`, `sync_shard` and `sync_all` wait."""
+    """The door to the shard writers. Made once by the engine. Only what is `async` waits."""
 
     def __init__(self, store: Store, registry: Registry) -> None:
         self._store = store
@@ -58,6 +65,60 @@ class Commits:
         for writer in writers:
             if writer.stall.refusal is not None:
                 raise writer.stall.refusal
+
+    def check_unblocked(self, *writers: ShardWriter) -> None:
+        """Refuse a change that would wait in the queue: raises `503 read_only` if one of these shards has no room on
+        disk for what is queued. While a stalled shard has room left, changes other than appends go on."""
+        for writer in writers:
+            if writer.stall.blockage is not None:
+                raise writer.stall.blockage
+
+    def check_all_unblocked(self) -> None:
+        """Refuse a change that any shard may be needed for. Raises `503 read_only`."""
+        self.check_unblocked(*self._store.writers)
+
+    def check_changeable(self, topic: Topic) -> ShardWriter:
+        """Return the writer of the topic's shard, for a change of the topic as a whole. Raises `503 read_only` if the
+        shard has failed, or has no room on disk for what is queued."""
+        writer = self.check_writable(topic)
+        self.check_unblocked(writer)
+        return writer
+
+    async def settled(self, *topics: Topic) -> bool:
+        """As `topics.engine.registry.settled`, for a client: raises `503 read_only` if the change in the way waits for
+        room on the disk, at once if it is known that it does. Nothing has been done for the client then."""
+        for topic in topics:
+            if topic.barrier is not None:
+                await self.wait_for(topic.barrier, self.writer(topic))
+                return False
+        return True
+
+    async def wait_for(self, event: trio.Event, writer: ShardWriter | None = None) -> None:
+        """Wait, for a client, for the end of somebody else's change.
+
+        Raises `503 read_only` after `TELL_AFTER_MS` if a shard has no room on disk for what is queued, and at once if
+        `writer`, that of the change, has none. Cancelling stops only the waiting.
+        """
+        if writer is not None:
+            self.check_unblocked(writer)
+        patience_ms = TELL_AFTER_MS
+        while not event.is_set():
+            with trio.move_on_after(patience_ms / 1000):
+                await event.wait()
+                return
+            self.check_all_unblocked()
+            patience_ms = LONGEST_RETRY_MS
+
+    async def wait_begun(self, done: trio.Event) -> None:
+        """Wait, for a client, for the end of its own change, which goes on without it (`BackgroundTasks.finish`).
+
+        Raises `503 read_only` after `TELL_AFTER_MS` if a shard has no room on disk for what is queued. Cancelling stops
+        only the waiting.
+        """
+        try:
+            await self.wait_for(done)
+        except ApiError as error:
+            raise read_only(f"{error.message}. The change waits, and may still be carried out then") from error
 
     async def admit(self, writer: ShardWriter, budget_ms: int | None) -> float:
         """Wait for room in a shard's queue, and return how long that took (ms). Raises 429 after `budget_ms` (None = no
@@ -107,6 +168,27 @@ class Commits:
     async def sync_all(self) -> None:
         """Return once everything queued so far in any shard is on disk."""
         await self._store.sync_shards()
+
+
+class Creation:
+    """The creation of a topic or stage: others wait for its end, and then look whether it exists. Whoever carries it
+    out must call `begin`, and set `ended` at last."""
+
+    __slots__ = ("_writer", "ended")
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self._writer: ShardWriter | None = None
+
+    def begin(self, writer: ShardWriter, commits: Commits) -> None:
+        """Note the shard that it is queued in, in the step in which it is. Raises `503 read_only` if that has no room
+        on disk for what is queued."""
+        commits.check_unblocked(writer)
+        self._writer = writer
+
+    async def wait(self, commits: Commits) -> None:
+        """Wait for the end, for another client (`Commits.wait_for`)."""
+        await commits.wait_for(self.ended, self._writer)
 
 
 def time_commit(commit: Commit, perf: Performance) -> None:

@@ -266,11 +266,11 @@ class Topic:
                 self.audience.set_due(consumer)
         self.wake()
 
-    async def next_change(self) -> None:
-        """Wait until something about the topic changes. Cancelling leaves nothing."""
+    def next_change(self) -> trio.Event:
+        """Return the event that is set when something about the topic changes."""
         if self.changed is None:
             self.changed = trio.Event()
-        await self.changed.wait()
+        return self.changed
 
     def mark_changed(self) -> None:
         """Its part has to be made anew."""
@@ -418,7 +418,7 @@ class Topic:
     async def drained(self) -> None:
         """Wait until nothing is on its way (a barrier is up, so nothing new comes)."""
         while not self.quiet or self.working is not None:
-            await self.next_change()
+            await self.next_change().wait()
 
     def lift_barrier(self) -> None:
         """Let those on who want to change the topic; they look it up again."""

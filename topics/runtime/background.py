@@ -45,11 +45,14 @@ class BackgroundTasks:
         assert self._nursery is not None
         contextvars.Context().run(self._nursery.start_soon, work, *args)
 
-    async def finish(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def finish(
+        self, work: Callable[[], Awaitable[T]], wait: Callable[[trio.Event], Awaitable[None]] = trio.Event.wait
+    ) -> T:
         """Run `work` to its end, and return its result or raise its exception.
 
-        If the caller is cancelled, the call raises Cancelled at once and `work` still runs to its end. The withdrawal
-        of the caller's key does not end the waits of `work`. Raises `503 shutting_down` if the daemon stops first.
+        If the caller is cancelled, the call raises Cancelled at once and `work` still runs to its end; likewise if
+        `wait`, with which the caller waits for that end, raises an exception. The withdrawal of the caller's key does
+        not end the waits of `work`. Raises `503 shutting_down` if the daemon stops first.
         """
         done = trio.Event()
         results: list[T] = []
@@ -66,7 +69,7 @@ class BackgroundTasks:
 
         assert self._nursery is not None
         self._nursery.start_soon(run)  # in the context of the request: its log lines have the request's id
-        await done.wait()
+        await wait(done)
         if errors:
             raise errors[0]
         if not results:

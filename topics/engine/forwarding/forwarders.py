@@ -516,4 +516,4 @@ class Forwarders:
 async def _deletions_over(dest: Topic) -> None:
     """Wait until no commit in flight deletes records. There may be none at the time of the call."""
     while dest.pending and not only_appends(dest):
-        await dest.next_change()
+        await dest.next_change().wait()

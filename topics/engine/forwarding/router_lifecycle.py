@@ -164,7 +164,13 @@ class RouterLifecycle:
         if the last change of the router, or of one of its topics, has failed and may be on disk all the same.
         Cancelling before the change is decided leaves nothing; after that it takes place all the same.
         """
-        return await self._background.finish(partial(self._put, name, patch, create))
+        self._check_free()
+        return await self._background.finish(partial(self._put, name, patch, create), self._commits.wait_begun)
+
+    def _check_free(self) -> None:
+        """Refuse a change while another one waits for room on the disk, behind which it would wait. Raises 503."""
+        if self._one.locked():
+            self._commits.check_all_unblocked()
 
     async def _put(self, name: str, patch: RouterPatch, create: bool) -> tuple[RouterState, bool]:
         async with self._one:
@@ -182,7 +188,7 @@ class RouterLifecycle:
                 if ends is None:
                     continue  # topics were made or deleted meanwhile: check everything again
                 source, dest = ends
-                self._commits.check_writable(dest)
+                self._commits.check_changeable(dest)
                 if known is None:
                     cursor = source.log.head_seq if config.start == "tail" else 0
                     router = Router(name, source.id, cursor, 0, config)
@@ -252,7 +258,8 @@ class RouterLifecycle:
     async def delete(self, name: str) -> bool:
         """Delete a router. Return True if it existed. Its copies stay. Synced when it returns. Raises `503 read_only`
         if its last change has failed and may be on disk all the same."""
-        return await self._background.finish(partial(self._delete, name))
+        self._check_free()
+        return await self._background.finish(partial(self._delete, name), self._commits.wait_begun)
 
     async def _delete(self, name: str) -> bool:
         async with self._one:
@@ -264,7 +271,7 @@ class RouterLifecycle:
                 dest = self._registry.topics[router.config.dest]
                 if await settled(dest):
                     break
-            self._commits.check_writable(dest)
+            self._commits.check_changeable(dest)
             commit = self._commit(dest, FrameType.ROUTER_DELETE, {"name": name}, self._remove_at, name)
             with self._doubts.deciding(name):
                 await commit.wait()

@@ -23,7 +23,7 @@ from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.record_columns import AppendColumns, columns_of, encode_blocks, index_flags, utf8
-from topics.engine.registry import Registry, settled
+from topics.engine.registry import Registry
 from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
@@ -115,7 +115,7 @@ class Appends:
                 if await make():
                     created = True
                 continue
-            if not await settled(topic):
+            if not await self._commits.settled(topic):
                 continue
             writer = self._commits.check_writable(topic)
             if key is not None:
@@ -125,7 +125,7 @@ class Appends:
                 first = self._keys.in_flight(topic, key)
                 if first is not None:
                     self._commits.check_space(writer)
-                    await first.wait()
+                    await self._commits.wait_for(first)
                     continue
             self._commits.check_space(writer)
             if writer.queue.is_full and not topic.ephemeral:
@@ -133,7 +133,7 @@ class Appends:
                 continue
             if topic.pending and evicts(topic) and not only_appends(topic):
                 # A deletion in flight changes what has to be evicted: wait for it rather than evict too much.
-                await topic.next_change()
+                await self._commits.wait_for(topic.next_change())
                 continue
             if batch is None:
                 batch = columns_of(request)

@@ -17,7 +17,7 @@ import trio
 from topics.config import Settings
 from topics.engine.commits import Commits, deletion_batch, time_commit
 from topics.engine.loader import Loader
-from topics.engine.registry import Registry, settled
+from topics.engine.registry import Registry
 from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError
 from topics.log.missing_columns import missing_below, missing_to_delete
@@ -66,7 +66,7 @@ class Deletions:
         """
         while True:
             topic = self._registry.topic(name)
-            if not await settled(topic):
+            if not await self._commits.settled(topic):
                 continue
             writer = self._commits.check_writable(topic)
             if writer.queue.is_full and not topic.ephemeral:

@@ -151,16 +151,17 @@ class StageCommits:
                 return _answer(name, known, deduped=True)
             first = self._in_flight.get((target.id, key))
             if first is not None:
-                await first.wait()
+                await self._commits.wait_for(first, self._commits.writer(target))
                 continue
             found = _stages_of(target, stages)
-            if await settled(*found):
+            if await self._commits.settled(*found):
                 break
+        self._commits.check_unblocked(*map(self._commits.writer, (target, *found)))
         for stage in found:
             stage.barrier = trio.Event()
         self._in_flight[target.id, key] = trio.Event()
         work = partial(self._carry_out, target, found, key, perf, disable_backpressure)
-        return _answer(name, await self._background.finish(work), deduped=False)
+        return _answer(name, await self._background.finish(work, self._commits.wait_begun), deduped=False)
 
     def expire(self) -> None:
         """Called every second: forget the commits whose window is over."""
@@ -368,7 +369,7 @@ class StageCommits:
                 waited += await self._appends.admit(writer, waited, disable_backpressure=disable_backpressure)
                 continue
             if target.pending and evicts(target) and not only_appends(target):
-                await target.next_change()  # as for an append
+                await target.next_change().wait()  # as for an append
                 continue
             if any(target.ephemeral is not (piece.columns is not None) for piece in pieces):
                 raise ApiError("not_ready", "the class of the topic has changed meanwhile", retry_after_s=1)

@@ -14,10 +14,10 @@ from functools import partial
 import trio
 
 from topics.config import Settings
-from topics.engine.commits import Commits
+from topics.engine.commits import Commits, Creation
 from topics.engine.operations.append import Appends
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
-from topics.engine.registry import Registry, settled
+from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError
 from topics.log.seq_ceiling import MIN_CEILING_BLOCK
@@ -54,7 +54,7 @@ class StageLifecycle:
         self._topic_lifecycle = topic_lifecycle
         self._appends = appends
         self._background = background
-        self._making: dict[StageTarget, trio.Event] = {}
+        self._making: dict[StageTarget, Creation] = {}
 
     # -- appends -----------------------------------------------------------------------------------------------------
 
@@ -98,16 +98,16 @@ class StageLifecycle:
         target = self._registry.topics.get(name)
         if target is None:
             return await self._appends.create(name, request, config)
-        if not await settled(target):
+        if not await self._commits.settled(target):
             return False
         of = StageTarget(target.id, stage)
         making = self._making.get(of)
         if making is not None:
-            await making.wait()
+            await making.wait(self._commits)
             return False
         self._check_room()
-        self._making[of] = trio.Event()
-        await self._background.finish(partial(self._make_synced, target, of))
+        self._making[of] = Creation()
+        await self._background.finish(partial(self._make_synced, target, of), self._commits.wait_begun)
         return False
 
     def _check_room(self) -> None:
@@ -129,6 +129,7 @@ class StageLifecycle:
             topic_id = registry.next_topic_id
             registry.next_topic_id += 1
             shard = self._store.shard_of(topic_id)
+            self._making[of].begin(self._store.writers[shard], self._commits)
             stage = registry.make(topic_id, stage_label(target.name, of.name), config, shard)
             stage.stage = of
             ceiling = 0 if durability == "fsync" else MIN_CEILING_BLOCK
@@ -154,12 +155,12 @@ class StageLifecycle:
             self._store.writers[shard].submit(batch)
             await batch.wait_synced()
         finally:
-            self._making.pop(of).set()
+            self._making.pop(of).ended.set()
 
     async def ended(self) -> None:
         """Wait until the stages that are being made now exist, or have failed."""
         for making in list(self._making.values()):
-            await making.wait()
+            await making.ended.wait()
 
     # -- going -------------------------------------------------------------------------------------------------------
 
@@ -172,16 +173,16 @@ class StageLifecycle:
                 return False
             making = self._making.get(StageTarget(target.id, stage))
             if making is not None:
-                await making.wait()
+                await making.wait(self._commits)
                 continue
             found = target.stages.get(stage) if target.stages is not None else None
             if found is None:
                 return False
-            if not await settled(found):
+            if not await self._commits.settled(found):
                 continue
-            self._commits.check_writable(found)
+            self._commits.check_changeable(found)
             found.barrier = trio.Event()
-            await self._background.finish(partial(self._drop, found))
+            await self._background.finish(partial(self._drop, found), self._commits.wait_begun)
             return True
 
     def expire(self) -> None:

@@ -2,8 +2,8 @@
 
 Responsible for one change at a time per topic. A change sets a *barrier*: everything decided before it is published
 first, and other tasks that want to change the topic wait for the barrier and then look the topic up again by its name
-(`topics.engine.registry.settled`). Also responsible for turning an `ephemeral` topic into a stored one, and for keeping
-dead-letter topics from being ephemeral. `topics.log.topic_config` checks configs; deleting records is in
+(`topics.engine.commits.Commits.settled`). Also responsible for turning an `ephemeral` topic into a stored one, and for
+keeping dead-letter topics from being ephemeral. `topics.log.topic_config` checks configs; deleting records is in
 `topics.engine.operations.delete`.
 """
 
@@ -19,11 +19,11 @@ import trio
 
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
-from topics.engine.commits import Commits
+from topics.engine.commits import Commits, Creation
 from topics.engine.doubts import Doubts
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
-from topics.engine.registry import Registry, settled
+from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, block_with
@@ -78,7 +78,7 @@ class TopicLifecycle:
         self.on_changed: Callable[[Topic], None] | None = None
         """Called when a topic has got another config."""
         self.doubts = Doubts()
-        self._creating: dict[str, trio.Event] = {}
+        self._creating: dict[str, Creation] = {}
         self._dead_letters: dict[str, set[int]] = {}
         """The topics that name a dead-letter topic, by its name."""
         self._intended: list[tuple[str, TopicConfig]] = []
@@ -107,7 +107,7 @@ class TopicLifecycle:
     async def creations_ended(self) -> None:
         """Wait until the topics that are being made now exist, or have failed."""
         for making in list(self._creating.values()):
-            await making.wait()
+            await making.ended.wait()
 
     async def put(self, name: str, patch: TopicConfigPatch, *, create: bool = True) -> tuple[TopicConfig, bool]:
         """Create or reconfigure a topic (`docs/spec/api.md` section 3). Return the resolved config, and True if it was
@@ -122,14 +122,14 @@ class TopicLifecycle:
                 if await self.create(name, config):
                     return config, True
                 continue
-            if not await settled(topic):
+            if not await self._commits.settled(topic):
                 continue
             config = resolve_config(topic.config, patch, topic=name)
             if config == topic.config:
                 self.doubts.check(name)
                 return config, False
             self.check_dead_letter(name, config)
-            self._commits.check_writable(topic)
+            self._commits.check_changeable(topic)
             topic.barrier = trio.Event()
             return await self._carry_out(name, config, partial(self._reconfigure, topic, config)), False
 
@@ -143,13 +143,14 @@ class TopicLifecycle:
                 if name not in self._creating:
                     self.doubts.check(name)
                     return False, []
-                await self._creating[name].wait()
+                await self._creating[name].wait(self._commits)
                 continue
-            if not await settled(topic):
+            if not await self._commits.settled(topic):
                 continue
-            self._commits.check_writable(topic)
+            self._commits.check_changeable(topic)
             topic.barrier = trio.Event()
-            return True, await self._background.finish(partial(self._delete_synced, topic, if_empty))
+            work = partial(self._delete_synced, topic, if_empty)
+            return True, await self._background.finish(work, self._commits.wait_begun)
 
     def check_dead_letter(self, name: str, config: TopicConfig) -> None:
         """Refuse a config with which a dead-letter topic would be ephemeral: it must survive a restart
@@ -177,11 +178,11 @@ class TopicLifecycle:
         then looks whether it exists."""
         making = self._creating.get(name)
         if making is not None:
-            await making.wait()
+            await making.wait(self._commits)
             return False
         self.check_topics((name,))
         self.check_dead_letter(name, config)
-        self._creating[name] = trio.Event()
+        self._creating[name] = Creation()
         await self._carry_out(name, config, partial(self._create_synced, name, config))
         return True
 
@@ -197,7 +198,7 @@ class TopicLifecycle:
                 self._intended.remove(intention)
 
         self._intended.append(intention)
-        return await self._background.finish(carry_out)
+        return await self._background.finish(carry_out, self._commits.wait_begun)
 
     async def create_missing(self, names: Sequence[str]) -> None:
         """Make those of these topics that do not exist, with the defaults; none of them if there is no room for all.
@@ -206,17 +207,17 @@ class TopicLifecycle:
         missing = [name for name in names if name not in self._registry.topics and name not in self._creating]
         self.check_topics(missing)
         for name in missing:
-            self._creating[name] = trio.Event()
+            self._creating[name] = Creation()
         for i, name in enumerate(missing):
             config = resolve_config(None, TopicConfigPatch(), topic=name)
             try:
                 await self._background.finish(partial(self._create_synced, name, config))
             except BaseException:
                 for other in missing[i + 1 :]:
-                    self._creating.pop(other).set()
+                    self._creating.pop(other).ended.set()
                 raise
-        for event in making:
-            await event.wait()
+        for other_making in making:
+            await other_making.ended.wait()
 
     def check_topics(self, names: Collection[str]) -> None:
         """Refuse topics of all these names beyond the limit. Raises 429."""
@@ -231,6 +232,7 @@ class TopicLifecycle:
             topic_id = self._registry.next_topic_id
             self._registry.next_topic_id += 1
             shard = self._store.shard_of(topic_id)
+            self._creating[name].begin(self._store.writers[shard], self._commits)
             topic = self._registry.make(topic_id, name, config, shard)
             ceiling = 0 if config.durability == "fsync" else MIN_CEILING_BLOCK
             now = self._registry.now_ms()
@@ -252,7 +254,7 @@ class TopicLifecycle:
             with self.doubts.deciding(name):
                 await batch.wait_synced()
         finally:
-            self._creating.pop(name).set()
+            self._creating.pop(name).ended.set()
 
     async def _delete_synced(self, topic: Topic, if_empty: bool) -> list[str]:
         routers: list[str] = []

@@ -96,7 +96,7 @@ class DeadLetters:
                 due, wait_ms = backoff.due(parked, now)
                 if not due:
                     with trio.move_on_after(wait_ms / 1000):
-                        await (queue.parked_more.wait() if parked else topic.next_change())
+                        await (queue.parked_more if parked else topic.next_change()).wait()
                     continue
                 for at in range(0, len(due), BATCH_JOBS):
                     if self._status.phase == "draining":

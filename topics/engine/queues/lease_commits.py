@@ -48,17 +48,20 @@ class LeaseCommits:
         """Return a time as clients are told it: epoch ms, by the wall clock as it is set now."""
         return self._registry.to_wall(moment.window)
 
-    async def current(self, name: str) -> tuple[Topic, JobQueue]:
+    async def current(self, name: str, *, bounded: bool = True) -> tuple[Topic, JobQueue]:
         """Return a queue about which a decision can be made now (`JobQueue.now`): no barrier is set, expired leases are
         free, expired records are gone. There is no await between that and the return.
 
-        Raises 404, `409 not_a_queue`, and 503 on a failed shard.
+        Raises 404, `409 not_a_queue`, and 503 on a failed shard; if `bounded`, also when a change of the topic waits
+        for room on the disk (`Commits.settled`).
         """
         while True:
             topic = self._registry.topic(name)
             if topic.queue is None:
                 raise ApiError("not_a_queue", f"topic {name!r} is a log, not a queue", detail={"topic": name})
-            if await self.settle(topic, topic.queue):
+            if bounded and topic.barrier is not None:
+                await self._commits.settled(topic)
+            elif await self.settle(topic, topic.queue):
                 return topic, topic.queue
 
     async def settle(self, topic: Topic, queue: JobQueue) -> bool:
@@ -83,8 +86,8 @@ class LeaseCommits:
 
     async def still_current(self, topic: Topic) -> None:
         """Like `current`, for a queue that was looked up before. Raises 404 if it is deleted, even if another one has
-        its name."""
-        current, _ = await self.current(topic.name)
+        its name. Waits for a change of the topic however long that takes."""
+        current, _ = await self.current(topic.name, bounded=False)
         if current is not topic:
             raise topic_not_found(topic.name)
 

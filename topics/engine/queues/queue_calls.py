@@ -117,10 +117,11 @@ class QueueCalls:
             return []
         claim = await self._claims.claim(topic, claimer, fetched, lease_ms or topic.config.lease_ms)
         try:
-            done, deliveries = await claim.commit.wait()
-        except trio.Cancelled:
-            leases = dict(zip(fetched.seqs, claim.lease_ids, strict=True))
-            self._background.start_soon(self._release, topic, queue, leases, claim.commit)
+            done, deliveries = await claim.commit.answer()
+        except (trio.Cancelled, ApiError):
+            if claim.commit.error is None:  # it is, or may still be, carried out
+                leases = dict(zip(fetched.seqs, claim.lease_ids, strict=True))
+                self._background.start_soon(self._release, topic, queue, leases, claim.commit)
             raise
         time_commit(claim.commit, perf)
         jobs = _jobs(claim, done, deliveries)
@@ -200,7 +201,7 @@ class QueueCalls:
                 lease_ids = [lease_id for seq, lease_id in zip(seqs, lease_ids, strict=True) if seq in again]
             seqs = [seq for seq in seqs if seq in again]
             if decision.event is None:
-                await topic.next_change()
+                await self._commits.wait_for(topic.next_change(), writer)
         leases = queue.leases
         return HeldResult(
             done=sorted(done),
@@ -332,7 +333,7 @@ class QueueCalls:
                     self._lease_commits.lease(topic, decision.event)
                 leases = {seq: leases[seq] for seq in decision.busy}
                 if leases:
-                    await topic.next_change()
+                    await topic.next_change().wait()
 
 
 class JobSubscription(NamedTuple):

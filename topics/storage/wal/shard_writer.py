@@ -325,6 +325,8 @@ class ShardWriter:
                     self.queue.put_back(group)
                     raise
             await self._write(group, vouch=vouch, sync=sync)
+            if group:
+                self.stall.is_blocked = False
         except NoRoom as problem:
             await self._wait_for_room(problem.error)
         except OSError as error:
@@ -444,6 +446,7 @@ class ShardWriter:
                 return
         if self.stall.refusal is not None:  # else the next file has been made meanwhile, for a cut
             self.queue.settle_requests(self.stall.refusal)
+            self.stall.is_blocked = bool(self.queue) or self._ended is not None
         if self.stall.lasts:
             self._tell_of_delay(error)
         with trio.move_on_after(max(self.stall.retry_at_ms - self._clock.monotonic_ms(), 0) / 1000):

@@ -2,7 +2,9 @@
 written: the next file, its name, or room in the current one.
 
 Nothing is uncertain then, so the shard does not fail but tries again, at growing intervals. Meanwhile appends are
-refused; deletions, acks and config changes go on as long as the current file has room, or can get some.
+refused; deletions, acks and config changes go on as long as the current file has room, or can get some. When there is
+none left for the batch that is next, the shard is *blocked*: changes of topics, stages and routers are refused too, and
+who waits for one that was queued before is told after `TELL_AFTER_MS` (`topics.engine.commits`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ LONGEST_RETRY_MS: Final = 2000
 """The intervals between attempts (ms) double from the first to the longest."""
 
 TELL_AFTER_MS: Final = 5000
-"""After so long a stall (ms), clients are told whose batches were queued before it and still wait."""
+"""After so long a stall (ms), clients are told whose batches were queued before it and still wait. Who waits for a
+change of a topic is told after having waited so long."""
 
 
 class NoRoom(Exception):
@@ -50,6 +53,8 @@ class Stall:
         """The answer to appends during a stall; None without one."""
         self.retry_at_ms = 0
         """When to try again (ms, monotonic); meaningless without a stall."""
+        self.is_blocked = False
+        """Return True if what is queued does not fit on the disk, so that nothing that is queued now can be written."""
         self._since_ms = 0
         self._shard = shard
         self._clock = clock
@@ -64,6 +69,11 @@ class Stall:
     def lasts(self) -> bool:
         """Return True if the stall has lasted so long that waiting clients are to be told."""
         return self.refusal is not None and self._clock.monotonic_ms() - self._since_ms >= TELL_AFTER_MS
+
+    @property
+    def blockage(self) -> ApiError | None:
+        """Return the answer to calls that would have to be queued behind what does not fit; None if they may be."""
+        return self.refusal if self.is_blocked else None
 
     def begin(self, error: OSError) -> None:
         """Note that the disk has refused, for the first time or again."""
@@ -86,6 +96,7 @@ class Stall:
 
     def end(self) -> None:
         """Note that the disk has given what was needed."""
+        self.is_blocked = False
         if self.refusal is not None:
             self.refusal = None
             log.warning("wal_shard_goes_on", shard=self._shard)
