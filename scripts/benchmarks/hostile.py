@@ -531,6 +531,34 @@ def too_many_records(target: Target) -> None:
             _call(target, "POST", f"/v0/topics/{TOPIC}", body)
 
 
+def large_appends(target: Target) -> None:
+    """Appends of 25 to 60 MB: of brackets, with and without an end, of text, of metas with too many keys, of values of
+    a MB."""
+    brackets = b'{"data":[%b[]]}' % (b"[]," * 1999)
+    text = b'{"data":"%b"}' % (b"x" * 6000)
+    keys = b'{"data":1,"meta":{%b}}' % b",".join(b'"%d":""' % number for number in range(500))
+    value = b'{"data":[%b[]]}' % (b"[]," * 330_000)
+    for body in (
+        b'{"records":[%b]}' % b",".join([brackets] * 10_000),
+        b'{"records":[%b' % b",".join([brackets] * 10_000),
+        b'{"records":[%b]}' % b",".join([text] * 10_000),
+        b'{"records":[%b]}' % b",".join([keys] * 9000),
+        b'{"records":[%b]}' % b",".join([value] * 60),
+    ):
+        _call(target, "POST", f"/v0/topics/{TOPIC}", body)
+
+
+def large_members(target: Target) -> None:
+    """Appends of one member of 30 to 60 MB: an unknown one, a key, a meta."""
+    keys = b",".join(b'"%d":""' % number for number in range(3_000_000))
+    for body in (
+        b'{"x":[%b[]],"records":[{"data":1}]}' % (b"[]," * 20_000_000),
+        b'{"records":[{"data":1}],"idempotency_key":"%b"}' % (b"k" * 30_000_000),
+        b'{"records":[{"data":1,"meta":{%b}}]}' % keys,
+    ):
+        _call(target, "POST", f"/v0/topics/{TOPIC}", body)
+
+
 ATTACKS = (
     Attack("nothing", "no attack, for comparison", nothing),
     Attack("a byte behind a stream", "200 streams with a byte behind the head, then a close", byte_behind_a_stream),
@@ -590,6 +618,8 @@ ATTACKS = (
     Attack("long heads", "heads of 120 KiB of many kinds", long_heads),
     Attack("brackets", "calls of nothing but brackets", deep_calls),
     Attack("too many records", "appends of a MiB with 90,000 records, or keys of one meta", too_many_records),
+    Attack("large appends", "appends of 60 MB with thousands of records", large_appends, 512),
+    Attack("large members", "appends with one member of 30 to 60 MB", large_members, 512),
 )
 
 SHOWN = tuple(

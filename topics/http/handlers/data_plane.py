@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from topics.auth.keys import Scope
 from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid
-from topics.http.calls import Call, ClientGone, OpenAnswer, Response, append_answer, encode
+from topics.http.calls import Call, ClientGone, OpenAnswer, Response, append_answer, encode, in_steps
 from topics.http.grants import Grant
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.stages import Stages
@@ -56,7 +56,13 @@ class DataPlane:
             raise invalid("records", "is required")
         strict = is_strict(call.headers)
         try:
-            request = append_requests.decode_append(call.body, engine.settings, idempotency_header(call), strict=strict)
+            key = idempotency_header(call)
+            if len(call.body) < append_requests.LARGE_APPEND:
+                request = append_requests.decode_append(call.body, engine.settings, key, strict=strict)
+            else:
+                request = await in_steps(
+                    append_requests.decode_append_in_steps(call.body, engine.settings, key, strict=strict)
+                )
         except ApiError as error:
             raise (explained(error) if strict else error) from None
         if request.config is not None:

@@ -25,7 +25,7 @@ from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid, throttled
 from topics.http.access.key_access import KeyAccess
 from topics.http.answers.websocket_messages import MESSAGES
-from topics.http.calls import Receive, Scope, Send, append_answer, encode
+from topics.http.calls import Receive, Scope, Send, append_answer, encode, in_steps
 from topics.http.connections.connection import Connection
 from topics.http.connections.protocols.websocket_stream import message_is_late, send_ping, take_next_message
 from topics.http.grants import Grant
@@ -299,7 +299,10 @@ class WebSocket:
         self._grant.check_scope(KeyScope.WRITE)
         publish = json_checks.decode_json(_publish, raw)
         topic = check_topic_name(publish.topic)
-        request = append_requests.decode_append(raw, engine.settings)
+        if len(raw) < append_requests.LARGE_APPEND:
+            request = append_requests.decode_append(raw, engine.settings)
+        else:
+            request = await in_steps(append_requests.decode_append_in_steps(raw, engine.settings))
         self._grant.check_name(topic)
         began = engine.clock.perf_ns()
         perf = Performance()

@@ -4,6 +4,7 @@ body_reader       receiving bodies within the limits on memory and time
 json_checks       decoding JSON with errors that name the field, and the limits for every body
 query_strings     reading query parameters
 append_requests   bodies of appends, lines of uploads
+record_slices     decoding the records of large appends in slices
 read_requests     reads and exports
 topic_requests    topics, routers, deletions, commits of stages
 queue_requests    claims, acks, nacks, extensions, work streams

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Generator
 from itertools import accumulate
 from typing import Final, TypeVar
 
@@ -24,6 +25,9 @@ _AT: Final = " - at `$"
 _MOST_PATH: Final = 1000
 """Characters at the end of a message of msgspec in which the path is looked for. In front of them the message may
 repeat what a client has sent."""
+
+_DEPTH_STEP: Final = 128 << 10
+"""Bytes of which brackets are counted in one step, at most 5 ms."""
 
 _UTF8_STEP: Final = 1 << 20
 
@@ -49,6 +53,14 @@ def check_utf8(raw: bytes) -> None:
     """
     if raw.isascii():
         return
+    for _ in check_utf8_in_steps(raw):
+        pass
+
+
+def check_utf8_in_steps(raw: bytes) -> Generator[None, None, None]:
+    """Like `check_utf8`. Yields after each step."""
+    if raw.isascii():
+        return
     decoder = _utf8()
     view = memoryview(raw)
     for start in range(0, len(raw), _UTF8_STEP):
@@ -57,6 +69,7 @@ def check_utf8(raw: bytes) -> None:
             decoder.decode(view[start : start + _UTF8_STEP], final=start + _UTF8_STEP >= len(raw))
         except UnicodeDecodeError as error:
             raise invalid("body", f"is not valid UTF-8 (byte {start - left + error.start})") from None
+        yield
 
 
 def depth_of(raw: bytes) -> int:
@@ -69,6 +82,30 @@ def depth_of(raw: bytes) -> int:
     if b'"' in rest:
         rest = b"".join(rest.split(b'"')[::2])
     return max(accumulate(memoryview(rest.translate(LEVELS)).cast("b")), default=0)
+
+
+def depth_in_steps(raw: bytes) -> Generator[None, None, int]:
+    """Like `depth_of`. Yields after each step."""
+    deepest = level = at = 0
+    in_string = False
+    while at < len(raw):
+        text = raw[at : at + _DEPTH_STEP]
+        if (len(text) - len(text.rstrip(b"\\"))) % 2:
+            text = raw[at : at + len(text) + 1]  # with the character that the last backslash escapes
+        at += len(text)
+        if b"\\" in text:
+            text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if in_string:
+            text = b'"' + text
+        rest = text.translate(None, NOT_STRUCTURE).replace(b'""', b"")
+        in_string = rest.count(b'"') % 2 == 1
+        if b'"' in rest:
+            rest = b"".join(rest.split(b'"')[::2])
+        levels = list(accumulate(memoryview(rest.translate(LEVELS)).cast("b"), initial=level))
+        highest, level = max(levels), levels[-1]
+        deepest = max(deepest, highest)
+        yield
+    return deepest
 
 
 def check_depth(raw: bytes, field: str) -> None:
@@ -87,14 +124,14 @@ def decode_json(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise _wrong_value(str(error)) from None
+        raise wrong_value(str(error)) from None
     except msgspec.DecodeError as error:
         raise malformed(str(error), raw) from None
     except RecursionError:
         raise too_deep("body") from None
 
 
-def _wrong_value(text: str) -> ApiError:
+def wrong_value(text: str) -> ApiError:
     """msgspec's "Expected `str`, got `int` - at `$.records[0].tag`" as an error about `records[0].tag`."""
     what, path = _split_path(text)
     # `[...]` is a value of an object whose key msgspec does not tell.
