@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from contextlib import closing
 from pathlib import Path
@@ -9,8 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.client import Client, Daemon, body_of, data_of, error_of, fresh_name
+from tests.conformance.client import (
+    Client,
+    Daemon,
+    RawConnection,
+    body_of,
+    data_of,
+    envelope,
+    error_of,
+    fresh_name,
+)
 from tests.conformance.keys import bearer
+from tests.conformance.websocket import WebSocket, key
 
 STRICT = {"topics-strict": "1"}
 LINES = {"content-type": "application/x-ndjson"}
@@ -86,6 +97,107 @@ def test_a_line_with_an_unknown_key_ends_an_upload(client: Client, topic: str) -
     lines = b'{"data": 1, "tag": "t"}\n{"data": 2, "nod": "n"}\n'
     error = error_of(client.post(f"/v0/topics/{topic}", content=lines, headers=STRICT | LINES), 400, "invalid_request")
     assert error["detail"] == {"field": "nod", "suggestion": "node", "line": 2, "committed": 0, "last_seq": 0}
+
+
+HELD = {"node": "n", "seqs": [1]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field", "suggestion"),
+    [
+        ("POST", "/v0/topics/{topic}/diff", {"from_sqe": 1}, "from_sqe", "from_seq"),
+        ("POST", "/v0/topics/{topic}/claim", {"node": "n", "wait": 1}, "wait", "wait_ms"),
+        ("POST", "/v0/topics/{topic}/ack", HELD | {"lease_id": []}, "lease_id", "lease_ids"),
+        ("POST", "/v0/topics/{topic}/nack", HELD | {"delay": 1}, "delay", "delay_ms"),
+        ("POST", "/v0/topics/{topic}/extend", HELD | {"lease_ms": 1000, "zzz": 1}, "zzz", None),
+        (
+            "POST",
+            "/v0/topics/{topic}/commit",
+            {"stages": ["s"], "idempotency_key": "k", "stage": "s"},
+            "stage",
+            "stages",
+        ),
+        ("POST", "/v0/topics/{topic}/delete", {"before_seq": 1, "mach": None}, "mach", "match"),
+        ("POST", "/v0/watch", {"topics": {"{topic}": {}}, "heartbeat": 1}, "heartbeat", "heartbeat_ms"),
+        ("PUT", "/v0/topics/{topic}", {"ttl": 1}, "ttl", "ttl_ms"),
+        ("PUT", "/v0/routers/{topic}", {"sauce": "a"}, "sauce", "source"),
+        ("POST", "/v0/admin/checkpoint", {"hold_ms": 1}, "hold_ms", None),
+        ("DELETE", "/v0/topics/{topic}", {"if_empty": True}, "if_empty", None),
+    ],
+)
+def test_a_key_of_any_other_body_that_the_call_does_not_have_is_refused(
+    client: Client, topic: str, method: str, path: str, body: dict[str, Any], field: str, suggestion: str | None
+) -> None:
+    client.append(topic, "here")
+    path = path.format(topic=topic)
+    error = error_of(client.request(method, path, json=body, headers=STRICT), 400, "invalid_request")
+    assert error["detail"] == {"field": field} | ({} if suggestion is None else {"suggestion": suggestion})
+    assert data_of(client.read(topic)) == ["here"]
+
+
+def test_the_known_keys_of_a_body_and_no_keys_are_as_without_the_header(client: Client, topic: str) -> None:
+    client.append(topic, "here")
+    diff = f"/v0/topics/{topic}/diff"
+    assert data_of(body_of(client.post(diff, json={"from_seq": 0, "limit": 1}, headers=STRICT))) == ["here"]
+    for body in (b"", b"{}"):
+        content = {"content-type": "application/json"} if body else {}
+        body_of(client.post(diff, content=body, headers=STRICT | content))
+        body_of(client.post("/v0/admin/checkpoint", content=body, headers=STRICT | content))
+    for wrong in (b"[]", b'{"from_seq":', b'{"from_seq":"x"}'):
+        plain = error_of(client.post(diff, content=wrong, headers={"content-type": "application/json"}), 400)
+        strict = error_of(client.post(diff, content=wrong, headers=STRICT | {"content-type": "application/json"}), 400)
+        assert strict == plain
+
+
+def test_a_socket_is_not_opened_with_a_query_parameter_that_it_does_not_have(client: Client) -> None:
+    fields = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec_websocket_version": "13",
+        "sec_websocket_key": key(),
+    }
+    with RawConnection(client) as connection:
+        connection.send_head("GET", "/v0/ws?tokn=1", **fields, topics_strict="1")
+        status, headers, body = connection.receive()
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert envelope(json.loads(body), "invalid_request")["detail"] == {"field": "tokn", "suggestion": "token"}
+    with RawConnection(client) as connection:
+        connection.send_head("GET", "/v0/ws", **fields, topics_strict="yes")
+        assert connection.receive()[0] == 400
+    with WebSocket(client, "/v0/ws?token=ignored", headers=[("topics-strict", "1")]) as ws:
+        ws.works()
+
+
+@pytest.mark.parametrize(
+    ("op", "command", "field", "suggestion"),
+    [
+        ("publish", {"records": [{"data": 1}, {"data": 1, "tagg": "t"}]}, "records[1].tagg", "tag"),
+        ("publish", {"records": [{"data": 1}], "durabilty": "fsync"}, "durabilty", None),
+        ("publish", {"records": [{"data": 1}], "return_seq": True}, "return_seq", "return_seqs"),
+        ("publish", {"records": [{"data": 1}], "config": {"ttl": 1}}, "config.ttl", "ttl_ms"),
+        ("subscribe", {"from_sqe": 1}, "from_sqe", "from_seq"),
+        ("unsubscribe", {"topcs": []}, "topcs", "topics"),
+        ("ping", {"hallo": 1}, "hallo", None),
+    ],
+)
+def test_a_socket_that_was_opened_with_the_header_refuses_unknown_keys_of_its_commands(
+    client: Client, topic: str, op: str, command: dict[str, Any], field: str, suggestion: str | None
+) -> None:
+    client.put_topic(topic)
+    named = {} if op == "ping" else {"topic": topic}
+    with WebSocket(client, headers=[("topics-strict", "1")]) as ws:
+        ws.send(op, request_id="r", **named, **command)
+        answer = ws.next().body
+        assert (answer["op"], answer["request_id"], answer["code"]) == ("error", "r", "invalid_request")
+        assert answer["detail"] == {"field": field} | ({} if suggestion is None else {"suggestion": suggestion})
+        ws.send("publish", request_id="r", topic=topic, records=[{"data": 2, "tag": "t"}], return_seqs=False)
+        assert ws.next().op == "ack"
+        ws.send("subscribe", topic=topic, from_seq=0, tail=True)
+        assert ws.next().op == "subscribed"
+    assert data_of(client.read(topic)) == [2]
+    with WebSocket(client) as ws:
+        ws.send(op, **named, **command)
+        assert (ws.next().op == "error") == ("config" in command)  # a config never has unknown keys
 
 
 # ----------------------------------------------------------------- changing without creating

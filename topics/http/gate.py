@@ -48,7 +48,7 @@ from topics.http.handlers.bulk import Bulk
 from topics.http.handlers.control_plane import ControlPlane
 from topics.http.handlers.data_plane import DataPlane
 from topics.http.handlers.websocket import WebSocket
-from topics.http.openapi.strict_names import check_query, is_strict
+from topics.http.openapi.strict_names import check_body, check_query, is_strict
 from topics.http.requests.body_reader import (
     SMALL_BODY,
     SMALL_BODY_S,
@@ -302,19 +302,23 @@ class Gate:
         if refusal is not None and not found.route.always_open:
             raise refusal
         self._let_in(call, found)
-        if is_strict(call.headers):
+        strict = is_strict(call.headers)
+        if strict:
             check_query(found.route, call.query, lines=is_lines(call))
         with self.access.granting(call.grant):
-            return await self._carry_out(call, found)
+            return await self._carry_out(call, found, strict=strict)
 
-    async def _carry_out(self, call: Call, found: RouteMatch) -> Response | OpenAnswer:
-        """Read the body of a call that was let in, and call its handler."""
-        if found.route.body is BodyKind.NONE:
+    async def _carry_out(self, call: Call, found: RouteMatch, *, strict: bool) -> Response | OpenAnswer:
+        """Read the body of a call that was let in, and call its handler. `strict`: unknown keys are refused, which in
+        the body of a call without one are all."""
+        if found.route.body is BodyKind.NONE and not (strict and call.method != "GET"):
             await self._reader.skip_body(call)
         elif found.route.body is BodyKind.JSON_OR_LINES and is_lines(call):
             return await self._bulk.ingest(call, self._reader.stream(call))
         else:
             call.body = await self._reader.read_body(call, found.route.body)
+            if strict and call.body and found.route.body is not BodyKind.JSON_OR_LINES:
+                check_body(found.route, call.body)
         if call.key.digest:
             self.access.charge(call.key, len(call.body))
         if found.route.plane is Plane.DATA:
@@ -400,6 +404,9 @@ class Gate:
             if (refusal := self.refusal()) is not None:
                 raise refusal
             key = self._let_socket_in(found.route, headers, scope["query_string"])
+            strict = is_strict(headers)
+            if strict:
+                check_query(found.route, scope["query_string"])
             budget = self._reader.shares.of(key.digest)
             connection.bound_messages(budget, self._engine.settings.admission_ms / 1000)
             socket = WebSocket(
@@ -409,6 +416,7 @@ class Gate:
                 self._count_refusal,
                 key,
                 request_id,
+                strict,
                 scope,
                 receive,
                 send,

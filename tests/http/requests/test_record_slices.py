@@ -51,22 +51,22 @@ def outcome(request: Any) -> Any:
     return fields
 
 
-def decode_in_steps(raw: bytes, limits: Any, *, strict: bool) -> CheckedAppend:
-    return taken(append_requests.decode_append_in_steps(raw, limits, "k", strict=strict))[0]
+def decode_in_steps(raw: bytes, limits: Any, *, strict: bool, publish: bool) -> CheckedAppend:
+    return taken(append_requests.decode_append_in_steps(raw, limits, "k", strict=strict, publish=publish))[0]
 
 
-def decode_at_once(raw: bytes, limits: Any, *, strict: bool) -> CheckedAppend:
-    return append_requests.decode_append(raw, limits, "k", strict=strict)
+def decode_at_once(raw: bytes, limits: Any, *, strict: bool, publish: bool) -> CheckedAppend:
+    return append_requests.decode_append(raw, limits, "k", strict=strict, publish=publish)
 
 
 def compare(raw: bytes, limits: Any = FEW) -> Any:
     """Decode in one call and in steps, and check that both do the same. Returns the outcome."""
     result: Any = None
-    for strict in (False, True):
+    for strict, publish in ((True, True), (False, False), (True, False)):
         results: list[Any] = []
         for call in (decode_at_once, decode_in_steps):
             try:
-                results.append(outcome(call(raw, limits, strict=strict)))
+                results.append(outcome(call(raw, limits, strict=strict, publish=publish)))
             except ApiError as error:
                 results.append((error.code, error.message, error.detail))
         assert results[0] == results[1]
@@ -81,6 +81,8 @@ BODIES = [
     b'{"records":[%b]}' % PLAIN,
     b' {"node":"n","records" : [ %b ] , "create":true } ' % b" , ".join([PLAIN] * 6),
     b'{"records":[%b]}' % b",".join([PLAIN] * 9),
+    b'{"op":"publish","topic":"t","request_id":1,"records":[%b]}' % b",".join([PLAIN] * 9),
+    b'{"op":"publish","topic":"t","topics":"t","records":[%b]}' % b",".join([PLAIN] * 9),
     b'{"records":[%b]}x' % b",".join([PLAIN] * 5),
     b'{"records":[%b,]}' % b",".join([PLAIN] * 5),
     b'{"records":[,%b]}' % b",".join([PLAIN] * 5),

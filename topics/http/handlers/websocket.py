@@ -31,8 +31,9 @@ from topics.http.connections.protocols.websocket_stream import message_is_late, 
 from topics.http.grants import Grant
 from topics.http.handlers.data_plane import check_config_access
 from topics.http.handlers.transports import message_transport
+from topics.http.openapi.strict_names import check_keys, explained, names_of
 from topics.http.requests import append_requests, json_checks
-from topics.http.requests.watch_requests import decode_subscribe
+from topics.http.requests.watch_requests import SubscribeBody, decode_subscribe
 from topics.log.names import check_topic_name
 from topics.model import AppendResult, CheckedAppend, Performance
 from topics.telemetry.audit_log import AuditEntry, make_entry
@@ -91,6 +92,12 @@ _command: Final = msgspec.json.Decoder(_Command)
 _unsubscribe: Final = msgspec.json.Decoder(_Unsubscribe)
 _publish: Final = msgspec.json.Decoder(_Publish)
 
+# The keys that a command may have on a strict socket; `publish` also has those of an append.
+_COMMAND_KEYS: Final = names_of(_Command)
+_SUBSCRIBE_KEYS: Final = names_of(_Command, SubscribeBody)
+_UNSUBSCRIBE_KEYS: Final = names_of(_Command, _Unsubscribe)
+_PUBLISH_KEYS: Final = names_of(_Command, _Publish)
+
 RequestId = msgspec.Raw | UnsetType
 
 
@@ -98,7 +105,7 @@ class WebSocket:
     """One WebSocket, from its acceptance to its end.
 
     `audit` writes a line to the audit log. `on_refused` is called with every error that a command is answered with, to
-    count it. `request_id` is that of the opening request.
+    count it. `request_id` is that of the opening request. `strict`: unknown keys of commands are refused.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class WebSocket:
         on_refused: Callable[[ApiError], None],
         key: Key,
         request_id: str,
+        strict: bool,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -119,6 +127,7 @@ class WebSocket:
         self._audit = audit
         self._on_refused = on_refused
         self._request_id = request_id
+        self._strict = strict
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -261,8 +270,14 @@ class WebSocket:
 
     # -- the commands ------------------------------------------------------------------------------------------------
 
+    def _check_keys(self, raw: bytes, known: tuple[str, ...]) -> None:
+        """Raise 400 for an unknown key of a command, if the socket was opened with `Topics-Strict`."""
+        if self._strict:
+            check_keys(raw, known)
+
     async def _subscribe(self, raw: bytes, request_id: RequestId) -> None:
         self._grant.check_scope(KeyScope.READ)
+        self._check_keys(raw, _SUBSCRIBE_KEYS)
         request = decode_subscribe(raw, self._engine.settings)
         for name in request.topics:
             self._grant.check_name(name)
@@ -281,6 +296,7 @@ class WebSocket:
 
     async def _unsubscribe(self, raw: bytes, request_id: RequestId) -> None:
         json_checks.check_depth(raw, "message")
+        self._check_keys(raw, _UNSUBSCRIBE_KEYS)
         body = json_checks.decode_json(_unsubscribe, raw)
         if (body.topic is None) == (body.topics is None):
             raise invalid("topic", "give either topic or topics")
@@ -299,10 +315,14 @@ class WebSocket:
         self._grant.check_scope(KeyScope.WRITE)
         publish = json_checks.decode_json(_publish, raw)
         topic = check_topic_name(publish.topic)
-        if len(raw) < append_requests.LARGE_APPEND:
-            request = append_requests.decode_append(raw, engine.settings)
-        else:
-            request = await in_steps(append_requests.decode_append_in_steps(raw, engine.settings))
+        try:
+            if len(raw) < append_requests.LARGE_APPEND:
+                request = append_requests.decode_append(raw, engine.settings, strict=self._strict, publish=True)
+            else:
+                steps = append_requests.decode_append_in_steps(raw, engine.settings, strict=self._strict, publish=True)
+                request = await in_steps(steps)
+        except ApiError as error:
+            raise (explained(error, also=_PUBLISH_KEYS) if self._strict else error) from None
         self._grant.check_name(topic)
         began = engine.clock.perf_ns()
         perf = Performance()
@@ -352,4 +372,5 @@ class WebSocket:
 
     async def _ping(self, raw: bytes, request_id: RequestId) -> None:
         json_checks.check_depth(raw, "message")
+        self._check_keys(raw, _COMMAND_KEYS)
         await self._answer(encode(_Answer(op="pong", request_id=request_id)))

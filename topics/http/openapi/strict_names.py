@@ -1,20 +1,23 @@
 """Requests with the header `Topics-Strict: 1`: unknown names are refused instead of ignored.
 
-Without the header, unknown query parameters and unknown keys of an append are ignored, so that a client may be newer
+Without the header, unknown query parameters and unknown keys of most bodies are ignored, so that a client may be newer
 than the daemon. But a misspelt name is ignored as well. The project's own clients therefore send the header.
 
-This module knows the names that a strict request may have, and suggests one in the error. `topics.http.requests`
-decodes appends strictly.
+This module knows the names that a strict request may have, and suggests one in the error. It looks only at the outer
+keys of a body. `topics.http.requests` decodes appends strictly, with their records.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import fields
 
 from topics.errors import ApiError, invalid
@@ -58,16 +61,54 @@ def check_query(route: Route, query: bytes, *, lines: bool = False) -> None:
             raise unknown(name, known, "there is no such query parameter")
 
 
-def explained(error: ApiError, path: str = "") -> ApiError:
+def check_body(route: Route, body: bytes) -> None:
+    """Check that the call has all outer keys of this JSON body; a call without a body has none. Raises a 400 that names
+    an unknown one. Everything else about the body is left to its decoder, also whether it is JSON."""
+    described = OPERATIONS[route.name].body
+    check_keys(body, () if described is None else names_of(described.type))
+
+
+def check_keys(body: bytes, known: tuple[str, ...]) -> None:
+    """Like `check_body`, for any JSON with these known outer keys."""
+    try:
+        _keys_only(known).decode(body)
+    except msgspec.ValidationError as error:
+        found = _UNKNOWN_KEY.match(str(error))
+        if found is not None:
+            raise unknown(found["name"] or '""', known, "there is no such field") from None
+    except (msgspec.DecodeError, RecursionError):
+        pass
+
+
+def names_of(*kinds: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The names of the fields of these types, as they are in JSON."""
+    return tuple(dict.fromkeys(field.encode_name for kind in kinds for field in fields(kind)))
+
+
+_UNKNOWN_KEY: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+
+
+@cache
+def _keys_only(known: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+    """Decodes an object with no other keys than these, and none of their values."""
+    values = [(f"key_{number}", Raw | UnsetType, UNSET) for number in range(len(known))]
+    names = {f"key_{number}": name for number, name in enumerate(known)}
+    kind = msgspec.defstruct("Keys", values, rename=names, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(kind)
+
+
+def explained(error: ApiError, path: str = "", also: Iterable[str] = ()) -> ApiError:
     """The error about an unknown key of an append, with the most similar known key added. Other errors are returned
-    unchanged. `path` is the place of the field, if the error does not contain it."""
+    unchanged. `path` is the place of the field, if the error does not contain it. `also` are known keys beside those of
+    an append."""
     field = error.detail.get("field")
     if not isinstance(field, str) or not error.message.endswith(": there is no such field"):
         return error
     shown, _, name = field.rpartition(".")
     path = path or shown
     kind = RecordIn if path.startswith("records[") else TopicConfigPatch if path == "config" else AppendRequest
-    return unknown(name, [known.encode_name for known in fields(kind)], "there is no such field", shown)
+    known = [*names_of(kind), *(also if kind is AppendRequest else ())]
+    return unknown(name, known, "there is no such field", shown)
 
 
 def unknown(name: str, known: Iterable[str], message: str, path: str = "") -> ApiError:

@@ -120,21 +120,39 @@ _strict_counted_lists: Final = msgspec.json.Decoder(list[list[_StrictCounted]])
 
 _lenient_counted_lists: Final = msgspec.json.Decoder(list[list[_LenientCounted]])
 
+
+# A strict `publish` on a WebSocket has these keys beside those of an append.
+class _StrictPublish(_StrictAppend, kw_only=True, forbid_unknown_fields=True):
+    op: msgspec.Raw
+    topic: msgspec.Raw
+    request_id: msgspec.Raw | UnsetType = UNSET
+    return_seqs: msgspec.Raw | UnsetType = UNSET
+
+
+class _StrictCountedPublish(_StrictPublish, kw_only=True, forbid_unknown_fields=True):
+    records: list[_StrictCounted]  # type: ignore[assignment]
+
+
+_strict_publish: Final = msgspec.json.Decoder(_StrictPublish)
+
+_strict_counted_publish: Final = msgspec.json.Decoder(_StrictCountedPublish)
+
 _encode: Final = msgspec.json.encode
 
 
 def decode_append(
-    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False
+    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False, publish: bool = False
 ) -> CheckedAppend:
     """The body of an append, checked (`docs/spec/api.md` section 4).
 
     `header_key` is the `Idempotency-Key` header, which counts if the body has no key. `strict` refuses unknown keys in
-    the body and in its records. Raises 400 `invalid_request`, `batch_too_large` or `record_too_large`. Of an inline
-    config only the types are checked (`check_inline_config` checks the ranges).
+    the body and in its records. `publish`: the body is a `publish` command of a WebSocket. Raises 400
+    `invalid_request`, `batch_too_large` or `record_too_large`. Of an inline config only the types are checked
+    (`check_inline_config` checks the ranges).
     """
     check_utf8(raw)
     maximum = settings.max_batch_records
-    request = _decode_records(raw, settings, only_known=strict)
+    request = _decode_records(raw, settings, only_known=strict, publish=publish)
     records = request.records
     count = len(records)
     if count == 0:
@@ -169,7 +187,7 @@ def decode_append(
 
 
 def decode_append_in_steps(
-    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False
+    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False, publish: bool = False
 ) -> Generator[None, None, CheckedAppend]:
     """The same as `decode_append`, for bodies of `LARGE_APPEND` bytes or more. Yields after each step of some
     milliseconds, so that the loop can do something else. A record or another member of more than `SLICE` bytes is
@@ -193,7 +211,7 @@ def decode_append_in_steps(
                 refused = min(refused, i)
         return records
 
-    request = yield from _decode_in_slices(raw, settings, with_data, only_known=strict)
+    request = yield from _decode_in_slices(raw, settings, with_data, only_known=strict, publish=publish)
     records = request.records
     count = len(records)
     if count == 0:
@@ -233,14 +251,19 @@ _Decoders = tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]
 
 
 def _decode_in_slices(
-    raw: bytes, settings: Settings, take: Take, *, only_known: bool
+    raw: bytes, settings: Settings, take: Take, *, only_known: bool, publish: bool
 ) -> Generator[None, None, AppendRequest]:
     """Like `_decode_records`. `take` is given the records of each slice, and returns them."""
     maximum = settings.max_batch_records
     strict: _Decoders = _strict_append, _strict_lists
-    lenient: _Decoders = _lenient_append, _lenient_lists
-    if (yield from count_in_steps(raw, b"{", _COUNT_FROM * maximum)):
-        strict, lenient = (_strict_counted, _strict_counted_lists), (_lenient_counted, _lenient_counted_lists)
+    again: _Decoders = _lenient_append, _lenient_lists
+    counted = yield from count_in_steps(raw, b"{", _COUNT_FROM * maximum)
+    if counted:
+        strict, again = (_strict_counted, _strict_counted_lists), (_lenient_counted, _lenient_counted_lists)
+    if only_known:
+        again = strict
+        if publish:
+            again = (_strict_counted_publish if counted else _strict_publish), strict[1]
 
     def count_from(count: int) -> None:
         _counter.left = maximum - count
@@ -254,7 +277,7 @@ def _decode_in_slices(
             return request
         except msgspec.ValidationError:
             try:
-                request = yield from slices.decode(*(strict if only_known else lenient), take)
+                request = yield from slices.decode(*again, take)
             except msgspec.ValidationError as error:
                 raise wrong_value(str(error)) from None
             if (yield from depth_in_steps(raw)) > MAX_DEPTH + _AROUND_DATA:
@@ -324,15 +347,20 @@ def _extras_in_steps(
     )
 
 
-def _decode_records(raw: bytes, settings: Settings, *, only_known: bool) -> AppendRequest:
+def _decode_records(raw: bytes, settings: Settings, *, only_known: bool, publish: bool) -> AppendRequest:
     """Decode the body of an append; `only_known` refuses unknown keys. Raises 400 before it has made many more records,
     or a `meta` with many more keys, than are allowed."""
     maximum = settings.max_batch_records
     strict: msgspec.json.Decoder[Any] = _strict_append
-    lenient: msgspec.json.Decoder[Any] = _lenient_append
+    again: msgspec.json.Decoder[Any] = _lenient_append
+    counted = len(raw) > _COUNT_FROM * maximum and raw.count(b"{") > _COUNT_FROM * maximum
+    if counted:
+        strict, again = _strict_counted, _lenient_counted
+    if only_known:
+        again = strict
+        if publish:
+            again = _strict_counted_publish if counted else _strict_publish
     request: AppendRequest
-    if len(raw) > _COUNT_FROM * maximum and raw.count(b"{") > _COUNT_FROM * maximum:
-        strict, lenient = _strict_counted, _lenient_counted
     try:
         try:
             if len(raw) > _LARGE_BODY and (b'"meta"' in raw or b"\\" in raw):
@@ -343,7 +371,7 @@ def _decode_records(raw: bytes, settings: Settings, *, only_known: bool) -> Appe
             request = strict.decode(raw)
         except msgspec.ValidationError:
             _counter.left = maximum
-            request = decode_json(strict if only_known else lenient, raw)
+            request = decode_json(again, raw)
             _check_depth_around_data(raw)
     except _TooManyRecords:
         raise _too_many_records(f"more than {maximum} records", maximum) from None
