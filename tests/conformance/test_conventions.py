@@ -54,6 +54,31 @@ def test_json_is_taken_with_or_without_parameters(either: Client, topic: str, ki
     body_of(answer, 201)
 
 
+OPTIONAL_BODIES = [
+    ("POST", "/v0/admin/checkpoint"),
+    ("POST", "/v0/topics/{topic}/diff"),
+    ("PUT", "/v0/topics/{topic}"),
+]
+
+
+@pytest.mark.parametrize("call", OPTIONAL_BODIES, ids=" ".join)
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+def test_another_type_is_415_also_without_a_body(either: Client, topic: str, call: tuple[str, str], kind: str) -> None:
+    """A page of a stranger may send such a request without asking first (`fetch` in the mode `no-cors`, a form)."""
+    either.append(topic, 1)
+    method, path = call
+    answer = either.request(method, path.format(topic=topic), content=b"", headers={"content-type": kind})
+    error_of(answer, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("call", OPTIONAL_BODIES, ids=" ".join)
+@pytest.mark.parametrize("headers", [{}, {"content-type": ""}, {"content-type": JSON_TYPE}], ids=str)
+def test_no_body_needs_no_type(either: Client, topic: str, call: tuple[str, str], headers: dict[str, str]) -> None:
+    either.append(topic, 1)
+    method, path = call
+    body_of(either.request(method, path.format(topic=topic), content=b"", headers=headers))
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 @pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/jsonp", "application/x-www-form-urlencoded", "application/xml"]

@@ -210,11 +210,16 @@ def test_few_trailers_are_ignored(client: Client) -> None:
         (FIRST + "content-type: text/plain\r\ncontent-length: 20", 415),
         (FIRST + "content-length: 20", 415),
         ("content-type: application/json\r\ntransfer-encoding: chunked", 401),
+        (FIRST + "content-type: text/plain\r\ntransfer-encoding: chunked", 415),
+        (FIRST + "transfer-encoding: chunked", 415),
     ],
 )
-def test_a_body_that_is_not_wanted_is_not_asked_for(client: Client, fields: str, status: int) -> None:
+@pytest.mark.parametrize("path", ["/v0/topics/t", "/v0/topics/t?stage=s", "/v0/watch", "/v0/admin/checkpoint"])
+def test_a_body_that_is_not_wanted_is_not_asked_for(client: Client, path: str, fields: str, status: int) -> None:
+    if "checkpoint" in path and status == 413:
+        pytest.skip("what a checkpoint does not read may be longer")
     with RawConnection(client) as connection:
-        connection.send(head("POST", "/v0/topics/t", "expect: 100-continue", fields).encode())
+        connection.send(head("POST", path, "expect: 100-continue", fields).encode())
         response = b""
         while part := connection.socket.recv(1 << 16):
             response += part

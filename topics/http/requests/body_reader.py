@@ -87,10 +87,9 @@ class BodyReader:
         name, limit = self._limit_of(kind)
         declared = headers.get(b"content-length")
         gzipped = _is_gzip(headers.get(b"content-encoding", b""))
-        if declared is not None and declared.isdigit() and _number(declared) > 0:
-            _check_json(headers.get(b"content-type"), kinds)
-            if not gzipped and _number(declared) > limit:
-                raise _too_large(name, limit)
+        _check_announced(call, kinds)
+        if declared is not None and declared.isdigit() and not gzipped and _number(declared) > limit:
+            raise _too_large(name, limit)
         kept = _Joiner()
         pieces = _Pieces(call, min(_INFLATE_STEP, limit + 1) if gzipped else 0)
         # Compressed data of any length can have no output at all.
@@ -125,6 +124,8 @@ class BodyReader:
         """Receive and drop the body of a call that uses none. Raises 413, 415 (of a POST or PUT, if the body is no
         JSON), and ClientGone."""
         received = 0
+        if call.method in ("POST", "PUT"):
+            _check_announced(call, (JSON_TYPE,))
         timeout = _BodyTimeout(call)
         while not call.body_complete:
             with interruptible():
@@ -340,6 +341,20 @@ def is_lines(call: Call) -> bool:
 
 def _kind_of(content_type: bytes | None) -> bytes:
     return (content_type or b"").partition(b";")[0].strip().lower()
+
+
+def _check_announced(call: Call, kinds: tuple[bytes, ...]) -> None:
+    """Check by its headers that the body of a call is JSON, before it is asked for. Raises 415.
+
+    A content type that is no JSON is refused even if there is no body, because pages of strangers can send such
+    requests without asking first. No content type is right if there is no body, and one without a length may be empty,
+    unless the client waits for `100 Continue`.
+    """
+    headers = call.headers
+    declared = headers.get(b"content-length", b"")
+    waits = b"expect" in headers and b"transfer-encoding" in headers
+    if (declared.isdigit() and _number(declared)) or waits or _kind_of(headers.get(b"content-type")):
+        _check_json(headers.get(b"content-type"), kinds)
 
 
 def _check_json(content_type: bytes | None, kinds: tuple[bytes, ...]) -> None:
