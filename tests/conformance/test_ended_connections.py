@@ -90,6 +90,34 @@ def test_a_work_stream_with_a_byte_behind_its_head_gives_its_jobs_back(
     assert (counts.ready, counts.in_flight) == (11, 0)
 
 
+@pytest.mark.parametrize("size", [100_000, 200_000, 1 << 20])
+def test_a_claim_that_waits_takes_no_job_for_a_client_that_has_sent_too_much_and_left(
+    client: Client, size: int
+) -> None:
+    """The end of such a connection is behind more bytes than the kernel takes."""
+    queue = new_queue(client)
+    before = files(client)
+    body = b'{"node":"gone","max":10,"wait_ms":30000}'
+    for _ in range(3):
+        leave(client, post(f"/v0/topics/{queue.topic}/claim", body), b"Z" * size, close, answers=False)
+    until(lambda: files(client) <= before, within_s=20)
+    queue.append("job")
+    assert queue.claim_one("here")["deliveries"] == 1
+
+
+@pytest.mark.parametrize("path", ["work?node=flood&max=8", "stream"])
+def test_a_stream_ends_when_too_much_is_sent_behind_its_head(client: Client, path: str) -> None:
+    """Although the client is still there: nobody could see any more when it leaves."""
+    queue = new_queue(client, "job", max_deliveries=50)
+    with RawConnection(client) as connection:
+        connection.send(f"GET /v0/topics/{queue.topic}/{path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert connection.socket.recv(12).startswith(b"HTTP/1.1 200")
+        connection.socket.settimeout(20)
+        with pytest.raises(ConnectionError):
+            connection.send(b"Z" * (64 << 20))
+    until(lambda: (queue.counts().ready, queue.counts().in_flight) == (1, 0))
+
+
 @pytest.mark.parametrize("behind", [b"", b"G"], ids=["nothing", "a byte"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_a_claim_that_waits_takes_no_job_for_a_client_that_has_left(
@@ -122,6 +150,19 @@ def test_a_client_that_ends_its_side_of_a_long_poll_is_answered_at_once(client: 
         status, _, body = connection.receive()
     answer = json.loads(body)
     assert (status, answer["records"], answer["caught_up"], answer["next_from_seq"]) == (200, [], True, 1)
+
+
+def test_requests_behind_one_that_waits_are_answered_after_it(client: Client) -> None:
+    topic = fresh_name()
+    client.append(topic, "x")
+    head = b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n"
+    with RawConnection(client) as connection:
+        connection.send(post(f"/v0/topics/{topic}/diff", b'{"from_seq":1,"wait_ms":1000}') + head * 500)
+        statuses = b""
+        while statuses.count(b"HTTP/1.1 200 ") < 501:
+            part = connection.socket.recv(1 << 16)
+            assert part
+            statuses += part
 
 
 def test_a_client_that_ends_its_side_of_a_claim_is_given_nothing_at_once(client: Client) -> None:

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -37,6 +38,10 @@ PROGRESS_BYTES: Final = 16 << 10
 # A peer that has not acknowledged sent data or keep-alive probes for this time has vanished.
 VANISHED_MS: Final = 22_000
 
+# How many bytes may wait unread in the kernel behind a request that waits, or behind a stream. The kernel itself takes
+# about 64 KiB, and the reader has taken up to 64 KiB before it paused.
+MAX_UNREAD: Final = 32 << 10
+
 # Fields of the kernel's `struct tcp_info` (Linux 4.1 and later): `tcpi_unacked`, the packets on their way;
 # `tcpi_last_ack_recv`, the ms since the last acknowledgement; `tcpi_bytes_acked`.
 _TCP_INFO_BYTES: Final = 192
@@ -48,6 +53,10 @@ _BYTES_ACKED: Final = slice(120, 128)
 # are written to it.
 _SIOCOUTQNSD: Final = 0x894B
 _DIRECT_UNSENT: Final = 16 << 10
+
+
+def _unwatched(watched: bool) -> None:
+    """Watch no input; for connections that `Hangups` does not know."""
 
 
 class Connection:
@@ -77,11 +86,13 @@ class Connection:
         "cancel_scope",
         "has_left",
         "is_broken",
+        "is_paused",
         "lock",
         "owed",
         "peer",
         "progress",
         "streams",
+        "watch_input",
     )
 
     def __init__(
@@ -129,6 +140,10 @@ class Connection:
         """Nothing can be sent to the peer any more."""
         self._waits: dict[trio.CancelScope, None] = {}
         """Waits on behalf of the peer, which end when it leaves."""
+        self.is_paused = False
+        """Nothing is read, because there is a request behind the one that is being answered."""
+        self.watch_input: Callable[[bool], None] = _unwatched
+        """Called with True for `end_if_flooded` to be called when more input has come, and with False to end that."""
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
         self._budget: OwnedBudget | None = None
@@ -171,10 +186,31 @@ class Connection:
         self._waits[scope] = None
         if self.has_left:
             scope.cancel()
+        self.end_if_flooded()
         try:
             yield
         finally:
             del self._waits[scope]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Put around a time in which the reader of the connection reads nothing."""
+        self.is_paused = True
+        self.watch_input(True)
+        try:
+            yield
+        finally:
+            self.is_paused = False
+            self.watch_input(False)
+
+    def end_if_flooded(self) -> None:
+        """Abort the connection if the peer sends on and on behind a request that waits. When the buffers of the kernel
+        are full, the end of the connection could not be seen any more."""
+        fd = self.fileno()
+        if self.is_paused and self._waits and fd >= 0:
+            unread = int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+            if unread > MAX_UNREAD:
+                self.abort()
 
     # -- TCP -----------------------------------------------------------------------------------------------------------
 

@@ -4,17 +4,23 @@ Theory of operation. The reader of a connection pauses while a request is being 
 out. While it pauses, it does not see the end of the stream. So all sockets are registered with one epoll object, only
 for their ends (EPOLLRDHUP, edge triggered; EPOLLERR and EPOLLHUP are always reported), and one task waits for it. A
 connection that only sends and receives costs nothing here.
+
+If a peer has sent so much that the buffers of the kernel are full, its end is behind what does not fit into them. So
+while a reader pauses, new input is reported, too, and too much of it ends the connection
+(`Connection.end_if_flooded`).
 """
 
 from __future__ import annotations
 
 import select
+from functools import partial
 
 import trio
 
 from topics.http.connections.connection import Connection
 
 _EVENTS_AT_ONCE = 256
+_ENDS = select.EPOLLRDHUP | select.EPOLLET
 
 
 class Hangups:
@@ -30,7 +36,13 @@ class Hangups:
         fd = connection.fileno()
         if fd >= 0:
             self._connections[fd] = connection
-            self._epoll.register(fd, select.EPOLLRDHUP | select.EPOLLET)
+            self._epoll.register(fd, _ENDS)
+            connection.watch_input = partial(self._watch_input, connection)
+
+    def _watch_input(self, connection: Connection, watched: bool) -> None:
+        fd = connection.fileno()
+        if fd >= 0 and self._connections.get(fd) is connection:
+            self._epoll.modify(fd, _ENDS | select.EPOLLIN if watched else _ENDS)
 
     def remove(self, connection: Connection) -> None:
         """Stop watching a connection, before its socket is closed. If it has been closed already, nothing is done: the
@@ -48,7 +60,9 @@ class Hangups:
                 connection = self._connections.get(fd)
                 # The descriptor of an aborted connection may have been reused for another one.
                 if connection is not None and connection.fileno() == fd:
-                    connection.peer_left(broken=bool(events & select.EPOLLERR))
+                    if events & ~select.EPOLLIN:
+                        connection.peer_left(broken=bool(events & select.EPOLLERR))
+                    connection.end_if_flooded()
 
     def close(self) -> None:
         """Close the epoll object."""

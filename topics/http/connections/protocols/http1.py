@@ -201,7 +201,7 @@ class Http1(H11Protocol):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.connection = Http1Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
-        self.can_read = self._resumption = Resumption()
+        self.can_read = self._resumption = Resumption(self._connection)
         self._head = b""
 
     async def handle(self, event: Event) -> None:
@@ -358,14 +358,16 @@ class NoMoreRequests(Exception):
 class Resumption(EventWrapper):
     """The event that a reader waits for if a request has come before the answer to the last one is complete."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
         super().__init__()
+        self._connection = connection
         self._ended = False
 
     async def wait(self) -> None:
         """Wait until the next request may be read. Raises `NoMoreRequests` when none will be."""
         if not self._ended:
-            await super().wait()
+            with self._connection.paused():
+                await super().wait()
         if self._ended:
             raise NoMoreRequests
 
