@@ -74,7 +74,7 @@ def test_no_host_is_the_daemons_failure(client: Client, host: str, target: str) 
 NO_HOSTS = [
     "", "a:b", "a:b:c", "a:65536", "a:99999", "a:-1", "a:+80", "a: 80", "a:8 0", "a, b", "a,b", "a b", ":80",
     "[::1", "::1", "[::1]x", "[x]:1", "[evil]", "[]", "[::1]:65536", "u@a", "u:p@a:80", "http://a", "a/b", "a?b",
-    "a#b", "a\\b", "%", "a%zz", "<a>", "é",
+    "a#b", "a\\b", "%", "a%zz", "<a>", "é", "x..y", ".....", ".", ".x", "x..", "x..y:80",
 ]  # fmt: skip
 HOSTS = [
     "x", "x.", "a.b-c_d~e", "127.0.0.1", "127.0.0.1:0", "x:", "x:80", "x:00080", "x:65535", "[::1]", "[::1]:4000",
@@ -95,6 +95,26 @@ def test_every_value_that_is_a_host_is_taken_where_there_are_keys(client: Client
     for host in HOSTS:
         assert statuses(client, head("GET", "/v0/health").replace("host: x", f"host: {host}")) == [200], host
         assert statuses_of(exchange(client, OPEN + get(1, "/v0/health", authority=host))) == [200], host
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "get / HTTP/1.1\r\nhost: x\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: localhost:99999\r\nx-request-id: mine\r\n\r\n",
+        "nonsense\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: x\r\nx: " + "y" * 300_000 + "\r\n\r\n",
+    ],
+    ids=["a method", "a host", "nonsense", "a long head"],
+)
+def test_the_answer_to_what_is_not_http_has_a_request_id_and_a_line_end(client: Client, sent: str) -> None:
+    with RawConnection(client) as connection:
+        connection.send(sent.encode())
+        status, headers, body = connection.receive()
+    assert 400 <= status < 500
+    assert headers["x-request-id"]
+    assert body.endswith(b"}\n")
+    envelope(json.loads(body))
 
 
 def test_http_1_1_has_one_host_and_http_1_0_may_have_none(client: Client) -> None:

@@ -10,7 +10,6 @@ answer. Streams and exports are the exception: they are sent as they are made.
 from __future__ import annotations
 
 import re
-import secrets
 import zlib
 from contextlib import closing, nullcontext
 from functools import partial
@@ -42,6 +41,7 @@ from topics.http.calls import (
     with_line_end,
 )
 from topics.http.connections.connection import Connection
+from topics.http.connections.protocols.request_checks import new_request_id
 from topics.http.connections.protocols.stream_access import stop_receiving, waits_for_continue, was_cut_off
 from topics.http.grants import Grant
 from topics.http.handlers.bulk import Bulk
@@ -460,7 +460,7 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
     given = headers.get(b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(given) is not None:
         return given.decode()
-    return secrets.token_hex(8)
+    return new_request_id()
 
 
 def _from_werkzeug(error: HTTPException) -> ApiError:

@@ -14,9 +14,11 @@ from typing import Final, NamedTuple
 
 MOST_PORT: Final = 65535
 
-# The names that RFC 3986, 3.2.2, allows, without those that have a comma, which would look like a list.
+# The names that RFC 3986, 3.2.2, allows, without those that have a comma, which would look like a list, or an empty
+# label (`x..y`). A dot may be the last character.
+_LABEL: Final = rb"(?:[A-Za-z0-9_~!$&'()*+;=-]|%[0-9A-Fa-f]{2})+"
 _HOST: Final = re.compile(
-    rb"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?:[A-Za-z0-9._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})+)(?::(?P<port>[0-9]{0,5}))?"
+    rb"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|%b(?:\.%b)*\.?)(?::(?P<port>[0-9]{0,5}))?" % (_LABEL, _LABEL)
 )
 _SCHEME: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*:")
 _ABSOLUTE: Final = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>[/?].*)?", re.IGNORECASE)

@@ -104,7 +104,7 @@ class ControlPlane:
         scope = {**call.scope, "path": path, "raw_path": path.encode(), "root_path": ""}
         scope[_CALL] = call
         # Without the fields about framing and encoding, because the body is here decoded. With another Host, because
-        # Quart makes a URL of it and fails on some valid ones (`x..y`).
+        # Quart makes a URL of it and fails on some valid ones.
         kept = [(name, value) for name, value in call.scope["headers"] if name.lower() not in _FRAMING]
         scope["headers"] = [(b"host", b"localhost"), *(field for field in kept if field[0].lower() != b"host")]
         sent = False
