@@ -102,6 +102,21 @@ def test_what_is_not_allowed_is_refused_with_what_is(variable: str, text: str) -
     assert len(mistake) < 300
 
 
+@pytest.mark.parametrize(
+    ("data", "cold"),
+    [("/a/data", "/a/data"), ("/a/data", "/a/data/cold"), ("/a/data/hot", "/a/data"), ("data", "./x/../data/cold/")],
+)
+def test_a_cold_directory_is_outside_of_the_data_directory(data: str, cold: str) -> None:
+    [mistake] = mistakes_of({"TOPICS_DATA_DIR": data, "TOPICS_COLD_DIR": cold})
+    assert mistake.startswith("TOPICS_COLD_DIR=")
+    assert f"TOPICS_DATA_DIR={data} " in mistake
+
+
+@pytest.mark.parametrize(("data", "cold"), [("/a/data", "/a/data-cold"), ("/a/data", "/a/cold"), ("data", "/data/x")])
+def test_a_cold_directory_beside_the_data_directory_is_right(data: str, cold: str) -> None:
+    assert load_settings({"TOPICS_DATA_DIR": data, "TOPICS_COLD_DIR": cold}).cold_dir == Path(cold)
+
+
 @pytest.mark.parametrize("name", ["max_topics", "max_routers", "max_watch_sessions", "max_sse_connections"])
 def test_a_cap_of_0_is_off(name: str) -> None:
     assert getattr(load_settings({SETTINGS[name].variable: "0"}), name) == 0

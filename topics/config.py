@@ -484,6 +484,19 @@ def _broken_rules(settings: Settings) -> Iterator[str]:
             f"({largest_batch} bytes): must stay below 4GiB, where offsets in a WAL file end"
         )
 
+    if settings.cold_dir is not None and _overlap(settings.data_dir, settings.cold_dir):
+        yield (
+            f"{_named('cold_dir')}={_shown(str(settings.cold_dir))}: must be neither {_named('data_dir')}="
+            f"{_shown(str(settings.data_dir))} nor inside of it or around it"
+        )
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Return True if one of the directories is the other, or is inside of it. Only the paths are compared: a directory
+    that is not mounted, or does not answer, must not delay the start, so links are not followed."""
+    paths = [Path(os.path.abspath(path)) for path in (one, other)]
+    return paths[0].is_relative_to(paths[1]) or paths[1].is_relative_to(paths[0])
+
 
 def _oddities(settings: Settings) -> Iterator[str]:
     """Warnings about limits that can never be reached because of another limit."""
