@@ -150,6 +150,33 @@ def test_every_event_that_is_explained_is_in_the_code() -> None:
     assert events <= words()
 
 
+LOGGED = {"warning", "error", "critical", "exception"}
+OTHER_LOGS = {"cli", "client", "spark"}
+"""Packages that do not log to the log of the daemon."""
+
+
+def logged_events(levels: set[str]) -> set[str]:
+    """The events that the daemon logs at one of these levels: what `log.<level>("event", ...)` names in the code."""
+    found = set()
+    for path in (ROOT / "topics").rglob("*.py"):
+        if path.relative_to(ROOT / "topics").parts[0] in OTHER_LOGS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+                continue
+            if node.func.attr in levels and ast.unparse(node.func.value) in ("log", "self._log"):
+                constants = [part for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
+                found |= {part.value for part in constants if isinstance(part.value, str)}
+    return found
+
+
+def test_every_event_that_the_daemon_warns_with_is_explained() -> None:
+    events = logged_events(LOGGED)
+    assert {"wal_shard_read_only", "idle_connections_closed", "request_failed"} <= events
+    chapter = OPERATIONS.partition("\n## 9. Logs\n")[2].partition("\n## ")[0]
+    assert events - set(re.findall(r"`([a-z_]+)`", chapter)) == set()
+
+
 # ----------------------------------------------------------------- files
 
 
