@@ -191,7 +191,9 @@ async def test_json_with_parameters_is_json(served: Served, content_type: str) -
 
 async def test_no_body_needs_no_content_type(served: Served) -> None:
     async with served.client() as client:
-        assert (await client.put("/v0/topics/a", headers={"content-type": "text/plain"})).status_code == 201
+        refused = await client.put("/v0/topics/a", headers={"content-type": "text/plain"})
+        assert refused.status_code == 415  # a page of a stranger could send it
+        assert (await client.put("/v0/topics/a")).status_code == 201
         assert (await client.post("/v0/topics/a/diff")).status_code == 200
         assert error_of(await client.post("/v0/topics/a"), 400, "invalid_request")["field"] == "records"
         assert error_of(await client.post("/v0/topics/a/delete"), 400, "invalid_request")["field"] == "before_seq"
