@@ -374,7 +374,7 @@ def makers() -> dict[str, Callable[..., Any]]:
         for name, function in found
         if function.__module__ == calls.__name__
         and not name.startswith("_")
-        and str(inspect.signature(function).return_annotation).startswith("Call[")
+        and str(inspect.signature(function).return_annotation).startswith("ClientCall[")
     }
 
 
