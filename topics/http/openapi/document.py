@@ -246,7 +246,9 @@ def _codes_of(route: Route, operation: Operation) -> set[str]:
     if "{" in route.template or operation.parameters:
         codes.add("invalid_request")
     if operation.body is not None:
-        codes |= {"invalid_request", "unsupported_media_type"}
+        codes.add("invalid_request")
+    if operation.body is not None or route.method in ("POST", "PUT"):
+        codes.add("unsupported_media_type")
     if not route.always_open:
         codes |= {"not_ready", "shutting_down"}
     return codes
