@@ -642,15 +642,6 @@ RECOVERY: Final = (
         "crash",
     ),
     Mutation(
-        "names-relied-on-not-synced",
-        "recovery",
-        "topics/storage/store.py",
-        "self._sync_manifests(at_work)",
-        "pass",
-        "8.6, rule 2: what recovery has relied on is there for the next",
-        "crash",
-    ),
-    Mutation(
         "another-boot-forgiven",
         "recovery",
         "topics/storage/recovery/verdicts.py",

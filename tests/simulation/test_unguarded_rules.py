@@ -246,7 +246,7 @@ def is_behind_a_rename(fs: SimFs) -> Callable[[Op], bool]:
 @pytest.mark.parametrize("seed", range(3))
 def test_rule_2_names_that_a_start_has_relied_on_are_on_disk_before_it_removes_anything(seed: int) -> None:
     """A daemon dies between the rename of a manifest, which says that a segment has gone cold, and its sync; the next
-    one, while it clears away the hot file, and the machine with it."""
+    one, while it starts or clears away the hot file, and the machine with it."""
     config = settings(segment_max_events=4, hot_retain_segments=0, cold_dir=Path("/cold"))
 
     async def relocate(life: Life) -> None:
@@ -266,7 +266,8 @@ def test_rule_2_names_that_a_start_has_relied_on_are_on_disk_before_it_removes_a
         await life.relocator.pass_over()
         raise AssertionError("nothing was relocated")
 
-    async def nothing(life: Life) -> None:
+    async def clear_away(life: Life) -> None:
+        await life.reclaimer.cold.pass_over()
         life.fs.crash()
 
     for operations in range(RECOVERY_OPERATIONS):
@@ -274,7 +275,7 @@ def test_rule_2_names_that_a_start_has_relied_on_are_on_disk_before_it_removes_a
         world.live(relocate, end="kill")
         following = world.after("kill")
         following.fs.crash_at = following.fs.mutations + operations
-        following.live(nothing, end="kill")
+        following.live(clear_away, end="kill")
         view = see(following.after("reorder", seed))["a"]
         assert (view.count, view.gaps) == (12, []), f"a crash of the start at its operation {operations}"
     assert following.fs.mutations < operations, "a start takes longer than was looked at"
