@@ -147,7 +147,6 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/storage/cache/span_loader.py": ("simulation/test_shortened_segments.py",),
     "topics/storage/segments/segment_store.py": ("storage/segments/test_segment_store.py",),
     "topics/storage/snapshots/snapshot.py": ("storage/snapshots/test_snapshot.py", "simulation/test_damage.py"),
-    "topics/storage/store.py": ("simulation/test_recovery_rules.py", "simulation/test_unguarded_rules.py"),
     "topics/storage/maintenance/topic_capture.py": (
         "simulation/test_holds.py",
         "storage/maintenance/test_compactor.py",

@@ -31,7 +31,7 @@ WAL: Final = (
         "wal",
         "topics/engine/topic.py",
         """
-            elif self.gate is not CommitPoint.SYNCED:
+            elif self.commit_point is not CommitPoint.SYNCED:
                 self.ready = True
         """,
         """
@@ -45,8 +45,8 @@ WAL: Final = (
         "publish-before-write",
         "wal",
         "topics/engine/topic.py",
-        "self.ready = gate is CommitPoint.HANDED",
-        "self.ready = gate is not CommitPoint.SYNCED",
+        "self.ready = commit_point is CommitPoint.HANDED",
+        "self.ready = commit_point is not CommitPoint.SYNCED",
         "8.1: disk is published and acked after write(2)",
         "unit",
     ),
@@ -295,8 +295,8 @@ CEILINGS: Final = (
         "raise-not-waited-for",
         "ceilings",
         "topics/engine/ceilings.py",
-        "return gate if last_seq <= ceiling.synced else CommitPoint.SYNCED",
-        "return gate",
+        "return commit_point if last_seq <= ceiling.synced else CommitPoint.SYNCED",
+        "return commit_point",
         "8.2: no seq is given out twice, whatever a crash takes",
         "crash",
     ),
@@ -907,11 +907,11 @@ ROUTERS: Final = (
         "routers",
         "topics/engine/forwarding/copy_commits.py",
         """
-            durable=dest.gate is CommitPoint.SYNCED,
+            durable=dest.commit_point is CommitPoint.SYNCED,
             closes_batch=False,
         """,
         """
-            durable=dest.gate is CommitPoint.SYNCED,
+            durable=dest.commit_point is CommitPoint.SYNCED,
             closes_batch=True,
         """,
         "rules 18 and 19: a cursor is in the same batch as what it has made",
@@ -999,8 +999,8 @@ QUEUES: Final = (
         "ack-answered-before-its-sync",
         "queues",
         "topics/engine/queues/lease_commits.py",
-        "gate = topic.gate",
-        "gate = CommitPoint.HANDED",
+        "commit_point = topic.commit_point",
+        "commit_point = CommitPoint.HANDED",
         "8.1: an acked fsync ack survives any crash",
         "unit",
     ),
@@ -1050,8 +1050,8 @@ QUEUES: Final = (
         "durable-lease-not-waited-for",
         "queues",
         "topics/engine/queues/lease_commits.py",
-        "gate = CommitPoint.SYNCED if topic.config.leases_durable and data else CommitPoint.HANDED",
-        "gate = CommitPoint.HANDED",
+        "commit_point = CommitPoint.SYNCED if topic.config.leases_durable and data else CommitPoint.HANDED",
+        "commit_point = CommitPoint.HANDED",
         "8.9: with leases_durable no crash makes a second holder",
         "unit",
     ),

@@ -137,7 +137,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     StageCommits: ("ended", "expire"),
     RouterLifecycle: ("adopt", "forget_topic", "samples"),
     QueueCalls: ("figures", "look_after", "state", "sweep"),
-    Ceilings: ("forget", "gate", "watch"),
+    Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
 }
 """What only the engine and its parts call, on behalf of the others."""

@@ -303,7 +303,7 @@ def test_no_append_of_an_fsync_topic_is_acked_before_its_bytes_survive_any_crash
     def watched(self: Commit) -> None:
         nonlocal acks
         publish(self)
-        if self.gate is CommitPoint.SYNCED and self.end is not None and not self.topic.ephemeral:
+        if self.commit_point is CommitPoint.SYNCED and self.end is not None and not self.topic.ephemeral:
             path = paths[self.file]
             monitor.must_be_durable(world.fs, path, self.offset, self.end.offset)
             acks += 1

@@ -2,7 +2,7 @@
 back.
 
 `memory`, `disk` and `ephemeral` topics give out seqs below a synced ceiling, so that no crash can make a seq be given
-out twice. `gate` decides whether a commit has to wait for a sync. Which seqs an append gets is the business of
+out twice. `commit_point` decides whether a commit has to wait for a sync. Which seqs an append gets is the business of
 `topics.engine.operations.append`; recovery applies ceilings after a crash (`topics.storage.recovery.replay`).
 """
 
@@ -69,19 +69,20 @@ class Ceilings:
         """Forget a topic that was deleted."""
         self._raised.pop(topic.id, None)
 
-    def gate(self, topic: Topic, last_seq: int, ts: int) -> CommitPoint:
-        """Return what a commit of records up to `last_seq` must wait for: the gate of the topic's class, or a sync if
-        the ceiling has to be raised first (`docs/spec/semantics.md` section 1). Queues the next raise ahead of need."""
-        gate = topic.gate
-        if gate is CommitPoint.SYNCED:
-            return gate
+    def commit_point(self, topic: Topic, last_seq: int, ts: int) -> CommitPoint:
+        """Return what a commit of records up to `last_seq` must wait for: the commit point of the topic's class, or a
+        sync if the ceiling has to be raised first (`docs/spec/semantics.md` section 1). Queues the next raise ahead of
+        need."""
+        commit_point = topic.commit_point
+        if commit_point is CommitPoint.SYNCED:
+            return commit_point
         ceiling = topic.ceiling
         if last_seq + ceiling.block // 2 > ceiling.queued:
             raised = ceiling.raise_above(last_seq, self._clock.monotonic_ms())
             self._raised[topic.id] = topic
             topic.mark_changed()
             self._commits.writer(topic).submit(CeilingBatch(topic, raised, ts))
-        return gate if last_seq <= ceiling.synced else CommitPoint.SYNCED
+        return commit_point if last_seq <= ceiling.synced else CommitPoint.SYNCED
 
     def lower_idle(self) -> None:
         """Give back the reserves of synced topics that have had no append for `IDLE_MS`. Called every second."""

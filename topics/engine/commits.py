@@ -140,7 +140,7 @@ class Commits:
         """Queue a commit; publish it now if it waits for nothing."""
         commit.join()
         topic = commit.topic
-        if commit.frames or commit.gate is CommitPoint.SYNCED:
+        if commit.frames or commit.commit_point is CommitPoint.SYNCED:
             try:
                 self.writer(topic).submit(commit, patient=commit.patient)
             except ApiError as error:
@@ -197,7 +197,7 @@ def time_commit(commit: Commit, perf: Performance) -> None:
         perf.wal_append_ms = (commit.written_ns - commit.submitted_ns) / 1e6
     else:
         perf.wal_append_ms = 0.0
-    waited = commit.gate is CommitPoint.SYNCED and commit.synced_ns and commit.written_ns
+    waited = commit.commit_point is CommitPoint.SYNCED and commit.synced_ns and commit.written_ns
     perf.fsync_ms = (commit.synced_ns - commit.written_ns) / 1e6 if waited else 0.0
 
 

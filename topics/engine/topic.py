@@ -1,8 +1,8 @@
 """A live topic: its log in memory together with everything the engine keeps beside it, and the commits on their way.
 
 A `Commit` is one decided change (append, delete) that travels through the shard's queue. Each topic publishes its
-commits strictly in the order in which they were decided: a commit whose gate is reached waits for the one before it.
-So what readers see passes through the same states, in the same order, as a replay of the log does.
+commits strictly in the order in which they were decided: a commit that has reached its commit point waits for the one
+before it. So what readers see passes through the same states, in the same order, as a replay of the log does.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ class Topic:
         return self.config.durability == "ephemeral"
 
     @property
-    def gate(self) -> CommitPoint:
-        """The commit class's gate."""
+    def commit_point(self) -> CommitPoint:
+        """The commit point of the topic's class."""
         durability = self.config.durability
         if durability == "fsync":
             return CommitPoint.SYNCED
@@ -455,6 +455,7 @@ class Commit:
         "_clock_ns",
         "apply",
         "bytes",
+        "commit_point",
         "data",
         "delayed",
         "deletes",
@@ -465,7 +466,6 @@ class Commit:
         "forwards",
         "frame_lens",
         "frames",
-        "gate",
         "held",
         "last_seq",
         "leans",
@@ -492,7 +492,7 @@ class Commit:
         topic: Topic,
         data: UnsealedFrames,
         frames: int,
-        gate: CommitPoint,
+        commit_point: CommitPoint,
         apply: Callable[[Commit], Any],
         clock_ns: Callable[[], int],
         *,
@@ -507,8 +507,8 @@ class Commit:
         self.topic_id = topic.id
         self.data = data
         self.frames = frames
-        self.gate = gate
-        self.wants_sync = gate is CommitPoint.SYNCED
+        self.commit_point = commit_point
+        self.wants_sync = commit_point is CommitPoint.SYNCED
         self.apply = apply
         """Called once, in order, at the commit point; what it returns is the result."""
         self.on_fail: Callable[[], None] | None = None
@@ -534,7 +534,7 @@ class Commit:
         self.file = 0
         self.offset = 0
         self.end: LogPosition | None = None
-        self.ready = gate is CommitPoint.HANDED
+        self.ready = commit_point is CommitPoint.HANDED
         self.published = False
         self.error: ApiError | None = None
         self.delayed: ApiError | None = None
@@ -577,7 +577,7 @@ class Commit:
             topic.tell_workers()
             if topic.fanout is not None and topic.fanout.behind:
                 topic.wake_routers()
-        elif self.gate is not CommitPoint.SYNCED:
+        elif self.commit_point is not CommitPoint.SYNCED:
             self.ready = True
             topic.settle()
 

@@ -43,7 +43,7 @@ class CopySeqs(NamedTuple):
     first: int
     n: int
     ts: int
-    gate: CommitPoint
+    commit_point: CommitPoint
 
     @property
     def last(self) -> int:
@@ -162,7 +162,7 @@ class CopyCommits:
         """Return the dest's next seqs. They are given out only when the batch is queued, so an error before that loses
         none."""
         ts = max(self._registry.now_ms(), dest.last_ts)
-        return CopySeqs(dest.assigned + 1, count, ts, self._ceilings.gate(dest, dest.assigned + count, ts))
+        return CopySeqs(dest.assigned + 1, count, ts, self._ceilings.commit_point(dest, dest.assigned + count, ts))
 
     def _watermark(self, dest: Topic, sizes: array[int]) -> int:
         watermark = partial(self._appends.watermark, dest, sizes)
@@ -192,7 +192,7 @@ class CopyCommits:
             dest,
             data + seal_batch(entries, topic_id=dest.id, ts=seqs.ts, opened=bool(data), first_seq=first_seq),
             len(entries) + (seqs.n if data else 0),
-            seqs.gate,
+            seqs.commit_point,
             partial(self._publish, forwarder, forwarded, seqs, decided),
             self._clock.perf_ns,
             last_seq=seqs.last,
@@ -320,7 +320,7 @@ def _logged(dest: Topic, seqs: CopySeqs, columns: _CopiedRecords) -> AppendFrame
         nodes=utf8(columns.nodes),
         tags=utf8(columns.tags),
         metas=made.metas,
-        durable=dest.gate is CommitPoint.SYNCED,
+        durable=dest.commit_point is CommitPoint.SYNCED,
         closes_batch=False,
         origins=[_origin(kind, seq) for kind, seq in zip(kinds, made.origin_seqs, strict=True)],
     )

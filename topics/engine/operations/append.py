@@ -260,7 +260,7 @@ class Appends:
         at = self._registry.windows.now_ms()
         first_seq = topic.assigned + 1
         last_seq = topic.assigned = topic.assigned + count
-        gate = self._ceilings.gate(topic, last_seq, ts)
+        commit_point = self._ceilings.commit_point(topic, last_seq, ts)
         watermark = self.watermark(topic, batch.sizes)
         if topic.ephemeral:
             frame_count = 0
@@ -277,7 +277,7 @@ class Appends:
             topic,
             data,
             frame_count,
-            gate,
+            commit_point,
             partial(self._publish, decided),
             self._clock.perf_ns,
             last_seq=last_seq,
@@ -397,7 +397,7 @@ def _with_frames(topic: Topic, first_seq: int, ts: int, batch: AppendColumns, *,
         nodes=utf8(batch.nodes),
         tags=utf8(batch.tags),
         metas=batch.metas,
-        durable=topic.gate is CommitPoint.SYNCED,
+        durable=topic.commit_point is CommitPoint.SYNCED,
         closes_batch=closes_batch,
     )
 

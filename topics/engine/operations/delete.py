@@ -127,7 +127,7 @@ class Deletions:
             topic,
             data,
             count,
-            topic.gate if data else CommitPoint.HANDED,
+            topic.commit_point if data else CommitPoint.HANDED,
             partial(self._publish, topic, before_seq, seqs, bound),
             self._clock.perf_ns,
         )

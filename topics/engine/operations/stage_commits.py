@@ -12,7 +12,7 @@ A commit may be large, and must not slow down anything but the writers of its to
     bar the stages      appends acked before are part of the commit, later ones wait for its end
     sync their shards   so that no record that the batch refers to can be lost without the batch
     take and encode     piece by piece, as far as the seqs are not needed for it
-    decide              one step: seqs, frame headers, the batch is queued; its gate is the sync, whatever the class
+    decide              one step: seqs, frame headers, the batch is queued; its commit point is the sync in any class
     index               piece by piece, when everything before it is published and the batch is on disk
     publish             one step, whatever the number of records
 
@@ -400,7 +400,7 @@ class StageCommits:
         ts, at = max(self._registry.now_ms(), target.last_ts), self._registry.windows.now_ms()
         first_seq, last_seq = target.assigned + 1, target.assigned + count
         if count:
-            self._ceilings.gate(target, last_seq, ts)
+            self._ceilings.commit_point(target, last_seq, ts)
             target.assigned, target.last_ts = last_seq, ts
         payloads: list[tuple[FrameType, bytes, int]] = []
         seq = first_seq

@@ -114,10 +114,10 @@ class LeaseCommits:
             # `at` tells a later start how far the window clock had come.
             payload = {**event.to_wire(), "at": self._registry.windows.now_ms()}
             data = encode_control(FrameType.LEASE, payload, topic_id=topic.id, ts=self._registry.now_ms())
-        gate = CommitPoint.SYNCED if topic.config.leases_durable and data else CommitPoint.HANDED
-        commit = Commit(topic, data, 1 if data else 0, gate, publish, self._clock.perf_ns)
+        commit_point = CommitPoint.SYNCED if topic.config.leases_durable and data else CommitPoint.HANDED
+        commit = Commit(topic, data, 1 if data else 0, commit_point, publish, self._clock.perf_ns)
         commit.on_fail = partial(topic.queue.abort, event.seqs)
-        commit.patient = gate is CommitPoint.HANDED
+        commit.patient = commit_point is CommitPoint.HANDED
         self._commits.send(commit)
         return commit
 
@@ -129,11 +129,11 @@ class LeaseCommits:
         if not topic.ephemeral:
             selector = {"bound": topic.log.head_seq, "seqs": little_endian(event.seqs)}
             data, count = deletion_batch(topic, selector, ts, moved)
-            gate = topic.gate
+            commit_point = topic.commit_point
         else:
             data = joined(encode_control(kind, payload, topic_id=topic.id, ts=ts) for kind, payload in moved)
-            count, gate = len(moved), CommitPoint.HANDED
-        commit = Commit(topic, data, count, gate, partial(self._publish_end, topic, event), self._clock.perf_ns)
+            count, commit_point = len(moved), CommitPoint.HANDED
+        commit = Commit(topic, data, count, commit_point, partial(self._publish_end, topic, event), self._clock.perf_ns)
         commit.deletes = True
         commit.on_fail = partial(topic.queue.abort, event.seqs)
         if topic.log.stored.last_seq:
