@@ -219,7 +219,7 @@ _ALL = (
         "Clients that mean harm, one attack after the other: how long others wait, what it takes in memory, and whether"
         " a new client works afterwards.",
         hostile.run,
-        (),
+        hostile.SHOWN,
         minutes=2.0,
     ),
     Part(
