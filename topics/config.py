@@ -289,6 +289,9 @@ class Settings:
     )
     port: int = _count(4000, 0, 65535, LISTENER, "Port to listen on; 0 picks a free one.")
     port_file: Path | None = _path(None, LISTENER, "File that receives the port in use, once it listens.")
+    http_lane: bool = _bool(
+        True, LISTENER, "Serve plain HTTP/1.1 requests on the fast lane; if off, hypercorn serves all of them."
+    )
 
     data_dir: Path = _path("./topics-data", FILES, "Directory of everything that is stored.")
     cold_dir: Path | None = _path(None, FILES, "Directory for old segments; unset: none are moved.")

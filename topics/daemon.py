@@ -251,7 +251,8 @@ class Daemon:
             self._stop.set()
 
     async def _serve_http(self, *, task_status: trio.TaskStatus[Server]) -> None:
-        await serve(cast(ASGIFramework, self.app), self._sockets, self.settings, task_status=task_status)
+        lane = self.app.handle if self.settings.http_lane else None
+        await serve(cast(ASGIFramework, self.app), self._sockets, self.settings, lane, task_status=task_status)
         self._served.set()
 
     async def _watch_signals(self, signals: AsyncIterator[int]) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -33,6 +33,9 @@ def fresh_name(stem: str = "t") -> str:
 class Daemon:
     """`python -m topics` on a directory of its own; it may be ended and started again."""
 
+    defaults: ClassVar[dict[str, object]] = {}
+    """Settings of every daemon that does not set them itself."""
+
     def __init__(self, root: Path, **settings: object) -> None:
         self.root = root
         self.port = 0
@@ -40,6 +43,7 @@ class Daemon:
         self._environ = {name: text for name, text in os.environ.items() if not name.startswith("TOPICS_")}
         self._environ |= {"TOPICS_DATA_DIR": str(root / "data"), "TOPICS_PORT": "0", "TOPICS_MIN_FREE_BYTES": "0"}
         self._environ |= {"TOPICS_ALLOWED_HOSTS": "x"}  # what requests that are written by hand call it
+        settings = self.defaults | settings
         self._environ |= {f"TOPICS_{name.upper()}": str(value) for name, value in settings.items()}
 
     @property

@@ -7,11 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.client import CLASSES, Client, fresh_name, running
+from tests.conformance.client import CLASSES, Client, Daemon, fresh_name, running
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Modules with `BOTH_WAYS` run twice: with plain HTTP/1.1 requests on the lane, and with hypercorn for all."""
+    if getattr(metafunc.module, "BOTH_WAYS", False):
+        metafunc.parametrize("http_lane", [True, False], ids=["lane", "hypercorn"], scope="module", indirect=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def http_lane(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """True if the daemons of the test serve plain HTTP/1.1 requests on the lane."""
+    lane: bool = getattr(request, "param", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Daemon, "defaults", {"http_lane": int(lane)})
+        yield lane
 
 
 @pytest.fixture(scope="module")
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(
+    http_lane: bool, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
     settings = getattr(request.module, "SETTINGS", {})
     with running(tmp_path_factory.mktemp("daemon"), **settings) as client:
         yield client

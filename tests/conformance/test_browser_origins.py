@@ -14,6 +14,8 @@ from tests.conformance.keys import bearer
 from tests.conformance.sse import connect, stream_path
 from tests.conformance.test_websocket import shake_hands
 
+BOTH_WAYS = True
+
 APP, OTHER = "http://app.example", "https://other.example:8443"
 SETTINGS = {"cors_origins": f"{APP},{OTHER}", "api_keys": "boss,reader:r:a", "max_inflight_per_key": 100}
 

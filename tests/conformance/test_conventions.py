@@ -27,6 +27,8 @@ from tests.conformance.client import (
     invalid,
 )
 
+BOTH_WAYS = True
+
 ONE_RECORD = b'{"records":[{"data":"x"}]}'
 
 

@@ -16,6 +16,8 @@ from tests.conformance.queue_client import new_queue
 from tests.conformance.sse import gauge
 from tests.conformance.websocket import WebSocket, raw_frame
 
+BOTH_WAYS = True
+
 CAP = 20
 
 

@@ -26,6 +26,8 @@ from tests.conformance.client import JSON_TYPE, Client, RawConnection, envelope,
 from tests.conformance.sse import gauge
 from tests.conformance.websocket import WebSocket, key, raw_frame
 
+BOTH_WAYS = True
+
 SETTINGS: dict[str, Any] = {
     "max_body_bytes": 1 << 20,
     "max_inflight_bytes": 1 << 20,

@@ -24,6 +24,8 @@ from tests.conformance.test_hostile_connections import (
 )
 from tests.conformance.websocket import WebSocket, raw_frame
 
+BOTH_WAYS = True
+
 KEYS = "first,second"
 FIRST = "authorization: Bearer first\r\n"
 

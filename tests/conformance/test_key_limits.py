@@ -21,6 +21,8 @@ from tests.conformance.test_websocket import shake_hands
 from tests.conformance.test_work_streams import work_path, working
 from tests.conformance.websocket import WebSocket, raw_frame
 
+BOTH_WAYS = True
+
 STREAMS = 3
 INFLIGHT = 2
 LONG = {"wait_ms": 30_000}

@@ -15,6 +15,8 @@ import pytest
 from tests.conformance.client import Client, fresh_name, running, until
 from tests.conformance.sse import Covered, Cut, Ended, Events, Frame, Http2, Session, all_open, gauge, stream
 
+BOTH_WAYS = True
+
 # More than what the kernel keeps of a connection that is not read, on both of its sides.
 CHUNK = "x" * 262_000
 CHUNKS = 80

@@ -22,6 +22,8 @@ from tests.conformance.client import (
     until,
 )
 
+BOTH_WAYS = True
+
 BODY = 65_536
 SETTINGS = {
     "max_batch_records": 3,

@@ -20,6 +20,8 @@ import pytest
 from tests.conformance.client import Client, RawConnection, error_of, running, until
 from tests.conformance.test_hostile_connections import OPEN, SET, frame, get, pid_of
 
+BOTH_WAYS = True
+
 MIB = 1 << 20
 SETTINGS: dict[str, Any] = {
     "max_unsent_bytes": 24 * MIB,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,15 @@ async def serving(settings: Settings = SMALL, **changes: Any) -> AsyncIterator[S
     gate = make_app(engine.as_engine())
     sockets = open_listener("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
-        server = await nursery.start(serve, gate, sockets, settings)
+        server = await nursery.start(serve, gate, sockets, settings, gate.handle if settings.http_lane else None)
         yield Served(engine, gate, server, port_of(sockets))
         nursery.cancel_scope.cancel()
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
-    """A server with the limits of `SMALL`."""
-    async with serving() as running:
+@pytest.fixture(params=[True, False], ids=["lane", "hypercorn"])
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """A server with the limits of `SMALL`: once it serves plain HTTP/1.1 requests on the lane, once by hypercorn."""
+    async with serving(replace(SMALL, http_lane=request.param)) as running:
         yield running
 
 

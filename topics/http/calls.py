@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -16,17 +16,13 @@ from topics.auth.keys import Scope as KeyScope
 from topics.errors import ApiError
 from topics.http.answer_types import AppendAnswer
 from topics.http.connections.connection import Connection
+from topics.http.connections.exchange import ClientGone, Exchange
 from topics.http.grants import Grant
 from topics.http.routes import Route
 from topics.model import AppendResult, Performance
 from topics.runtime.withdrawal import interruptible
 
 T = TypeVar("T")
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 JSON: Final = b"application/json"
 
@@ -38,10 +34,6 @@ its place until it has been sent, and is refused if there is no memory for it.""
 _one_at_a_time: Final = trio.lowlevel.RunVar[trio.Lock | None]("one_at_a_time", default=None)
 
 encode: Final = msgspec.json.Encoder().encode
-
-
-class ClientGone(Exception):
-    """The client went away before it was answered, so there is nobody to answer."""
 
 
 @dataclass(slots=True)
@@ -145,35 +137,25 @@ class Call:
         "answer_headers",
         "audited",
         "body",
-        "body_complete",
         "charge",
         "entered",
+        "exchange",
         "grant",
         "headers",
         "held",
         "key",
         "params",
         "perf",
-        "receive",
         "request_id",
         "route",
-        "scope",
-        "send",
         "started_ns",
         "waits",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, started_ns: int) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.send = send
+    def __init__(self, exchange: Exchange, started_ns: int) -> None:
+        self.exchange = exchange
         self.started_ns = started_ns
-        # Of a repeated field the last one counts. Accept and Accept-Encoding are lists, which are joined.
-        self.headers: dict[bytes, bytes] = {}
-        for name, value in scope["headers"]:
-            name = name.lower()
-            earlier = self.headers.get(name) if name in _LISTS else None
-            self.headers[name] = value if earlier is None else earlier + b", " + value
+        self.headers = exchange.headers
         self.request_id = ""
         self.answer_headers: list[tuple[bytes, bytes]] = []
         """Headers of every answer to this request."""
@@ -189,8 +171,6 @@ class Call:
         self.route: Route | None = None
         self.params: Mapping[str, str] = {}
         self.body = b""
-        self.body_complete = False
-        """True if the whole body has been received."""
         self.charge: Callable[[int], None] = _uncharged
         """Called with the bytes that were received or sent, to count them for the key. The gate itself counts bodies
         and answers that are in memory as a whole."""
@@ -227,14 +207,17 @@ class Call:
     @property
     def method(self) -> str:
         """The HTTP method."""
-        method: str = self.scope["method"]
-        return method
+        return self.exchange.method
 
     @property
     def query(self) -> bytes:
         """The query as it was sent, still percent-encoded."""
-        query: bytes = self.scope["query_string"]
-        return query
+        return self.exchange.query
+
+    @property
+    def body_complete(self) -> bool:
+        """Return True if the whole body has been received."""
+        return self.exchange.body_complete
 
     def performance(self, now_ns: int) -> Performance:
         """The `performance` object of the answer, with the time from the beginning of the request to `now_ns`."""
@@ -254,8 +237,7 @@ class Call:
         answered = False
 
         async def watch(scope: trio.CancelScope) -> None:
-            while (await self.receive())["type"] != "http.disconnect":
-                pass
+            await self.exchange.until_hangup()
             scope.cancel()
 
         with interruptible():
@@ -281,13 +263,12 @@ class Call:
     @property
     def connection(self) -> Connection:
         """The connection on which the request came."""
-        connection: Connection = self.scope["state"]["connection"]
-        return connection
+        return self.exchange.connection
 
     def may_be_answered(self) -> bool:
         """Return True if a client that seems to be gone may only have shut down its side, and may read an answer."""
         connection = self.connection
-        return self.scope["http_version"] != "2" and connection.has_left and not connection.is_broken
+        return not self.exchange.is_http2 and connection.has_left and not connection.is_broken
 
 
 def _uncharged(size: int) -> None:
@@ -295,5 +276,3 @@ def _uncharged(size: int) -> None:
 
 
 _OPEN_GRANT: Final = Grant(OPEN)
-
-_LISTS: Final = frozenset({b"accept", b"accept-encoding"})

@@ -1,7 +1,7 @@
 """The steps that every request goes through, whichever handler answers it.
 
 Theory of operation. `Gate._answer` takes a request through its steps in order: route, phase of the daemon, key, body,
-handler. Each step may refuse it by raising `ApiError`. `Gate._handle` makes the error envelope of that, and of every
+handler. Each step may refuse it by raising `ApiError`. `Gate.handle` makes the error envelope of that, and of every
 unexpected exception. In any case the body is received to its end (`requests.body_reader`), the memory that it held is
 given back, and the request is counted once. Nothing is sent before the answer is complete, so there is exactly one
 answer. Streams and exports are the exception: they are sent as they are made.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from typing import Final
@@ -31,18 +32,15 @@ from topics.http.answers.metrics import Exposition, RequestFigures
 from topics.http.calls import (
     PROMPT_ANSWER,
     Call,
-    ClientGone,
     OpenAnswer,
-    Receive,
     Response,
-    Scope,
-    Send,
     error_response,
     with_line_end,
 )
 from topics.http.connections.connection import Connection
+from topics.http.connections.exchange import ClientGone, Exchange, Scope
+from topics.http.connections.protocols.asgi_exchange import AsgiExchange, Receive, Send, stop_receiving
 from topics.http.connections.protocols.request_checks import new_request_id
-from topics.http.connections.protocols.stream_access import stop_receiving, waits_for_continue, was_cut_off
 from topics.http.grants import Grant
 from topics.http.handlers.bulk import Bulk
 from topics.http.handlers.control_plane import ControlPlane
@@ -116,7 +114,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._handle(Call(scope, receive, send, self._engine.clock.perf_ns()))
+            await self.handle(AsgiExchange(scope, receive, send))
         elif scope["type"] == "websocket":
             await self._open_websocket(scope, receive, send)
         else:
@@ -132,8 +130,9 @@ class Gate:
         progress = {"replay_progress": status.replay_progress}
         return ApiError("not_ready", "the log is being replayed", detail=progress, retry_after_s=1)
 
-    async def _handle(self, call: Call) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         """Answer one request, whatever happens, and count it once."""
+        call = Call(exchange, self._engine.clock.perf_ns())
         status, code = CLIENT_GONE, ""
         stream: OpenAnswer | None = None
         try:
@@ -168,7 +167,7 @@ class Gate:
             try:
                 await self._send(call, response)
             finally:
-                if response.undelivered is not None and was_cut_off(call.send, call.connection):
+                if response.undelivered is not None and exchange.was_cut_off():
                     response.undelivered()
         except ClientGone:
             pass
@@ -254,14 +253,13 @@ class Gate:
             self.figures.audit_failures = self._audit.failures
 
     def _audit_entry(self, call: Call, status: int, code: str) -> AuditEntry:
-        connection: Connection = call.scope["state"]["connection"]
         assert call.route is not None
         clock = self._engine.clock
         return make_entry(
             now_ms=clock.now_ms(),
             request_id=call.request_id,
             key=self.access.name_of(call.key),
-            peer=connection.peer,
+            peer=call.connection.peer,
             call=call.route.name,
             topic=call.params.get("topic", ""),
             router=call.params.get("router", ""),
@@ -283,11 +281,11 @@ class Gate:
 
     async def _answer(self, call: Call) -> Response | OpenAnswer:
         """Take a request through its steps. Raises ApiError if one of them refuses it, and ClientGone."""
-        if call.scope["http_version"] == "2":
+        if call.exchange.is_http2:
             await call.connection.until_room()
         refusal = self.refusal()
         try:
-            found = self._routes.find(call.method, call.scope["raw_path"])
+            found = self._routes.find(call.method, call.exchange.raw_path)
         except ApiError as error:
             if refusal is not None:
                 raise refusal from None
@@ -350,7 +348,8 @@ class Gate:
     async def _send(self, call: Call, response: Response) -> None:
         """Send an answer: compress it if the client accepts that, and receive the rest of the body."""
         # A client that waits for 100 Continue may send no body once it has the answer, so its body is not waited for.
-        unasked = waits_for_continue(call.send)
+        exchange, connection = call.exchange, call.connection
+        unasked = exchange.waits_for_continue()
         if not call.body_complete and not unasked and has_small_rest(call):
             await discard_body(call, SMALL_BODY, SMALL_BODY_S)
         body = with_line_end(response)
@@ -367,23 +366,21 @@ class Gate:
         if call.key.digest:
             self.access.charge(call.key, len(body))
         # The client may still be sending its body; then the connection is closed after the answer.
-        if not call.body_complete and call.scope["http_version"] != "2":
+        if not call.body_complete and not exchange.is_http2:
             headers.append((b"connection", b"close"))
-        connection: Connection = call.scope["state"]["connection"]
         # A small answer over HTTP/1.1 fits into the socket's buffer, so that nothing has to wait for its reader.
-        http2 = call.scope["http_version"] == "2"
+        http2 = exchange.is_http2
         timed = len(body) > SMALL_BODY or http2 or not call.body_complete
         counted = timed or len(body) > COUNTED_FROM
         call.charge_answer(0)
         with connection.answering(len(body), call.key.digest, stream=http2, timed=timed) if counted else _UNWATCHED:
-            await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
-            await call.send(
-                {"type": "http.response.body", "body": body, "more_body": not (call.body_complete or unasked)}
-            )
             if call.body_complete or unasked:
+                await exchange.answer(response.status, headers, body)
                 return
+            await exchange.begin(response.status, headers)
+            await exchange.send(body)
             if await discard_body(call):
-                await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+                await exchange.end()
             else:
                 connection.abort()
 
@@ -456,7 +453,7 @@ def _label(call: Call) -> str:
     return UNMATCHED if call.route is None else call.route.label
 
 
-def _request_id(headers: dict[bytes, bytes]) -> str:
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
     given = headers.get(b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(given) is not None:
         return given.decode()

@@ -83,14 +83,19 @@ class Connection:
         "_stream",
         "_unsent_bytes",
         "_waits",
+        "_watched",
         "cancel_scope",
+        "goes_back",
         "has_left",
+        "idle_until",
         "is_broken",
+        "is_ending",
         "is_paused",
         "lock",
         "owed",
         "peer",
         "progress",
+        "reading",
         "streams",
         "watch_input",
     )
@@ -142,8 +147,18 @@ class Connection:
         """Waits on behalf of the peer, which end when it leaves."""
         self.is_paused = False
         """Nothing is read, because there is a request behind the one that is being answered."""
+        self._watched = False
+        """`watch_input` was last called with this."""
         self.watch_input: Callable[[bool], None] = _unwatched
         """Called with True for `end_if_flooded` to be called when more input has come, and with False to end that."""
+        self.idle_until = math.inf
+        """When the connection is closed if no request comes on the lane until then (Trio's clock)."""
+        self.reading: trio.CancelScope | None = None
+        """The scope in which hypercorn reads from the connection, if a lane serves the connection as well."""
+        self.goes_back = False
+        """Hypercorn has answered a request, and the lane goes on with the connection."""
+        self.is_ending = False
+        """No further request is read on the lane."""
         self.cancel_scope = trio.CancelScope()
         self.peer: tuple[str, int] | None = None
         self._budget: OwnedBudget | None = None
@@ -186,22 +201,50 @@ class Connection:
         self._waits[scope] = None
         if self.has_left:
             scope.cancel()
+        self._watch()
         self.end_if_flooded()
         try:
             yield
         finally:
             del self._waits[scope]
+            self._watch()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Put around a time in which the reader of the connection reads nothing."""
         self.is_paused = True
-        self.watch_input(True)
+        self._watch()
         try:
             yield
         finally:
             self.is_paused = False
-            self.watch_input(False)
+            self._watch()
+
+    def _watch(self) -> None:
+        """Watch for more input while a request waits and nothing is read."""
+        watched = self.is_paused and bool(self._waits)
+        if watched != self._watched:
+            self._watched = watched
+            self.watch_input(watched)
+
+    def go_back(self) -> bool:
+        """End the reading of hypercorn, because the lane goes on with the connection. Return False if there is no
+        lane."""
+        if self.reading is None:
+            return False
+        self.goes_back = True
+        self.reading.cancel()
+        return True
+
+    def end_idle(self) -> None:
+        """Let the lane see the end of the input, so that it closes the connection behind what has come. Call it for an
+        idle connection."""
+        self.is_ending = True
+        self.idle_until = math.inf
+        try:
+            self._stream.socket.shutdown(socket.SHUT_RD)
+        except OSError:
+            pass  # the connection is closed already
 
     def end_if_flooded(self) -> None:
         """Abort the connection if the peer sends on and on behind a request that waits. When the buffers of the kernel

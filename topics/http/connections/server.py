@@ -25,6 +25,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -40,6 +41,7 @@ from hypercorn.utils import parse_socket_addr
 from topics.config import Settings
 from topics.http.connections.connection import Connection
 from topics.http.connections.hangups import Hangups
+from topics.http.connections.lane import Handler, Lane
 from topics.http.connections.protocols.http1 import NoMoreRequests
 from topics.http.connections.protocols.http2 import MAX_STREAMS
 from topics.http.connections.protocols.negotiation import Protocols
@@ -170,6 +172,8 @@ class Server:
         """How many new connections were closed since the start."""
         self.not_accepted: OSError | None = None
         """Why a connection could not be accepted, if that has not been logged yet."""
+        self.is_draining = False
+        """No connection is accepted any more, and none is kept for another request."""
         self._accepting = trio.CancelScope()
 
     def has_room(self) -> bool:
@@ -192,7 +196,32 @@ class Server:
     def stop_accepting(self) -> None:
         """Close the listening sockets and the idle connections. Requests in progress finish, then their connections
         are closed."""
+        self.is_draining = True
         self._accepting.cancel()
+        for connection in self.idle:
+            if connection.idle_until < math.inf:
+                connection.end_idle()
+
+    def begins_request(self, connection: Connection) -> None:
+        """Note that a connection on the lane has a request."""
+        connection.idle_until = math.inf
+        self.idle.pop(connection, None)
+
+    def may_wait(self, connection: Connection) -> bool:
+        """Note that a connection on the lane waits for a request. Return False if it is to be closed instead."""
+        if self.is_draining or connection.is_ending or connection.is_broken:
+            return False
+        connection.idle_until = trio.current_time() + KEEP_ALIVE_S
+        self.idle[connection] = None
+        return True
+
+    def end_idle(self, now: float) -> None:
+        """Close the connections on the lane that have been idle for too long. `now` is Trio's clock."""
+        for connection in self.idle:
+            if connection.idle_until < now:
+                connection.end_idle()
+            elif connection.idle_until < math.inf:
+                return  # they are in the order in which they became idle
 
     def abort_all(self) -> None:
         """Abort every connection that is still open."""
@@ -204,10 +233,12 @@ async def serve(
     app: ASGIFramework,
     sockets: list[socket.socket],
     settings: Settings,
+    lane: Handler | None = None,
     *,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `app` on `sockets`, which are closed at the end. Reports a `Server` when it has begun to accept.
+    """Serve `app` on `sockets`, which are closed at the end. Reports a `Server` when it has begun to accept. `lane`
+    answers plain HTTP/1.1 requests; without it hypercorn and `app` serve all of them.
 
     Returns after `Server.stop_accepting`, when the last connection is gone. Cancellation aborts all connections.
     """
@@ -225,7 +256,16 @@ async def serve(
         server.idle[connection] = None
         hangups.add(connection)
         try:
-            await _TCPServer(wrapped, config, context, connection, stream, server.idle).run()
+            with connection.cancel_scope:
+                connection.peer = parse_socket_addr(accepted.family, accepted.getpeername())
+                unused: bytes | None = b""
+                while unused is not None:
+                    if lane is not None:
+                        unused = await on_lane(connection, stream, accepted, unused)
+                    if unused is not None:
+                        unused = await by_hypercorn(connection, stream, unused)
+        except OSError:
+            pass
         except Exception as error:
             log.warning("connection_failed", peer=connection.peer, error=repr(error), exc_info=True)
         except BaseExceptionGroup as group:
@@ -240,6 +280,21 @@ async def serve(
             connection.end_messages()
             connection.has_streams(0)
             stream.socket.close()
+
+    async def on_lane(
+        connection: Connection, stream: trio.SocketStream, accepted: socket.socket, data: bytes
+    ) -> bytes | None:
+        assert lane is not None
+        busy, idle = partial(server.begins_request, connection), partial(server.may_wait, connection)
+        unused = await Lane(lane, connection, stream, accepted, busy, idle).run(data)
+        connection.idle_until = math.inf
+        if unused is None:
+            await close_gently(stream)
+        return unused
+
+    async def by_hypercorn(connection: Connection, stream: trio.SocketStream, data: bytes) -> bytes | None:
+        served = _TCPServer(wrapped, config, context, connection, stream, server.idle, has_lane=lane is not None)
+        return await served.run(data)
 
     with closing(Hangups()) as hangups:
         async with trio.open_nursery() as watch:
@@ -277,6 +332,7 @@ async def _look_after(server: Server, unsent: UnsentBytes) -> None:
         part = (part + 1) % VANISHED_EVERY_S
         _abort_vanished(server, part)
         now = trio.current_time()
+        server.end_idle(now)
         for connection in [connection for connection in server.answering if connection.is_too_slow(now)]:
             log.info("reader_too_slow", peer=connection.peer)
             connection.abort()
@@ -350,8 +406,12 @@ class _TCPServer(TCPServer):
         connection: Connection,
         stream: trio.SocketStream,
         idle: dict[Connection, None],
+        *,
+        has_lane: bool,
     ) -> None:
         super().__init__(app, config, context, {"connection": connection}, stream)  # type: ignore[arg-type]
+        self._socket_stream = stream
+        self._has_lane = has_lane
         self._connection = connection
         self._all_idle = idle
         self.send_lock = connection.lock
@@ -363,48 +423,57 @@ class _TCPServer(TCPServer):
         self._idle_until = trio.current_time() + KEEP_ALIVE_S
         self._idle_scope = trio.CancelScope(deadline=self._idle_until)
 
-    async def run(self) -> None:
+    async def run(self, data: bytes = b"") -> bytes | None:  # type: ignore[override]
+        """Serve the connection. `data` is input that has been read already.
+
+        Returns the input behind a request that was answered, if the connection goes back to the lane
+        (`Connection.go_back`); None when the connection is closed.
+        """
         sock: Any = self.stream.socket
         try:
-            client = parse_socket_addr(sock.family, sock.getpeername())
-            server = parse_socket_addr(sock.family, sock.getsockname())
-            self._connection.peer = client
-            with self._connection.cancel_scope:
-                async with TaskGroup() as task_group:
-                    self._task_group = task_group
-                    self.protocol = Protocols(
-                        self.app,
-                        self.config,
-                        self.context,
-                        task_group,
-                        ConnectionState(self.state),
-                        False,
-                        client,
-                        server,
-                        self.protocol_send,
-                        "http/1.1",
-                    )
-                    await self.protocol.initiate()
-                    task_group.spawn(self._close_when_idle)
-                    await self._read_data()
-                    self._ended = True
-                    self._idle_scope.cancel()
-                    await self.protocol.ended()
+            async with TaskGroup() as task_group:
+                self._task_group = task_group
+                self.protocol = Protocols(
+                    self.app,
+                    self.config,
+                    self.context,
+                    task_group,
+                    ConnectionState(self.state),
+                    False,
+                    self._connection.peer,
+                    parse_socket_addr(sock.family, sock.getsockname()),
+                    self.protocol_send,
+                    "http/1.1",
+                )
+                await self.protocol.initiate()
+                task_group.spawn(self._close_when_idle)
+                with trio.CancelScope() as reading:
+                    self._connection.reading = reading if self._has_lane else None
+                    await self._read(data)
+                self._ended = True
+                self._idle_scope.cancel()
+                await self.protocol.ended()
+            # Not before all tasks have ended: the reader may have taken more input in its last step.
+            if self._connection.goes_back:
+                return self.protocol.unused_input()
         except OSError:
             pass
         finally:
-            await self._close()
+            if not self._connection.goes_back:
+                await close_gently(self._socket_stream)
+            self._connection.goes_back = False
+        return None
 
-    async def _read_data(self) -> None:
-        """Read from the socket and give the data to the protocol.
+    async def _read(self, data: bytes) -> None:
+        """Read from the socket and give the data to the protocol, `data` first.
 
         Within a body, a read that was filled is followed by a larger one, which makes fewer events. Within a head reads
         stay small, because h11 checks the size of a head only while it is incomplete.
         """
         size = READ_BYTES
-        while True:
+        while not self._connection.goes_back:
             try:
-                data = await self.stream.receive_some(size)
+                data = data or bytes(await self.stream.receive_some(size))
             except (trio.ClosedResourceError, trio.BrokenResourceError):
                 self._connection.peer_left(broken=True)
                 break
@@ -413,7 +482,7 @@ class _TCPServer(TCPServer):
             if not data:
                 self._connection.peer_left(broken=False)
             try:
-                await self.protocol.handle(RawData(bytes(data)))
+                await self.protocol.handle(RawData(data))
             except NoMoreRequests:
                 break
             if not data:
@@ -421,7 +490,9 @@ class _TCPServer(TCPServer):
             if self._idle:
                 self._watch_head()
             size = BULK_READ_BYTES if len(data) == size and not self._idle else READ_BYTES
-        await self.protocol.handle(Closed())
+            data = b""
+        if not self._connection.goes_back:
+            await self.protocol.handle(Closed())
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated):
@@ -483,14 +554,18 @@ class _TCPServer(TCPServer):
                 await self._initiate_server_close()
 
     async def _close(self) -> None:
-        # Input is read for a moment more: unread input makes the kernel reset the connection, and the reset may
-        # overtake the last answer, which may be a refusal that the peer has to see.
-        try:
-            await self.stream.send_eof()
-            with trio.move_on_after(LINGER_S):
-                for _ in range(LINGER_READS):
-                    if not await self.stream.receive_some(MAX_RECV):
-                        break
-        except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
-            pass
-        await self.stream.aclose()
+        await close_gently(self._socket_stream)
+
+
+async def close_gently(stream: trio.SocketStream) -> None:
+    """Close a connection behind its last answer. Input is read for a moment more: unread input makes the kernel reset
+    the connection, and the reset may overtake the answer, which may be a refusal that the peer has to see."""
+    try:
+        await stream.send_eof()
+        with trio.move_on_after(LINGER_S):
+            for _ in range(LINGER_READS):
+                if not await stream.receive_some(MAX_RECV):
+                    break
+    except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+        pass
+    await stream.aclose()

@@ -24,7 +24,6 @@ from topics.http.accept import qualities
 from topics.http.answer_types import IngestAnswer
 from topics.http.answers.metrics import ExportFigures, RequestFigures
 from topics.http.calls import Call, OpenAnswer, Response, encode
-from topics.http.connections.connection import Connection
 from topics.http.handlers.data_plane import idempotency_header
 from topics.http.handlers.stages import stage_response
 from topics.http.openapi.strict_names import explained, is_strict
@@ -170,7 +169,7 @@ class ExportAnswer(OpenAnswer):
         self._format = made
         self._figures = figures
         self._scope = trio.CancelScope()
-        self._connection: Connection = call.scope["state"]["connection"]
+        self._connection = call.connection
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
@@ -179,7 +178,7 @@ class ExportAnswer(OpenAnswer):
 
     async def run(self) -> None:
         """Send the export. Raises ClientGone if the client has left."""
-        call = self._call
+        call, exchange = self._call, self._call.exchange
         self._connection.allow_slow_reader()
         with self._scope:
             headers = [
@@ -187,13 +186,13 @@ class ExportAnswer(OpenAnswer):
                 (b"cache-control", b"no-store"),
                 *call.answer_headers,
             ]
-            await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+            await exchange.begin(200, headers)
             try:
                 await call.while_connected(self._send_all)
             except ApiError as error:
                 log.info("export_cut_off", topic=self._topic, code=error.code)
                 return
-            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+            await exchange.end()
 
     def withdraw(self) -> None:
         """Break the export off."""
@@ -214,8 +213,8 @@ class ExportAnswer(OpenAnswer):
 
     async def _send(self, body: bytes) -> None:
         """Send one slice, and count it. `Connection.answering` bounds the time that the reader has for it."""
-        with self._connection.answering(len(body), stream=self._call.scope["http_version"] == "2"):
-            await self._call.send({"type": "http.response.body", "body": body, "more_body": True})
+        with self._connection.answering(len(body), stream=self._call.exchange.is_http2):
+            await self._call.exchange.send(body)
         self._figures.bytes += len(body)
         self._call.charge(len(body))
 

@@ -37,7 +37,7 @@ from topics.http.answer_types import (
     TopicStateAnswer,
 )
 from topics.http.answers.metrics import Exposition
-from topics.http.calls import Call, Message, Response, json_response
+from topics.http.calls import Call, Response, json_response
 from topics.http.handlers.data_plane import check_dead_letter
 from topics.http.openapi.docs_page import CONTENT_POLICY, page_bytes
 from topics.http.openapi.document import document_bytes
@@ -101,15 +101,15 @@ class ControlPlane:
 
     async def handle(self, call: Call, path: str) -> Response:
         """Answer a call whose route is known. `path` is the decoded path. Raises what the view raises."""
-        scope = {**call.scope, "path": path, "raw_path": path.encode(), "root_path": ""}
+        scope = {**call.exchange.asgi_scope(), "path": path, "raw_path": path.encode(), "root_path": ""}
         scope[_CALL] = call
         # Without the fields about framing and encoding, because the body is here decoded. With another Host, because
         # Quart makes a URL of it and fails on some valid ones.
-        kept = [(name, value) for name, value in call.scope["headers"] if name.lower() not in _FRAMING]
+        kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _FRAMING]
         scope["headers"] = [(b"host", b"localhost"), *(field for field in kept if field[0].lower() != b"host")]
         sent = False
 
-        async def receive() -> Message:
+        async def receive() -> dict[str, Any]:
             nonlocal sent
             if sent:
                 # Never a disconnect: a call finishes what it has begun, even if the client has left.
@@ -117,10 +117,10 @@ class ControlPlane:
             sent = True
             return {"type": "http.request", "body": call.body, "more_body": False}
 
-        started: Message = {}
+        started: dict[str, Any] = {}
         chunks: list[bytes] = []
 
-        async def send(message: Message) -> None:
+        async def send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 started.update(message)
             elif message["type"] == "http.response.body":

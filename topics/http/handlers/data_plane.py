@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from topics.auth.keys import Scope
 from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid
-from topics.http.calls import Call, ClientGone, OpenAnswer, Response, append_answer, encode, in_steps
+from topics.http.calls import Call, OpenAnswer, Response, append_answer, encode, in_steps
+from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.stages import Stages

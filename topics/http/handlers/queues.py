@@ -14,7 +14,8 @@ from topics.engine.engine import Engine
 from topics.engine.queues.queue_calls import STREAM_BYTES, JobSubscription
 from topics.errors import ApiError
 from topics.http.answers.sse import EVENTS, accepts_events, job_event
-from topics.http.calls import Call, ClientGone, Response, encode
+from topics.http.calls import Call, Response, encode
+from topics.http.connections.exchange import ClientGone
 from topics.http.handlers.streams import OpenStream
 from topics.http.handlers.transports import event_transport
 from topics.http.requests.queue_requests import decode_ack, decode_claim, decode_extend, decode_nack, decode_work
@@ -109,7 +110,7 @@ class WorkStream(OpenStream):
     def __init__(self, engine: Engine, call: Call, work: JobSubscription) -> None:
         super().__init__(engine, call)
         self._work = work
-        transport = event_transport(call.scope, call.send, self.scope)
+        transport = event_transport(call.exchange, self.scope)
         self.outbox = engine.watch_sessions.open_socket(EVENTS, transport)
 
     @property

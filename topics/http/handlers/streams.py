@@ -20,8 +20,8 @@ from topics.engine.engine import Engine
 from topics.errors import ApiError, unauthorized
 from topics.http.answer_types import WatchAnswer
 from topics.http.answers.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
-from topics.http.calls import Call, ClientGone, OpenAnswer, Response, encode
-from topics.http.connections.connection import Connection
+from topics.http.calls import Call, OpenAnswer, Response, encode
+from topics.http.connections.exchange import ClientGone
 from topics.http.handlers.transports import event_transport
 from topics.http.requests.watch_requests import decode_stream, decode_watch
 
@@ -72,7 +72,7 @@ class Streams:
             raise ApiError("not_acceptable", "this is a stream of text/event-stream")
         watch_sessions = self._engine.watch_sessions
         stream = EventStream(self._engine, session, call)
-        transport = event_transport(call.scope, call.send, stream.scope)
+        transport = event_transport(call.exchange, stream.scope)
         try:
             stream.outbox = await watch_sessions.connect(session, EVENTS, with_id, transport, last_event_id)
         except BaseException:
@@ -102,8 +102,7 @@ class OpenStream(OpenAnswer):
 
     def close(self) -> None:
         """Give the stream's place back. A connection on which half a frame was sent is aborted."""
-        connection: Connection = self._call.scope["state"]["connection"]
-        connection.end_direct()
+        self._call.connection.end_direct()
         self.place.close()
 
     def withdraw(self) -> None:
@@ -113,15 +112,13 @@ class OpenStream(OpenAnswer):
     async def run(self) -> None:
         """Send the head and then frames until the stream ends. Raises ClientGone if the client has left or the stream
         was aborted."""
-        call = self._call
-        connection: Connection = call.scope["state"]["connection"]
-        connection.allow_slow_reader()
+        call, exchange = self._call, self._call.exchange
+        call.connection.allow_slow_reader()
         with self.scope:
-            headers = [*HEADERS, *call.answer_headers]
-            await call.send({"type": "http.response.start", "status": 200, "headers": headers})
-            await call.send({"type": "http.response.body", "body": OPENING, "more_body": True})
+            await exchange.begin(200, [*HEADERS, *call.answer_headers])
+            await exchange.send(OPENING)
             await call.while_connected(self.send)
-            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+            await exchange.end()
         if self.scope.cancelled_caught:
             raise ClientGone
 

@@ -13,8 +13,9 @@ from typing import Final
 import trio
 
 from topics.engine.delivery.transport import Transport
-from topics.http.calls import Scope, Send
 from topics.http.connections.connection import Connection
+from topics.http.connections.exchange import Exchange, Scope
+from topics.http.connections.protocols.asgi_exchange import Send
 
 # A WebSocket frame's first byte: final, and text (RFC 6455, 5.2).
 _TEXT: Final = 0x81
@@ -68,8 +69,7 @@ class _Messages(_Direct):
 class _Asgi:
     """Sends frames through hypercorn. `scope` is the cancel scope of the task that sends them."""
 
-    def __init__(self, send: Send, scope: trio.CancelScope) -> None:
-        self._send = send
+    def __init__(self, scope: trio.CancelScope) -> None:
         self._scope = scope
 
     def wrap(self, stamp: bytes, data: bytes) -> tuple[bytes, bytes]:
@@ -91,22 +91,30 @@ class _Asgi:
 class _AsgiBody(_Asgi):
     whole_frames = False
 
+    def __init__(self, exchange: Exchange, scope: trio.CancelScope) -> None:
+        super().__init__(scope)
+        self._exchange = exchange
+
     async def send(self, wire: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": wire, "more_body": True})
+        await self._exchange.send(wire)
 
 
 class _AsgiMessages(_Asgi):
     whole_frames = True
 
+    def __init__(self, send: Send, scope: trio.CancelScope) -> None:
+        super().__init__(scope)
+        self._send = send
+
     async def send(self, wire: bytes) -> None:
         await self._send({"type": "websocket.send", "text": wire.decode()})
 
 
-def event_transport(scope: Scope, send: Send, cancel: trio.CancelScope) -> Transport:
+def event_transport(exchange: Exchange, cancel: trio.CancelScope) -> Transport:
     """The transport of an event stream. `cancel` is the cancel scope of the task that sends."""
-    if scope["http_version"] == "1.1":
-        return _Chunks(scope["state"]["connection"])
-    return _AsgiBody(send, cancel)
+    if exchange.http_version == "1.1":
+        return _Chunks(exchange.connection)
+    return _AsgiBody(exchange, cancel)
 
 
 def message_transport(scope: Scope, send: Send, cancel: trio.CancelScope) -> Transport:

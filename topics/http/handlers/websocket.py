@@ -25,8 +25,10 @@ from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid, throttled
 from topics.http.access.key_access import KeyAccess
 from topics.http.answers.websocket_messages import MESSAGES
-from topics.http.calls import Receive, Scope, Send, append_answer, encode, in_steps
+from topics.http.calls import append_answer, encode, in_steps
 from topics.http.connections.connection import Connection
+from topics.http.connections.exchange import Scope
+from topics.http.connections.protocols.asgi_exchange import Receive, Send
 from topics.http.connections.protocols.websocket_stream import message_is_late, send_ping, take_next_message
 from topics.http.grants import Grant
 from topics.http.handlers.data_plane import check_config_access

@@ -27,15 +27,9 @@ from topics.config import Settings
 from topics.errors import ApiError, invalid, throttled
 from topics.http.budgets.byte_budget import ByteBudget
 from topics.http.budgets.byte_shares import ByteShares
-from topics.http.calls import Call, ClientGone, Message
+from topics.http.calls import Call
 from topics.http.connections.body_timeouts import BODY_BYTES_PER_S, BODY_GRACE_S, BODY_IDLE_S
-from topics.http.connections.connection import Connection
-from topics.http.connections.protocols.stream_access import (
-    ask_for_body,
-    bytes_of_unfinished_frame,
-    cut_off,
-    receive_nowait,
-)
+from topics.http.connections.exchange import ClientGone
 from topics.http.requests.topic_requests import MAX_COMMIT_BYTES
 from topics.http.routes import BodyKind
 from topics.runtime.withdrawal import interruptible
@@ -274,25 +268,25 @@ class _BodyTimeout:
         """Seconds waited since the last new byte."""
 
     async def receive_chunk(self) -> bytes:
-        """Like the function `receive_chunk`; a client that takes too long is cut off. Raises ClientGone for it too."""
+        """The next piece of the body, which may be empty; a client that takes too long is cut off. Raises ClientGone
+        for it too."""
+        exchange = self._call.exchange
         while True:
-            if (message := receive_nowait(self._call.receive)) is not None:
-                chunk = _chunk_of(self._call, message)
+            if (chunk := exchange.receive_nowait()) is not None:
                 self._received += len(chunk)
                 self._count(0.0, self._received)
                 return chunk
-            await ask_for_body(self._call.send)
+            await exchange.ask_for_body()
             began = trio.current_time()
             with trio.move_on_after(self._left()):
-                chunk = await receive_chunk(self._call)
+                chunk = await exchange.receive()
                 self._received += len(chunk)
                 self._count(trio.current_time() - began, self._received)
                 return chunk
-            self._count(trio.current_time() - began, self._received + bytes_of_unfinished_frame(self._call.send))
+            self._count(trio.current_time() - began, self._received + exchange.bytes_of_unfinished_frame())
             if not self._left():
-                connection: Connection = self._call.scope["state"]["connection"]
-                log.info("body_too_slow", peer=connection.peer, received=self._seen)
-                await cut_off(self._call.send, connection)
+                log.info("body_too_slow", peer=exchange.connection.peer, received=self._seen)
+                await exchange.cut_off()
                 raise ClientGone
 
     def _count(self, waited: float, seen: int) -> None:
@@ -305,26 +299,13 @@ class _BodyTimeout:
         return max(0.0, min(BODY_IDLE_S - self._quiet, in_all - self._waited))
 
 
-async def receive_chunk(call: Call) -> bytes:
-    """Receive the next piece of a body, which may be empty. Sets `call.body_complete` at the end. Raises ClientGone."""
-    return _chunk_of(call, await call.receive())
-
-
-def _chunk_of(call: Call, message: Message) -> bytes:
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    call.body_complete = not message.get("more_body", False)
-    body: bytes = message.get("body", b"")
-    return body
-
-
 async def discard_body(call: Call, max_bytes: int = DISCARD_BYTES, timeout_s: float = DISCARD_S) -> bool:
     """Receive and drop the rest of a body. Return False if it exceeds `max_bytes` or takes longer than `timeout_s`
     seconds. Raises ClientGone."""
     dropped = 0
     with trio.move_on_after(timeout_s):
         while not call.body_complete and dropped <= max_bytes:
-            dropped += len(await receive_chunk(call))
+            dropped += len(await call.exchange.receive())
     return call.body_complete
 
 

@@ -9,5 +9,5 @@ All uses of members of hypercorn, h11, h2 and hpack that are not public are in t
     http2              HTTP/2
     websocket_stream   WebSockets over either
     request_checks     checks of request heads for all protocols; pure
-    stream_access      what handlers may do with a stream that ASGI does not offer
+    asgi_exchange      the exchange of a request that hypercorn serves
 """

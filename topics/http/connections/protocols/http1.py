@@ -315,14 +315,22 @@ class Http1(H11Protocol):
     def _connection(self) -> Connection:
         return cast(Connection, self.connection_state["connection"])
 
+    def unused_input(self) -> bytes:
+        """The input behind the request that was answered."""
+        assert isinstance(self.connection, h11.Connection)
+        return self.connection.trailing_data[0]
+
     async def _maybe_recycle(self) -> None:
-        """After an answer: read the next request, or close the connection.
+        """After an answer: let the lane go on, read the next request, or close the connection.
 
         If no further request is read, hypercorn would leave the reader waiting for ever if it has one in its buffer.
         """
         await self._close_stream()
         state = self.connection
         if not self.context.terminated.is_set() and state.our_state is h11.DONE and state.their_state is h11.DONE:
+            if self._connection.go_back():
+                await self._resumption.end()
+                return
             state.start_next_cycle()
             await self.can_read.set()
             await self.send(Updated(idle=True))

@@ -71,6 +71,12 @@ class Protocols(ProtocolWrapper):
         assert isinstance(protocol, Http1 | Http2)
         return protocol.has_part()
 
+    def unused_input(self) -> bytes:
+        """The input behind the last request that was answered over HTTP/1.1."""
+        protocol = self.protocol
+        assert isinstance(protocol, Http1)
+        return protocol.unused_input()
+
     async def ended(self) -> None:
         """Wake the answers that wait for the peer's flow control window, because the peer is gone."""
         if isinstance(self.protocol, H2Protocol):
