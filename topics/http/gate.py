@@ -102,6 +102,7 @@ class Gate:
         self._engine = engine
         self._audit = audit
         self._slow_ms = engine.settings.slow_request_ms
+        self._logs_requests = engine.settings.log_level == "debug"
         self.access = KeyAccess(engine.settings, engine.clock, keyring or Keyring(engine.settings.api_keys))
         settings = engine.settings
         self._origins = Origins(settings.cors_origins, settings.allowed_hosts if is_loopback(settings.host) else None)
@@ -199,7 +200,8 @@ class Gate:
         is neither a stream nor a call that waits for records."""
         duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
         self.figures.count(_label(call), status, duration)
-        log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
+        if self._logs_requests:
+            log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
         if self._slow_ms and duration > self._slow_ms and not call.waits and not is_stream:
             log.warning(
                 "slow_request",
@@ -303,6 +305,8 @@ class Gate:
         strict = is_strict(call.headers)
         if strict:
             check_query(found.route, call.query, lines=is_lines(call))
+        if not call.key.digest:
+            return await self._carry_out(call, found, strict=strict)
         with self.access.granting(call.grant):
             return await self._carry_out(call, found, strict=strict)
 

@@ -52,6 +52,10 @@ class Exchange(ABC):
 
     # -- the body ------------------------------------------------------------------------------------------------------
 
+    def whole_body(self, most: int) -> bytes | None:
+        """The whole body, which is received with this, if it is there already and has 1 to `most` bytes; else None."""
+        return None
+
     @abstractmethod
     def receive_nowait(self) -> bytes | None:
         """The next piece of the body if it is there already, which spares a timer; else None. Raises ClientGone."""

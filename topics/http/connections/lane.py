@@ -170,6 +170,15 @@ class LaneExchange(Exchange):
 
     # -- the body ------------------------------------------------------------------------------------------------------
 
+    def whole_body(self, most: int) -> bytes | None:
+        """The body, if all of it came with the head and it has at most `most` bytes."""
+        piece = self._piece
+        if piece is None or self._left or len(piece) > most:
+            return None
+        self._piece = None
+        self.body_complete = True
+        return piece
+
     def receive_nowait(self) -> bytes | None:
         """The part of the body that came with the head; then None. Never raises."""
         piece, self._piece = self._piece, None

@@ -77,6 +77,11 @@ class BodyReader:
         leaves in the middle or is too slow.
         """
         headers = call.headers
+        if headers.get(b"content-type") == JSON_TYPE and b"content-encoding" not in headers:
+            body = call.exchange.whole_body(min(SMALL_BODY, self._limit_of(kind)[1]))
+            if body is not None:
+                await self.hold(call, len(body))
+                return body
         kinds = (JSON_TYPE, LINES_TYPE) if kind is BodyKind.JSON_OR_LINES else (JSON_TYPE,)
         name, limit = self._limit_of(kind)
         declared = headers.get(b"content-length")
