@@ -110,8 +110,8 @@ class Gate:
         self._reader = BodyReader(engine.settings, self.access.share)
         self.figures = RequestFigures()
         self._bulk = Bulk(engine, self.figures)
-        self._data = {**DataPlane(engine).handlers, "export": self._bulk.export}
-        self._control = ControlPlane(engine, Exposition(engine, self.figures), self.refusal)
+        self._data = {**DataPlane(engine, self.refusal).handlers, "export": self._bulk.export}
+        self._control = ControlPlane(engine, Exposition(engine, self.figures))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

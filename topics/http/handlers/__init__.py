@@ -6,6 +6,7 @@ bulk            exports and ingests
 stages          stages and their commits
 queues          claim, ack, nack, extend, and the stream `/work`
 streams         server-sent events
+states          the state of a topic, health and readiness
 websocket       the WebSocket
 transports      sending frames from an outbox on a connection
 """

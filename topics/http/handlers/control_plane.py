@@ -23,8 +23,6 @@ from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.http.answer_types import (
     CheckpointAnswer,
-    HealthAnswer,
-    ReadyAnswer,
     RecordsDeletedAnswer,
     RootAnswer,
     RouterAnswer,
@@ -34,7 +32,6 @@ from topics.http.answer_types import (
     TopicAnswer,
     TopicDeletedAnswer,
     TopicListAnswer,
-    TopicStateAnswer,
 )
 from topics.http.answers.metrics import Exposition
 from topics.http.calls import Call, Response, json_response
@@ -53,13 +50,11 @@ _FAILURE: Final = "topics.failure"
 
 
 class ControlPlane:
-    """Answers calls through Quart. `refusal` returns the error with which the gate refuses requests in the present
-    phase of the daemon; `ready` reports it."""
+    """Answers calls through Quart."""
 
-    def __init__(self, engine: Engine, exposition: Exposition, refusal: Callable[[], ApiError | None]) -> None:
+    def __init__(self, engine: Engine, exposition: Exposition) -> None:
         self._engine = engine
         self._exposition = exposition
-        self._refusal = refusal
         self._app = self._make_app()
 
     def _make_app(self) -> QuartTrio:
@@ -68,7 +63,6 @@ class ControlPlane:
         app.config.update(MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None)
         views: Mapping[str, View] = {
             "put_topic": self.put_topic,
-            "get_topic": self.get_topic,
             "delete_topic": self.delete_topic,
             "list_topics": self.list_topics,
             "delete_records": self.delete_records,
@@ -78,10 +72,6 @@ class ControlPlane:
             "delete_router": self.delete_router,
             "checkpoint": self.checkpoint,
             "root": self.root,
-            "health": self.health,
-            "healthz": self.health,
-            "ready": self.ready,
-            "readyz": self.ready,
             "metrics": self.metrics,
             "openapi": self.openapi,
             "docs": self.docs,
@@ -150,11 +140,6 @@ class ControlPlane:
         )
         answer = TopicAnswer(topic=topic, created=created, config=config, performance=self._performance())
         return json_response(answer, 201 if created else 200)
-
-    async def get_topic(self, topic: str) -> Response:
-        """`GET /v0/topics/{topic}`."""
-        state = await self._engine.topic_states.of(topic, touch=query_strings.decode_touch(_query()))
-        return json_response(TopicStateAnswer(**asdict(state), performance=self._performance()))
 
     async def list_topics(self) -> Response:
         """`GET /v0/topics`. With `touch` the topics are touched after their state was read for the answer."""
@@ -280,19 +265,6 @@ class ControlPlane:
             metrics="/v0/metrics",
         )
         return json_response(answer)
-
-    async def health(self) -> Response:
-        """`GET /v0/health`: says that the process answers."""
-        uptime = self._engine.clock.monotonic_ms() - self._engine.status.started_ms
-        return json_response(HealthAnswer(status="ok", version=__version__, uptime_ms=uptime))
-
-    async def ready(self) -> Response:
-        """`GET /v0/ready`: says whether the daemon accepts requests."""
-        refusal = self._refusal()
-        if refusal is not None:
-            raise refusal
-        topics = len(self._engine.registry.topics)
-        return json_response(ReadyAnswer(status="ready", wal_replay_complete=True, topics=topics))
 
     async def checkpoint(self) -> Response:
         """`POST /v0/admin/checkpoint`."""

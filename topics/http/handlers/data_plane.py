@@ -1,5 +1,6 @@
-"""The calls that are made most often or last longest: append, stages, diff, queues and streams. They do not go through
-Quart, which takes 0.3 ms a request (`docs/spec/runtime.md` section 3), as much as all the rest of such a call.
+"""The calls that are made most often or last longest: append, stages, diff, queues, streams and states. They do not
+go through Quart, which takes 0.3 ms a request, as much as all the rest of such a call (`docs/spec/runtime.md` section
+3).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.stages import Stages
+from topics.http.handlers.states import States
 from topics.http.handlers.streams import Streams
 from topics.http.openapi.strict_names import explained, is_strict
 from topics.http.requests import append_requests, read_requests
@@ -24,10 +26,12 @@ Handler = Callable[[Call], Awaitable[Response | OpenAnswer]]
 
 
 class DataPlane:
-    """The handlers of the data plane, by the names of the route table."""
+    """The handlers of the data plane, by the names of the route table. `refusal` returns the error with which the gate
+    refuses requests in the present phase of the daemon."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, refusal: Callable[[], ApiError | None]) -> None:
         self._engine = engine
+        states = States(engine, refusal)
         streams = Streams(engine)
         queues = Queues(engine)
         self._stages = Stages(engine)
@@ -46,6 +50,11 @@ class DataPlane:
             "nack": queues.nack,
             "extend": queues.extend,
             "work": queues.work,
+            "get_topic": states.get_topic,
+            "health": states.health,
+            "healthz": states.health,
+            "ready": states.ready,
+            "readyz": states.ready,
         }
 
     async def append(self, call: Call) -> Response:
