@@ -64,11 +64,13 @@ class DaemonProcess:
             time.sleep(0.005)
         return time.perf_counter() - began
 
-    def stop(self) -> None:
-        """Ask it to stop, and see that it stopped in order."""
+    def stop(self) -> float:
+        """Ask it to stop, and see that it stopped in order. Returns the seconds that took."""
+        began = time.perf_counter()
         code = self._end(signal.SIGTERM)
         if code != 0:
             raise RuntimeError(f"the daemon did not stop in order, but with {code}:\n{self._end_of_log()}")
+        return time.perf_counter() - began
 
     def kill(self) -> None:
         """What a crash would do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from benchmarks.bench import Bench, Control, append_request, full_record, plain_record
+from benchmarks.bench import Bench, Control, append_request, full_record, plain_record, quiet
 from benchmarks.client import Answer, request_bytes, run_load
 from benchmarks.diff import BATCH, fill, read_all
 from benchmarks.figures import Figure, figure, slug
@@ -70,23 +70,27 @@ def _many_topics(bench: Bench) -> list[Figure]:
     samples: dict[str, list[list[float]]] = {}
     for count in (FEW, many):
         bench.say(f"{count:,} topics")
-        with bench.daemon(max_topics=0) as daemon:
+        with bench.scratch() as scratch, DaemonProcess(scratch / "data", **quiet({"max_topics": 0})) as daemon:
+            daemon.start()
             create_topics(daemon.port, count)
             resident = resident_mib(daemon.pid)
             latencies = _latencies(bench, daemon.port, count)
-            daemon.stop()
+            stopped = daemon.stop()
             ready = daemon.start()
             after = resident_mib(daemon.pid)
             Control(daemon.port).checkpoint()
             daemon.kill()
             ready_killed = daemon.start()
             _expect_topics(daemon, count)
+            stopped_idle = daemon.stop()
         aims = (400.0, 5.0) if count == many and not bench.quick else (None, None)
         key = "few-topics" if count == FEW else "many-topics"
         title = f"{count:,} idle topics"
         figures += [
             figure(f"{title}, resident", "MiB", [resident], key=key, at_most=aims[0]),
             figure(f"{title}, resident after a restart", "MiB", [after], key=f"{key}-restarted", at_most=aims[0]),
+            figure(f"{title}, stop after they were made", "s", [stopped], key=f"{key}-made-stop", at_most=aims[1]),
+            figure(f"{title}, stop with nothing new", "s", [stopped_idle], key=f"{key}-stop", at_most=aims[1]),
             figure(f"{title}, ready after a restart", "s", [ready], key=f"{key}-ready", at_most=aims[1]),
             figure(f"{title}, ready after SIGKILL", "s", [ready_killed], key=f"{key}-killed", at_most=aims[1]),
         ]

@@ -331,7 +331,7 @@ _ALL = (
             *_each(("records",), ("", "highest", "read", "restarted", "read-again")),
             *_each(
                 ("few-topics", "many-topics"),
-                ("", "restarted", "ready", "killed", "list-page", "state", "append"),
+                ("", "restarted", "made-stop", "stop", "ready", "killed", "list-page", "state", "append"),
             ),
             *("list-page-times", "state-times", "append-times"),
         ),

@@ -165,7 +165,7 @@ class Readers:
 BATCHES = {1: 5_000, 8: 20_000, 32: 50_000, 100: 100_000}
 """And how many jobs a second there are for it: more than can be claimed."""
 CONNECTIONS = (1, 4, 8, 16)
-TARGETS = {8: 5_000, 32: 15_000}
+TARGETS = {8: 15_000, 32: 30_000}
 SYNCED: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("fsync", "fsync", {"durability": "fsync"}),
     ("durable", "disk, leases_durable", {"durability": "disk", "leases_durable": True}),

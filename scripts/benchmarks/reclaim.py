@@ -38,11 +38,11 @@ def run(bench: Bench) -> list[Figure]:
         control.create(TOPIC)
         control.create(OTHER, durability="disk")
         bench.say(f"{records:,} records")
-        fill(daemon.port, _batches(records))
+        fill(daemon.port, tagged_batches(records))
         control.checkpoint()
         state = control.state(TOPIC)
         directory = daemon.data_dir / "topics" / f"{state['epoch']:016x}"
-        full, live_before = _sizes(directory), state["bytes"]
+        full, live_before = segment_bytes(directory), state["bytes"]
         request = append_request(OTHER, [plain_record(0)])
         before = bench.repeat(append_singles, bench, daemon.port, request)
 
@@ -55,7 +55,7 @@ def run(bench: Bench) -> list[Figure]:
         watch = _Watch(directory)
         meanwhile = run_while(daemon.port, watch, request, CountAppended(1))
         reclaim_s = watch.changed_at - began
-        left = _sizes(directory)
+        left = segment_bytes(directory)
         state = control.state(TOPIC)
         if state["count"] != records - deleted:
             raise WrongAnswer(f"{state['count']} records are left of {records}, {deleted} were deleted")
@@ -78,12 +78,13 @@ def run(bench: Bench) -> list[Figure]:
         figure(f"until the last file has shrunk (scans every {RECLAIM_MS} ms)", "s", [reclaim_s], key="reclaimed"),
         figure("... given back", "MiB/s", [(full - left) / mib / reclaim_s], key="rate"),
     ]
-    for when, loads in (("before", before), ("meanwhile", [meanwhile])):
-        figures += append_latencies(f"append, one record, one connection, disk, {when}", f"append-{when}", loads)
+    for when, loads, p99 in (("before", before, 1), ("meanwhile", [meanwhile], 5)):
+        figures += append_latencies(f"append, one record, one connection, disk, {when}", f"append-{when}", loads, p99)
     return figures
 
 
-def _batches(records: int) -> list[bytes]:
+def tagged_batches(records: int) -> list[bytes]:
+    """Appends of 1000 records to `TOPIC`, each with a tag by chance."""
     chance = random.Random(1)
     return [
         append_request(TOPIC, [f'{{"data":{PLAIN_DATA},"tag":"tag-{chance.randrange(TAGS)}"}}' for _ in range(BATCH)])
@@ -91,7 +92,7 @@ def _batches(records: int) -> list[bytes]:
     ]
 
 
-def _sizes(directory: Path) -> int:
+def segment_bytes(directory: Path) -> int:
     """Bytes of all segment files of a topic."""
     total = 0
     for path in directory.glob("seg-*"):
@@ -107,7 +108,7 @@ class _Watch:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._size = self._full = _sizes(directory)
+        self._size = self._full = segment_bytes(directory)
         self._began = self._looked_at = self.changed_at = time.perf_counter()
 
     def __call__(self) -> bool:
@@ -115,7 +116,7 @@ class _Watch:
         if now - self._looked_at < 0.2:
             return True
         self._looked_at = now
-        size = _sizes(self._directory)
+        size = segment_bytes(self._directory)
         if size != self._size:
             self._size, self.changed_at = size, now
         if now - self._began > MOST_S:

@@ -188,14 +188,17 @@ def between(one: Run, place: int) -> list[float]:
 
 
 def both_percentiles(
-    name: str, key: str, samples: Sequence[Sequence[float]], reference: str | None = None
+    name: str, key: str, samples: Sequence[Sequence[float]], reference: str | None = None, p50: float | None = None
 ) -> list[Figure]:
-    """`reference` is the key of the same without what is measured, as is `key` without `-p50`."""
+    """`reference` is the key of the same without what is measured, as is `key` without `-p50`; `p50` is the target."""
     figures = []
     for label, share in (("p50", 0.5), ("p99", 0.99)):
         values = [percentile(some, share) for some in samples]
         references = None if reference is None else (f"{reference}-{label}",)
-        figures.append(figure(f"{name}, {label}", "ms", values, key=f"{key}-{label}", references=references))
+        aim = p50 if label == "p50" else None
+        figures.append(
+            figure(f"{name}, {label}", "ms", values, key=f"{key}-{label}", at_most=aim, references=references)
+        )
     return figures
 
 
@@ -252,7 +255,8 @@ def _hops(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
         figures += both_percentiles(f"{name} {first}", f"{key}-source", [at_watcher(one, 0) for one in runs], at)
         figures += both_percentiles(f"{name} {second}", f"{key}-dest", [at_watcher(one, 1) for one in runs], at)
         name = f"{name} {second}, after that at {first}"
-        figures += both_percentiles(name, f"{key}-added", [between(one, 1) for one in runs])
+        aim = 0.4 if key in {"hop-within", "hop-across"} else None
+        figures += both_percentiles(name, f"{key}-added", [between(one, 1) for one in runs], p50=aim)
     return figures
 
 
