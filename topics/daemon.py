@@ -35,6 +35,7 @@ from topics.engine.engine import Engine
 from topics.http.app import make_app
 from topics.http.connections.server import Server, open_listener, port_of, serve
 from topics.http.gate import Gate
+from topics.http.handlers.control_plane import load_late
 from topics.runtime.clock import SystemClock
 from topics.runtime.garbage_collector import building
 from topics.runtime.offload import Pool, ThreadOffload
@@ -231,6 +232,7 @@ class Daemon:
             await self.engine.store.space.look()
             self.engine.open_for_business()
             log.info("ready", version=__version__, port=self.port, topics=len(self.engine.registry.topics))
+            background.start_soon(trio.to_thread.run_sync, load_late)
             await self._stop.wait()
             with trio.move_on_after(self.settings.drain_ms / 1000) as limit:
                 await self._drain(server, background.cancel_scope)

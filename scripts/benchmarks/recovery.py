@@ -20,6 +20,10 @@ SETTINGS: dict[str, object] = {"checkpoint_ms": NEVER_MS, "drain_ms": 50_000}
 """No checkpoint is due but at the rotation of a WAL file, which a hold prevents; and the one of a stop has time."""
 
 
+IMPORTS = "from topics.cli.serve import building, withheld\nwith withheld('rich'), building(): import topics.daemon"
+"""As `topics serve` does it."""
+
+
 def run(bench: Bench) -> list[Figure]:
     """Seconds from the start of the process to ready; the records are counted each time."""
     bench = replace(bench, many=True)
@@ -72,7 +76,7 @@ def start_references(bench: Bench) -> list[Figure]:
 
 def _import() -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import topics.cli.serve, topics.daemon"], check=True)
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
     return time.perf_counter() - began
 
 

@@ -21,7 +21,8 @@ import yaml  # type: ignore[import-untyped]
 
 from topics.auth.keys import ALL, parse_key_file
 from topics.config import CLIENT_VARIABLES, SETTINGS, load_settings
-from topics.http.answers.metrics import RequestFigures, families
+from topics.http.answers.metrics import families
+from topics.http.answers.request_figures import RequestFigures
 from topics.http.connections.server import KEEP_ALIVE_S
 from topics.http.routes import ROUTES
 from topics.telemetry.figures import EngineFigures

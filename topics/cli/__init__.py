@@ -21,6 +21,7 @@
     failures           messages and exit codes
     stop_signals       signals that ask a command to end
     signal_exceptions  signals that end a command as an exception would
+    withheld_modules   imports without what a library loads only because it is there
 
 It is a client of the REST interface; only `serve` and `offline` import the daemon or its storage.
 """

@@ -11,8 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -24,6 +23,7 @@ from click.shell_completion import CompletionItem, shell_complete
 import topics
 from topics.cli import failures
 from topics.cli.values import Duration
+from topics.cli.withheld_modules import withheld
 
 if TYPE_CHECKING:
     from topics.client import Client, Retry
@@ -163,29 +163,16 @@ def connect(options: CommandOptions, *, retry: Retry | None = None, timeout_s: f
     By default no call is repeated: a person would rather know that the daemon is away than wait. Commands that run for
     long give a `retry`. Exits with 2 if the url, the token or the token's file cannot be used.
     """
-    with _only_what_blocks():
+    # What httpx loads only because it is there is half of the time that `topics ls` takes: rich, for a command line of
+    # its own, and Trio, for asynchronous clients. Who needs such a client on Trio has loaded Trio before.
+    with withheld(*(() if "httpcore" in sys.modules else ("httpx._main", "trio"))):
+        import httpcore  # noqa: F401, PLC0415
+        import httpx  # noqa: F401, PLC0415
+
         from topics.client.sync import Client  # noqa: PLC0415
 
     timeout = options.timeout_ms / 1000 if timeout_s is None else timeout_s
     return Client(_url(options), _token(options), timeout=timeout, retry=retry)
-
-
-@contextmanager
-def _only_what_blocks() -> Iterator[None]:
-    """Without what httpx loads only because it is there: rich, for a command line of its own, and Trio, for clients
-    that are asynchronous. That is half of the time that `topics ls` takes. Who needs an asynchronous client on Trio
-    has loaded Trio before."""
-    unneeded = [name for name in ("httpx._main", "trio") if name not in sys.modules and "httpcore" not in sys.modules]
-    modules: dict[str, Any] = sys.modules  # None in it: the import of that module fails
-    modules.update(dict.fromkeys(unneeded))
-    try:
-        import httpcore  # noqa: F401, PLC0415
-        import httpx  # noqa: F401, PLC0415
-
-        yield
-    finally:
-        for name in unneeded:
-            del modules[name]
 
 
 def _url(options: CommandOptions) -> str:

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import click
 
+from topics.cli.withheld_modules import withheld
 from topics.config import SETTINGS, ConfigError, Setting, load_settings
+from topics.runtime.garbage_collector import building
 
 HELP_WIDTH: Final = 100
 
@@ -68,11 +70,14 @@ def _serve(**flags: str | None) -> None:
     for setting in SETTINGS.values():
         if setting.secret:
             os.environ.pop(setting.variable, None)
-    # Imported here so that --help and a refused start need neither Trio nor hypercorn.
-    from topics.telemetry.logs import setup_logging  # noqa: PLC0415
+    # Imported here so that --help and a refused start need neither Trio nor hypercorn. structlog loads rich, if it is
+    # there, for tracebacks that the log has in a form of its own. What is imported stays, so it is no time to look for
+    # garbage.
+    with withheld("rich"), building():
+        from topics.telemetry.logs import setup_logging  # noqa: PLC0415
 
-    setup_logging(settings.log_level, settings.log_format)
-    from topics import daemon  # noqa: PLC0415
+        setup_logging(settings.log_level, settings.log_format)
+        from topics import daemon  # noqa: PLC0415
 
     sys.exit(daemon.run(settings))
 

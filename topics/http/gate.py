@@ -19,7 +19,6 @@ from typing import Final
 import msgspec
 import structlog
 import trio
-from werkzeug.exceptions import HTTPException
 
 from topics.auth.keys import ANY_KEY, Key, Keyring
 from topics.config import is_loopback
@@ -28,7 +27,7 @@ from topics.errors import ApiError
 from topics.http.accept import qualities
 from topics.http.access.key_access import KeyAccess
 from topics.http.access.origins import Origins
-from topics.http.answers.metrics import Exposition, RequestFigures
+from topics.http.answers.request_figures import RequestFigures
 from topics.http.calls import (
     PROMPT_ANSWER,
     Call,
@@ -111,7 +110,7 @@ class Gate:
         self.figures = RequestFigures()
         self._bulk = Bulk(engine, self.figures)
         self._data = {**DataPlane(engine, self.refusal).handlers, "export": self._bulk.export}
-        self._control = ControlPlane(engine, Exposition(engine, self.figures))
+        self._control = ControlPlane(engine, self.figures)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -186,9 +185,7 @@ class Gate:
 
     def _failure(self, call: Call, error: Exception) -> tuple[str, Response]:
         """The error code and the answer of a call that has raised `error`; called while it is handled."""
-        if isinstance(error, HTTPException):
-            error = _from_werkzeug(error)
-        elif isinstance(error, ApiError):
+        if isinstance(error, ApiError):
             self._count_refusal(error)
         else:
             log.exception("request_failed", route=_label(call))
@@ -462,13 +459,6 @@ def _request_id(headers: Mapping[bytes, bytes]) -> str:
     if given is not None and _REQUEST_ID.fullmatch(given) is not None:
         return given.decode()
     return new_request_id()
-
-
-def _from_werkzeug(error: HTTPException) -> ApiError:
-    """The error for a request that Quart itself refuses because of its form."""
-    code = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large", 415: "unsupported_media_type"}
-    status = error.code or 500
-    return ApiError(code.get(status, "invalid_request" if status < 500 else "internal"), error.name)
 
 
 def accepts_gzip(accept_encoding: bytes) -> bool:

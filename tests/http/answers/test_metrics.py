@@ -18,7 +18,8 @@ from tests.http.conftest import Served
 from tests.http.fake_engine import FakeEngine
 from topics.auth.keys import ALL, OPEN, Key
 from topics.config import Settings
-from topics.http.answers.metrics import PREFIX, SLICE, Exposition, RequestFigures, families
+from topics.http.answers.metrics import PREFIX, SLICE, Exposition, families
+from topics.http.answers.request_figures import RequestFigures
 from topics.telemetry.figures import EngineFigures, RouterFigures, TopicFigures
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"

@@ -3,14 +3,15 @@ and as JSON.
 
 Nothing is kept in the registry of prometheus-client between scrapes. The engine is asked when a client scrapes, so that
 no append pays for a metric that nobody reads. A thousand topics make some 200 KiB of text. They are rendered in steps
-of about a millisecond, and other tasks run in between.
+of about a millisecond, and other tasks run in between. This module alone imports prometheus-client; it is imported when
+the daemon is ready, or by the first scrape.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sized
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,6 +21,7 @@ from prometheus_client.registry import Collector
 from topics.auth.keys import OPEN, Key
 from topics.engine.engine import Engine
 from topics.http.accept import qualities
+from topics.http.answers.request_figures import RequestFigures
 from topics.http.calls import Response, encode
 from topics.telemetry.figures import DeliveryFigures, EngineFigures, Histogram
 
@@ -27,58 +29,6 @@ PREFIX: Final = "topics_"
 
 SLICE: Final = 200
 """Samples that are rendered in one step of the loop."""
-
-# Milliseconds: from an append that is answered from memory to a long poll that waits its full time.
-REQUEST_BOUNDS_MS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
-
-
-class ConnectionFigures(Protocol):
-    """The part of `topics.http.connections.server.Server` that the metrics show."""
-
-    @property
-    def connections(self) -> Sized:
-        """The open connections."""
-
-    @property
-    def refused_total(self) -> int:
-        """How many new connections were closed since the start, because there were too many."""
-
-
-class ExportFigures:
-    """The totals of all exports in one format."""
-
-    def __init__(self) -> None:
-        self.seqs = 0
-        """Seqs that were examined."""
-        self.records = 0
-        """Records that were sent."""
-        self.bytes = 0
-        """Bytes that were sent, without the chunk heads of the transfer."""
-
-
-class RequestFigures:
-    """The counts of the gate: answers by route and status, their times, refusals before the engine was asked, exports,
-    and lines missing in the audit log."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()
-        self.duration_ms = Histogram(REQUEST_BOUNDS_MS)
-        self.throttled: Counter[str] = Counter()
-        """Answers with 429, by the limit."""
-        self.unauthorized: Counter[str] = Counter()
-        """Answers with 401 and 403, by the error code."""
-        self.exports: Counter[tuple[str, str]] = Counter()
-        """Exports that were begun, by format and by whether `data` was asked for."""
-        self.exported = {name: ExportFigures() for name in ("arrow", "ndjson")}
-        self.server: ConnectionFigures | None = None
-        """Set when the server listens."""
-        self.audit_failures = 0
-        """Lines of the audit log that could not be written."""
-
-    def count(self, route: str, status: int, duration_ms: float) -> None:
-        """Count one request that has been answered."""
-        self.requests[route, status] += 1
-        self.duration_ms.observe(duration_ms)
 
 
 def families(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metric]:

@@ -1,7 +1,8 @@
 """The handlers of the calls.
 
 data_plane      append and read; the table of the handlers that are called without Quart
-control_plane   the calls that go through Quart: topics, routers, deletion of records, the daemon itself
+control_plane   the calls that are not so frequent: topics, routers, deletion of records, the daemon itself
+quart_app       the Quart-Trio application that they go through
 bulk            exports and ingests
 stages          stages and their commits
 queues          claim, ack, nack, extend, and the stream `/work`

@@ -22,7 +22,7 @@ from topics.engine.operations.export import Export, ExportEnd, ExportRequest, Ex
 from topics.errors import ApiError, invalid
 from topics.http.accept import qualities
 from topics.http.answer_types import IngestAnswer
-from topics.http.answers.metrics import ExportFigures, RequestFigures
+from topics.http.answers.request_figures import ExportFigures, RequestFigures
 from topics.http.calls import Call, OpenAnswer, Response, encode
 from topics.http.handlers.data_plane import idempotency_header
 from topics.http.handlers.stages import stage_response

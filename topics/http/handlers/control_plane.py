@@ -1,22 +1,21 @@
-"""The Quart-Trio application: the calls that are not made so often that Quart's cost matters.
+"""The calls that are not made so often that Quart's cost matters: the views of the Quart-Trio application.
 
 The gate has found the route, read the body and checked the names before Quart gets a request. Quart's answer goes back
 to the gate, which adds the headers of every answer. Exceptions are carried out of Quart unchanged, and the gate answers
-them.
+them. Quart is imported when the daemon is ready (`load_late`), or by the first call before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from msgspec import UNSET
 from msgspec.structs import asdict
-from quart import Response as QuartResponse
-from quart import request
-from quart_trio import QuartTrio
 
 from topics import __version__
 from topics.engine.engine import Engine
@@ -33,35 +32,36 @@ from topics.http.answer_types import (
     TopicDeletedAnswer,
     TopicListAnswer,
 )
-from topics.http.answers.metrics import Exposition
+from topics.http.answers.request_figures import RequestFigures
 from topics.http.calls import Call, Response, json_response
 from topics.http.handlers.data_plane import check_dead_letter
-from topics.http.openapi.docs_page import CONTENT_POLICY, page_bytes
 from topics.http.openapi.document import document_bytes
 from topics.http.requests import query_strings, topic_requests
-from topics.http.routes import ROUTES, Plane
 from topics.log.names import check_topic_name
 from topics.model import Performance, RouterPatch
 
-View = Callable[..., Awaitable[Response]]
+if TYPE_CHECKING:
+    from topics.http.handlers.quart_app import QuartApp, View
 
-_CALL: Final = "topics.call"
-_FAILURE: Final = "topics.failure"
+_current: Final[ContextVar[Call]] = ContextVar("call")
+"""The call that is answered."""
+
+
+def load_late() -> None:
+    """Blocking: import what the first calls of the control plane would wait for. A start does not need it, so the
+    daemon calls this in a worker thread when it is ready."""
+    for name in ("topics.http.handlers.quart_app", "topics.http.answers.metrics", "topics.http.openapi.docs_page"):
+        importlib.import_module(name)
 
 
 class ControlPlane:
     """Answers calls through Quart."""
 
-    def __init__(self, engine: Engine, exposition: Exposition) -> None:
+    def __init__(self, engine: Engine, figures: RequestFigures) -> None:
         self._engine = engine
-        self._exposition = exposition
-        self._app = self._make_app()
-
-    def _make_app(self) -> QuartTrio:
-        app = QuartTrio("topics", static_folder=None)
-        # The gate limits bodies. There is no limit on the time of a request.
-        app.config.update(MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None)
-        views: Mapping[str, View] = {
+        self._figures = figures
+        self._app: QuartApp | None = None
+        self._views: Mapping[str, View] = {
             "put_topic": self.put_topic,
             "delete_topic": self.delete_topic,
             "list_topics": self.list_topics,
@@ -76,23 +76,15 @@ class ControlPlane:
             "openapi": self.openapi,
             "docs": self.docs,
         }
-        for route in ROUTES:
-            if route.plane is Plane.CONTROL:
-                rule = route.template.replace("{", "<").replace("}", ">")
-                app.add_url_rule(
-                    rule,
-                    route.name,
-                    _as_quart_view(views[route.name]),
-                    methods=[route.method],
-                    provide_automatic_options=False,
-                )
-        app.register_error_handler(Exception, _carry_out)
-        return app
 
     async def handle(self, call: Call, path: str) -> Response:
         """Answer a call whose route is known. `path` is the decoded path. Raises what the view raises."""
+        if self._app is None:
+            # Quart, Flask, Werkzeug and Jinja: a seventh of a start, if it imported them.
+            from topics.http.handlers.quart_app import QuartApp  # noqa: PLC0415
+
+            self._app = QuartApp(self._views)
         scope = {**call.exchange.asgi_scope(), "path": path, "raw_path": path.encode(), "root_path": ""}
-        scope[_CALL] = call
         # Without the fields about framing and encoding, because the body is here decoded. With another Host, because
         # Quart makes a URL of it and fails on some valid ones.
         kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _FRAMING]
@@ -116,9 +108,11 @@ class ControlPlane:
             elif message["type"] == "http.response.body":
                 chunks.append(message.get("body", b""))
 
-        await self._app(scope, receive, send)  # type: ignore[arg-type]
-        if (failure := scope.get(_FAILURE)) is not None:
-            raise failure
+        token = _current.set(call)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            _current.reset(token)
         assert started, "Quart has answered"
         headers = {name.lower(): value for name, value in started["headers"]}
         kind = headers.pop(b"content-type")
@@ -276,8 +270,11 @@ class ControlPlane:
 
     async def metrics(self) -> Response:
         """`GET /v0/metrics`."""
-        call = _call()
-        return await self._exposition.respond(call.headers.get(b"accept", b"").decode("latin-1"), call.key)
+        # prometheus-client is not needed before the first scrape.
+        from topics.http.answers.metrics import Exposition  # noqa: PLC0415
+
+        exposition = Exposition(self._engine, self._figures)
+        return await exposition.respond(_call().headers.get(b"accept", b"").decode("latin-1"), _call().key)
 
     async def openapi(self) -> Response:
         """`GET /v0/openapi.json`."""
@@ -285,6 +282,9 @@ class ControlPlane:
 
     async def docs(self) -> Response:
         """`GET /v0/docs`."""
+        # Jinja is not needed before somebody reads the page.
+        from topics.http.openapi.docs_page import CONTENT_POLICY, page_bytes  # noqa: PLC0415
+
         page = await trio.to_thread.run_sync(page_bytes)
         return Response(200, page, b"text/html; charset=utf-8", [(b"content-security-policy", CONTENT_POLICY)])
 
@@ -293,23 +293,8 @@ _FRAMING: Final = frozenset({b"content-encoding", b"content-length", b"transfer-
 
 
 def _call() -> Call:
-    call: Call = request.scope[_CALL]  # type: ignore[typeddict-item]
-    return call
+    return _current.get()
 
 
 def _query() -> bytes:
     return _call().query
-
-
-def _as_quart_view(view: View) -> Callable[..., Awaitable[QuartResponse]]:
-    async def quart_view(**params: Any) -> QuartResponse:
-        answer = await view(**params)
-        headers = {name.decode(): value.decode() for name, value in answer.headers}
-        return QuartResponse(answer.body, answer.status, headers, content_type=answer.content_type.decode())
-
-    return quart_view
-
-
-async def _carry_out(error: Exception) -> QuartResponse:
-    request.scope[_FAILURE] = error  # type: ignore[typeddict-unknown-key]
-    return QuartResponse(b"", 500)
