@@ -24,6 +24,7 @@ from benchmarks import (
     recovery,
     redis_streams,
     routers,
+    small,
     spark,
     watch,
     ws,
@@ -66,8 +67,29 @@ def _watching(kind: str) -> tuple[str, ...]:
 
 _CLAIMS = tuple(f"claim-{batch}-{connections}" for batch in queue.BATCHES for connections in queue.CONNECTIONS)
 _SYNCED = _each(("fsync", "durable"), ("1-1", "8-4", "32-4", "32-16"))
+_COSTS = tuple(f"claim-{batch}-{connections}-cpu" for batch in queue.TARGETS for connections in queue.CONNECTIONS)
+_SMALL = tuple(f"{key}-{connections}" for key in small.REQUESTS for connections in small.CONNECTIONS)
+_BESIDE = ("batches-disk", "batches-fsync", "checkpoints-disk", "upload-disk", "export-disk", "reclaim-disk")
 
 _ALL = (
+    Part(
+        "small",
+        "Small requests",
+        "One record appended or read, a state and a health check, each in a closed loop, with what it takes of the"
+        " processor; then one append beside the bulk work of others, and that work with and without it.",
+        small.run,
+        (
+            *SYNC,
+            *ECHO,
+            *redis_streams.SINGLES,
+            *_each(_SMALL, ("", "p50", "p99", "cpu")),
+            "client",
+            *both(*(f"beside-{one}" for one in _BESIDE)),
+            *_each(("batches",), ("alone", "with-disk", "with-fsync")),
+            *_each(("checkpoints", "upload", "export", "reclaim"), ("alone", "with-disk")),
+        ),
+        minutes=3.6,
+    ),
     Part(
         "append",
         "Append",
@@ -187,6 +209,7 @@ _ALL = (
             *redis_streams.CLAIMS,
             *(f"diff-{batch}" for batch in queue.BATCHES),
             *_CLAIMS,
+            *_COSTS,
             *_SYNCED,
             "client",
             *both("one-diff", "one-claim", "one-append", "one-ack"),

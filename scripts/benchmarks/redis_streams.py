@@ -225,6 +225,34 @@ def append_figures(bench: Bench) -> list[Figure]:
     return figures
 
 
+SINGLE_CONNECTIONS = (1, 16, 64)
+SINGLES = tuple(
+    f"redis-{fsync}-{connections}{suffix}"
+    for fsync in ("everysec", "always")
+    for connections in SINGLE_CONNECTIONS
+    for suffix in ("", "-p50", "-p99")
+)
+
+
+def single_append_figures(bench: Bench) -> list[Figure]:
+    """XADD of one record, as the part `small` appends it."""
+    figures = []
+    kinds: tuple[Fsync, ...] = ("everysec", "always")
+    for fsync in kinds:
+        with redis_server(bench, fsync) as port:
+            for connections in SINGLE_CONNECTIONS:
+                loads = bench.repeat(_append, bench, port, connections, 1, times=bench.few)
+                lines = "connection" if connections == 1 else "connections"
+                name = f"reference: Redis, one XADD, {connections} {lines}, {fsync}"
+                rates = [load.requests_per_s for load in loads]
+                figures += [
+                    figure(name, "requests/s", rates, key=f"redis-{fsync}-{connections}"),
+                    figure("... p50", "ms", percentiles(loads, 0.5)),
+                    figure("... p99", "ms", percentiles(loads, 0.99)),
+                ]
+    return figures
+
+
 def _append(bench: Bench, port: int, connections: int, batch: int) -> Load:
     """One repetition on a stream of its own, which is counted and deleted afterwards."""
     request, total = _xadd() * batch, 0

@@ -45,7 +45,8 @@ def render(document: Document) -> str:
     """The document as Markdown."""
     sections = [
         _INTRODUCTION + _warning(document),
-        filled(prose("introduction"), document),
+        _questions(document),
+        "## How it is measured\n\n" + filled(prose("introduction"), document),
         _machine(document),
         _summary(document),
         _parts(document),
@@ -118,6 +119,14 @@ def _spread(one: Result) -> str:
 
 
 # --- before the chapters ---------------------------------------------------------------------------------------------
+
+
+def _questions(document: Document) -> str:
+    """What users ask first: the rows of `questions` whose figures the run has, or nothing if it has none of them."""
+    measured = document.results()
+    head, rule, *rows = prose("questions").splitlines(keepends=True)
+    known = [row for row in rows if all(id_ in measured for id_ in placeholders(row))]
+    return filled("".join([head, rule, *known]), document) if known else ""
 
 
 def _warning(document: Document) -> str:

@@ -51,13 +51,13 @@ def test_no_figure_is_shown_twice() -> None:
     assert len(SHOWN) == len(set(SHOWN))
 
 
-@pytest.mark.parametrize("name", ["introduction", *PARTS])
+@pytest.mark.parametrize("name", ["questions", "introduction", *PARTS])
 def test_prose_speaks_only_of_figures_that_are_shown(name: str) -> None:
     assert [id_ for id_ in placeholders(prose(name)) if id_ not in SHOWN] == []
 
 
 def test_every_chapter_of_prose_belongs_to_a_part() -> None:
-    assert {path.stem for path in report.PROSE.glob("*.md")} == {"introduction", *PARTS}
+    assert {path.stem for path in report.PROSE.glob("*.md")} == {"questions", "introduction", *PARTS}
 
 
 def test_a_figure_is_a_row_with_spread_target_and_references() -> None:
@@ -67,6 +67,23 @@ def test_a_figure_is_a_row_with_spread_target_and_references() -> None:
     expected = "| `append/plain-1000` | appends | 500,000 records/s | 400,000 to 600,000 | 5 | >= 400,000 met |  |  |"
     assert rows(page, "append/plain-1000") == [expected]
     assert "| `echo` | 0.25 x |" in rows(page, "append/full-1000")[0]
+
+
+def test_the_document_opens_with_the_questions_that_the_run_can_answer() -> None:
+    values = {"disk-1-p50": 0.25, "disk-1-p99": 1, "fsync-1-p50": 0.5, "fsync-1-p99": 2}
+    times = [result(f"small/append-{key}", value, unit="ms") for key, value in values.items()]
+    page = render(run(append=part(MISSED), small=part(*times)))
+    opening, _, _ = page.partition("## How it is measured")
+    assert [line for line in opening.splitlines() if line.startswith("|")] == [
+        "| question | measured, in this run, on this machine |",
+        "|---|---|",
+        "| How long does one append take, p50 / p99? | `disk` 0.25 ms / 1 ms, `fsync` 0.5 ms / 2 ms |",
+        "| How many records a second in batches of 1000, 4 connections? | `disk` 300,000 records/s |",
+    ]
+
+
+def test_a_run_that_answers_no_question_has_no_table_of_them() -> None:
+    assert "question" not in render(run(append=part(MET)))
 
 
 def test_missed_targets_come_first_and_met_ones_are_counted() -> None:
