@@ -226,8 +226,8 @@ class Daemon:
             background.start_soon(self._restarted, "governor", self.engine.governor.run)
             if self.audit is not None:
                 background.start_soon(self._restarted, "audit_summaries", self.audit.run)
-            # The objects that recovery has built stay; frozen, they are not visited by each collection.
-            gc.collect()
+            # The objects that imports and recovery have built stay; frozen, they are not visited by each collection.
+            # They are not searched for garbage first: with 100,000 topics that takes 0.3 s, and finds hardly any.
             gc.freeze()
             await self.engine.store.space.look()
             self.engine.open_for_business()
