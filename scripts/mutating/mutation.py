@@ -40,7 +40,7 @@ Proof = Literal["unit", "crash", "life"]
 class Mutation:
     """One broken build. `old` is text that occurs exactly once in `file`, whole lines with their indentation left out;
     of those one is different in `new`, missing, or in another place. `breaks` says which promise that is: items of
-    `docs/spec/semantics.md` section 8, or rules of `docs/spec/crash.md`."""
+    `docs/spec/semantics.md` section 8, rules of `docs/spec/crash.md`, or sections of `docs/spec/speed.md`."""
 
     name: str
     subsystem: Subsystem

@@ -176,6 +176,11 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "storage/wal/test_stall.py",
         "simulation/test_crash_sweep.py",
     ),
+    "topics/storage/wal/group_writes.py": (
+        "storage/wal/test_group_writes.py",
+        "storage/wal/test_shard_writer.py",
+        "simulation/test_crash_sweep.py",
+    ),
     "topics/storage/wal/shard_writer.py": (
         "storage/wal/test_shard_writer.py",
         "storage/wal/test_stall.py",
@@ -199,6 +204,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/engine/delivery/feed.py": ("engine/delivery/test_topic_delivery.py",),
     "topics/engine/delivery/outbox.py": ("engine/delivery/test_outbox.py",),
     "topics/engine/delivery/watch_sessions.py": ("engine/delivery/test_watch_sessions.py",),
+    "topics/runtime/offload.py": ("runtime/test_offload.py", "storage/wal/test_group_writes.py"),
     "topics/runtime/window_clock.py": ("runtime/test_window_clock.py",),
 }
 """The tests that are nearest to a file, below `tests/`: a few seconds of them."""

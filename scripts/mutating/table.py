@@ -159,6 +159,87 @@ WAL: Final = (
         "8.1, rule 27: after a failed sync nothing is acked any more",
         "unit",
     ),
+    Mutation(
+        "group-that-waits-for-a-sync-written-on-the-loop",
+        "wal",
+        "topics/storage/wal/group_writes.py",
+        "if sync or size > LOOP_BYTES or not shard.has_room(start + size) or not self._is_loop_allowed():",
+        "if size > LOOP_BYTES or not shard.has_room(start + size) or not self._is_loop_allowed():",
+        "8.1: an acked fsync record survives any crash",
+        "unit",
+    ),
+    Mutation(
+        "large-group-written-on-the-loop",
+        "wal",
+        "topics/storage/wal/group_writes.py",
+        "if sync or size > LOOP_BYTES or not shard.has_room(start + size) or not self._is_loop_allowed():",
+        "if sync or not shard.has_room(start + size) or not self._is_loop_allowed():",
+        "speed 3: only small batches are written on the loop",
+        "unit",
+    ),
+    Mutation(
+        "room-allocated-on-the-loop",
+        "wal",
+        "topics/storage/wal/group_writes.py",
+        "if sync or size > LOOP_BYTES or not shard.has_room(start + size) or not self._is_loop_allowed():",
+        "if sync or size > LOOP_BYTES or not self._is_loop_allowed():",
+        "speed 3: no sync and no allocation is on the loop",
+        "unit",
+    ),
+    Mutation(
+        "written-on-the-loop-beside-a-sync",
+        "wal",
+        "topics/storage/wal/group_writes.py",
+        """
+                self._offload.is_disk_free()
+                and self._slow < MOST_SLOW
+        """,
+        """
+                True
+                and self._slow < MOST_SLOW
+        """,
+        "speed 3: nothing is written on the loop while a sync is in flight on that file system",
+        "unit",
+    ),
+    Mutation(
+        "syncs-are-not-counted",
+        "wal",
+        "topics/runtime/offload.py",
+        "self._holding += holding",
+        "self._holding += 0",
+        "speed 3: nothing is written on the loop while a sync is in flight on that file system",
+        "unit",
+    ),
+    Mutation(
+        "slow-write-on-the-loop-shrugged-off",
+        "wal",
+        "topics/storage/wal/group_writes.py",
+        """
+                if taken_ns > SLOW_NS:
+                    self._pause(taken_ns)
+        """,
+        """
+                if taken_ns > SLOW_NS:
+                    pass
+        """,
+        "speed 3: a slow write on the loop sends the next ones to worker threads for a while",
+        "unit",
+    ),
+    Mutation(
+        "slow-file-system-forgiven",
+        "wal",
+        "topics/storage/wal/group_writes.py",
+        """
+                self._offload.is_disk_free()
+                and self._slow < MOST_SLOW
+        """,
+        """
+                self._offload.is_disk_free()
+                and self._slow < 1 << 30
+        """,
+        "speed 3: a file system that has shown to be slow gets its writes from worker threads",
+        "unit",
+    ),
 )
 
 DIRECTORIES: Final = (

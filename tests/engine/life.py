@@ -218,11 +218,14 @@ class HeldOffload(InlineOffload):
     def let_go(self, kind: Pool = Pool.WAL) -> None:
         self._held.pop(kind).set()
 
-    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
+    async def perform(self, kind: Pool, call: Callable[[], T]) -> T:
         with trio.CancelScope(shield=True):
             while kind in self._held:
                 await self._held[kind].wait()
-        return await super().run(kind, call)
+        return await super().perform(kind, call)
+
+    def is_disk_free(self) -> bool:
+        return Pool.WAL not in self._held and super().is_disk_free()
 
 
 class Called:

@@ -26,10 +26,12 @@ CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 
 
 @pytest.mark.parametrize(
-    ("durability", "writes", "syncs"), [("ephemeral", 0, 0), ("memory", 0, 0), ("disk", 1, 0), ("fsync", 1, 1)]
+    ("durability", "writes", "syncs"),
+    [("ephemeral", {0}, 0), ("memory", {0, 1}, 0), ("disk", {1}, 0), ("fsync", {1}, 1)],
 )
-async def test_what_an_ack_has_waited_for(durability: Any, writes: int, syncs: int, mock_clock: Any) -> None:
-    """Below the ceiling; no time passes, so the background tick cannot be what was waited for."""
+async def test_what_an_ack_has_waited_for(durability: Any, writes: set[int], syncs: int, mock_clock: Any) -> None:
+    """Below the ceiling; no time passes, so the background tick cannot be what was waited for. A record of `memory` may
+    be written before its client takes its next step."""
     async with living(housekeeping=False) as life:
         await life.put("t", durability=durability)
         await life.append("t", 1)
@@ -44,7 +46,7 @@ async def test_what_an_ack_has_waited_for(durability: Any, writes: int, syncs: i
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(append)
-        assert acked == [(writes, syncs)]
+        assert acked in [[(count, syncs)] for count in writes]
         assert await life.seqs("t") == [1, 2]
         mock_clock.autojump_threshold = 0
 

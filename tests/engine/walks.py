@@ -56,11 +56,11 @@ class SlowOffload(InlineOffload):
         self._pauses = pauses
         self._chance = random.Random(seed)
 
-    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
+    async def perform(self, kind: Pool, call: Callable[[], T]) -> T:
         if kind in self._shares and self._chance.random() < self._shares[kind]:
             with trio.CancelScope(shield=True):
                 await trio.sleep(self._chance.choice(self._pauses))
-        return await super().run(kind, call)
+        return await super().perform(kind, call)
 
 
 @contextmanager

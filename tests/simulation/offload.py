@@ -10,24 +10,32 @@ import trio
 
 from tests.simulation.disk import SimHang
 from topics.runtime.bounded_calls import BoundedCall, CallTimeLimit, CallTimeout
-from topics.runtime.offload import COLD, Pool
+from topics.runtime.offload import COLD, HOLDS_DISK, Pool
 
 T = TypeVar("T")
 
 WAIT_STEP_S: Final = 0.1
 """How soon a thread that waits notices that it is to wait no longer."""
 
+BUSY: Final = 0.3
+"""How often other calls hold the disk where there is a seed, if nothing else is said."""
+
 
 class InlineOffload:
     """Runs calls on the loop, one at a time, where real ones run in threads.
 
-    With a `seed` it lets a random number of scheduler turns pass before and after a call, as threads do; without one it
-    takes one turn before it. As with threads, a call that has started is never abandoned: its result is returned even
-    if the task was cancelled meanwhile.
+    With a `seed` it lets a random number of scheduler turns pass before and after a call, as threads do, and says now
+    and then that the disk is not free, so that groups are written in both ways (`GroupWrites`); without one it takes
+    one turn before a call. As with threads, a call that has started is never abandoned: its result is returned even if
+    the task was cancelled meanwhile.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = None if seed is None else random.Random(seed)
+        self._others = random.Random(f"others {seed}")
+        self._holding = 0
+        self.busy = 0.0 if seed is None else BUSY
+        """How often calls beside those known here hold the disk, 0 to 1."""
         self.calls: list[Pool] = []
         """The kind of every call that was started, in order."""
         self.share = 0.0
@@ -36,8 +44,17 @@ class InlineOffload:
         """Calls that have never returned."""
         self._waits: list[CallTimeLimit] = []
 
-    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
+    async def run(self, kind: Pool, call: Callable[[], T], *, holds_disk: bool = True) -> T:
         """Run `call` on the loop after a checkpoint. The only cancellation point is before `call`."""
+        holding = holds_disk and kind in HOLDS_DISK
+        self._holding += holding
+        try:
+            return await self.perform(kind, call)
+        finally:
+            self._holding -= holding
+
+    async def perform(self, kind: Pool, call: Callable[[], T]) -> T:
+        """What `run` does while the call is under way. A subclass may have it take longer."""
         await trio.lowlevel.checkpoint()
         await self._turns()
         self.calls.append(kind)
@@ -51,6 +68,9 @@ class InlineOffload:
                     await _wait(patience)
         await self._turns()
         return result
+
+    def is_disk_free(self) -> bool:
+        return not self._holding and self._others.random() >= self.busy
 
     def attempt(self, call: Callable[[BoundedCall[T]], T], patience: CallTimeLimit, late: Callable[[], None]) -> T:
         """Make the call at once. One that hangs (`SimHang` out of the disk) is over for its caller, who is told so when

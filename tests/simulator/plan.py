@@ -114,6 +114,9 @@ class LifePlan(msgspec.Struct, frozen=True):
     down_ms: int = 0
     clock_step: int = 0
     hang: Hang | None = None
+    busy: float = 1.0
+    """How often other calls hold the disk, so that a group is not written on the loop; always in plans of a time when
+    none was."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -227,7 +230,7 @@ class _Maker:
             shards=shards,
             slow=rng.sample(("hot_read", "cold_read", "files", "cpu"), 2) if rng.random() < 0.3 else [],
             slow_ms=rng.choice((1, 20, 200)),
-            troubles=list(self.troubles()),
+            troubles=[*self.troubles(), *self.slow_writes(number)],
             room=rng.choice((3_000, 20_000, 60_000)) if rng.random() < 0.07 else 0,
             inodes=rng.choice((1, 4, 10)) if rng.random() < 0.05 else 0,
             room_after=rng.choice((200, 5_000, 60_000)),
@@ -236,6 +239,7 @@ class _Maker:
             down_ms=rng.choice((0, 0, 50, 5000, 100_000)),
             clock_step=rng.choice((0, 0, 0, 0, -5000, 3_000, -3_600_000)),
             hang=self.hang(number),
+            busy=random.Random(f"busy {self.seed} {number}").choice((0.0, 0.0, 0.3, 1.0)),
         )
 
     def hang(self, number: int) -> Hang | None:
@@ -257,6 +261,12 @@ class _Maker:
             yield Trouble(op, rng.randrange(60), error=rng.choice((5, 28)), keep_some=rng.random() < 0.5)
         if rng.random() < 0.06:
             yield Trouble(TOLD, rng.randrange(40), error=5)
+
+    def slow_writes(self, number: int) -> Iterator[Trouble]:
+        """Drawn by themselves, as `hang` is: on the loop they pause the writes there."""
+        rng = random.Random(f"slow writes {self.seed} {number}")
+        if rng.random() < 0.2:
+            yield Trouble("pwrite", rng.randrange(30), ms=rng.choice((2, 5, 50)), times=rng.choice((1, 3, 30)))
 
     def rot(self) -> Iterator[Rot]:
         rng = self.random

@@ -22,6 +22,7 @@ import trio
 from tests.engine.walks import SlowOffload
 from tests.simulation.disk import UNLIMITED, Fault, Op, SimFs
 from tests.simulation.model import View, view_of
+from tests.simulation.offload import InlineOffload
 from tests.simulation.queue_lives import nobody_buries, nobody_moves
 from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import check_logs
@@ -142,11 +143,7 @@ class _Run:
         world, fs = self.world, self.world.fs
         faults = [_fault(trouble, world) for trouble in life.troubles]
         hang = _hang(life.hang) if life.hang is not None and self._may_hang(life.hang) else None
-        if life.slow:
-            kinds = {Pool(kind): 0.2 for kind in life.slow}
-            world.offload = partial(SlowOffload, kinds, (life.slow_ms / 1000, 0.001))
-        else:
-            world.offload = None
+        world.offload = partial(_offload, life)
         clients: list[Clients] = []
 
         async def scenario(running: Life) -> None:
@@ -516,6 +513,14 @@ async def _checkpoint_soon(life: Life) -> None:
 def _hang(hang: Hang) -> Fault:
     """Calls of the cold store that never return, as they are planned."""
     return Fault(hangs=True, path=f"{COLD}*", nth=hang.nth, times=hang.times or None)
+
+
+def _offload(life: LifePlan, seed: int) -> InlineOffload:
+    """The threads of a life, as slow as it is planned."""
+    kinds = {Pool(kind): 0.2 for kind in life.slow}
+    offload = SlowOffload(kinds, (life.slow_ms / 1000, 0.001), seed) if life.slow else InlineOffload(seed)
+    offload.busy = life.busy
+    return offload
 
 
 def _fault(trouble: Trouble, world: World) -> Fault:

@@ -23,8 +23,8 @@ class Clock(Protocol):
         ...
 
     def perf_ns(self) -> int:
-        """Monotonic nanoseconds with a high resolution, for the figures in `performance`. No decision may depend on
-        it."""
+        """Monotonic nanoseconds with a high resolution, for the figures in `performance` and for how long work may hold
+        the loop. Nothing that a client is promised may depend on it."""
         ...
 
 

@@ -28,6 +28,9 @@ class Pool(Enum):
     FILES = "files"
 
 
+HOLDS_DISK: Final = frozenset({Pool.WAL, Pool.FILES, Pool.COLD_FILES})
+"""The kinds that sync, allocate or remove files, which may hold up a write to the same file system."""
+
 COLD: Final = frozenset({Pool.COLD_READ, Pool.COLD_FILES})
 """The kinds whose calls may use the cold store. Once the daemon is ready, no call of another kind does."""
 
@@ -35,12 +38,16 @@ COLD: Final = frozenset({Pool.COLD_READ, Pool.COLD_FILES})
 class Offload(Protocol):
     """Runs blocking calls. `run` is for tasks of the loop; `post` and `attempt` are for code that `run` has started."""
 
-    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
+    async def run(self, kind: Pool, call: Callable[[], T], *, holds_disk: bool = True) -> T:
         """Run `call` in a worker thread, and return its result or raise its exception.
 
         A call that has started is waited for even if the task is cancelled; Cancelled is raised after it. A write must
-        not go on unobserved.
+        not go on unobserved. `holds_disk` is False for a call of a kind in `HOLDS_DISK` that only writes.
         """
+        ...
+
+    def is_disk_free(self) -> bool:
+        """Return True if no call of a kind in `HOLDS_DISK` has begun and not ended, those that only write excepted."""
         ...
 
     def post(self, call: Callable[[], None]) -> None:
@@ -64,11 +71,21 @@ class ThreadOffload:
     def __init__(self, limits: dict[Pool, int]) -> None:
         self._limiters = {kind: trio.CapacityLimiter(limits[kind]) for kind in Pool}
         self._token: trio.lowlevel.TrioToken | None = None
+        self._holding = 0
+        """Calls under way that may hold up a write."""
 
-    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
+    async def run(self, kind: Pool, call: Callable[[], T], *, holds_disk: bool = True) -> T:
         if self._token is None:
             self._token = trio.lowlevel.current_trio_token()
-        return await trio.to_thread.run_sync(call, limiter=self._limiters[kind])
+        holding = holds_disk and kind in HOLDS_DISK
+        self._holding += holding
+        try:
+            return await trio.to_thread.run_sync(call, limiter=self._limiters[kind])
+        finally:
+            self._holding -= holding
+
+    def is_disk_free(self) -> bool:
+        return not self._holding
 
     def post(self, call: Callable[[], None]) -> None:
         assert self._token is not None, "post() is for code that run() has started"

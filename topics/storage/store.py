@@ -49,6 +49,7 @@ from topics.storage.snapshots.snapshot import ReplayPosition, set_damaged_aside
 from topics.storage.wal import frames
 from topics.storage.wal.batches import ControlBatch, SyncRequest
 from topics.storage.wal.frames import FrameType, UnsealedFrames, joined
+from topics.storage.wal.group_writes import GroupWrites
 from topics.storage.wal.shard_writer import ShardWriter
 from topics.storage.wal.wal_files import LogPosition, WalFiles
 from topics.telemetry.figures import WalFigures
@@ -107,6 +108,7 @@ class Store:
         self._fs = fs
         self._clock = clock
         self._offload = offload
+        self._writes = GroupWrites(clock, offload)
         self._on_failure = on_failure
         self.windows = WindowClock(clock)
         """The clock by which keys, stages, leases and delays end; continues over restarts."""
@@ -339,6 +341,7 @@ class Store:
             fs=fs,
             clock=self._clock,
             offload=self._offload,
+            writes=self._writes,
             files=self.files,
             file_bytes=self._settings.wal_file_bytes,
             backlog_bytes=max(self._settings.wal_backlog_bytes // self._settings.wal_shards, 1),

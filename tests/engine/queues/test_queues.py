@@ -164,15 +164,18 @@ class Disk(HeldOffload):
             self._shard = None
             self._moves.set()
 
-    async def run(self, kind: Pool, call: Callable[[], T]) -> T:
+    async def perform(self, kind: Pool, call: Callable[[], T]) -> T:
         if kind is Pool.HOT_READ and self.passes:
             self.passes -= 1
-            return await InlineOffload.run(self, kind, call)
+            return await InlineOffload.perform(self, kind, call)
         writer = getattr(getattr(call, "func", None), "__self__", None)
         if kind is Pool.WAL and isinstance(writer, ShardLog) and writer.shard == self._shard:
             with trio.CancelScope(shield=True):
                 await self._moves.wait()
-        return await super().run(kind, call)
+        return await super().perform(kind, call)
+
+    def is_disk_free(self) -> bool:
+        return self._shard is None and super().is_disk_free()
 
 
 # ----------------------------------------------------------------- what was found by reading

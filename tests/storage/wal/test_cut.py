@@ -14,7 +14,7 @@ from tests.storage.wal.test_shard_writer import Batch, Shard, running
 from topics.errors import ApiError
 from topics.storage.wal.frames import FrameType
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("each_way")]
 
 
 def by_file(shard: Shard) -> list[list[int]]:

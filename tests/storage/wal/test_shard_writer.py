@@ -29,12 +29,13 @@ from topics.runtime.offload import Pool
 from topics.storage.wal import write_queue
 from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING, FrameType, encode_appends, encode_control
+from topics.storage.wal.group_writes import GroupWrites
 from topics.storage.wal.shard_writer import ShardWriter
 from topics.storage.wal.wal_files import WalFile, WalFiles
 from topics.storage.wal.wal_head import TAIL_BYTES
 from topics.telemetry.figures import WalFigures
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("each_way")]
 
 FILE_BYTES = 4096
 
@@ -99,12 +100,14 @@ class Shard:
         self.failures: list[int] = []
         self.files = WalFiles()
         self.figures = WalFigures()
+        clock = SimClock()
         self.writer = ShardWriter(
             shard=0,
             directory="/wal",
             fs=fs,
-            clock=SimClock(),
+            clock=clock,
             offload=offload,
+            writes=GroupWrites(clock, offload),
             files=self.files,
             file_bytes=file_bytes,
             backlog_bytes=1 << 40,

@@ -19,7 +19,7 @@ from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.stall import LONGEST_RETRY_MS
 from topics.storage.wal.wal_files import most_bytes
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("each_way")]
 
 BEFORE_ANY_WRITE = [
     ("create", "*next.tmp"),

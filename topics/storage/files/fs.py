@@ -18,7 +18,8 @@ What is promised, and what is not (`docs/spec/crash.md`, first paragraph):
   that has written it, or by `sync_all` through an anchor that is older than the write.
 
 Paths are `str` with "/" between parts. Every method that touches the file system may raise `OSError`, with `errno`
-set. No method may be called from the Trio loop while the daemon serves: they block, and belong in `Offload`.
+set. No method may be called from the Trio loop while the daemon serves: they block, and belong in `Offload`. The one
+exception is a `pwrite` that `topics.storage.wal.group_writes` has reason to expect to return at once.
 """
 
 from __future__ import annotations

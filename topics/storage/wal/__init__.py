@@ -6,6 +6,7 @@ wal_files      the files of all shards, and positions in them
 batches        the batches that a writer takes, and the calls by which it reports on them
 write_queue    the batches that wait to be written, and the appends that wait for room among them
 shard_log      the files of one shard: room, headers, names, writes and syncs
+group_writes   whether a group is written in a worker thread or on the loop
 shard_writer   the task of one shard: group commit, rotation, failure
 stall          a shard that waits for room on the disk
 frame_search   the search for valid frames behind bytes that are not frames

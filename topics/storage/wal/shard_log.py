@@ -1,8 +1,9 @@
 """The files of one shard's log on disk: the active one, which is open, and the next one, which is made ahead of need.
 
 Everything here blocks: it runs in a worker thread, one call at a time (the making of the next file beside another
-call), or before the writer runs. An error before any byte of the log was written raises `NoRoom`, and the call may be
-repeated; after an OSError the state of the disk is unknown. `shard_writer` decides which frames are written when.
+call), or before the writer runs. Only a small `write` may run on the loop (`group_writes`). An error before any byte of
+the log was written raises `NoRoom`, and the call may be repeated; after an OSError the state of the disk is unknown.
+`shard_writer` decides which frames are written when.
 """
 
 from __future__ import annotations

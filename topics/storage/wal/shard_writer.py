@@ -7,12 +7,13 @@ A shard is one append-only log in files `wal-<ordinal of first frame>.log`. Ever
 `WalBatch`: bytes of one or more frames that count together or not at all. Batches are queued in the order in which they
 were decided and are written in that order; there is no other order.
 
-One task (`ShardWriter.run`) takes a group from the queue and hands it to one worker-thread call: a write and, if a
-batch of the group waits for it or the background tick is due, an fdatasync. The next group gathers meanwhile. A batch
-is told of three things, each at most once and always on the loop: `on_written`, `on_synced` or `on_failed`. The thread
-posts the first between write and sync, so a batch that waits only for write(2) never waits for another batch's sync. A
-*patient* batch, for which nothing waits, goes with the next group, and after `PATIENCE_MS` by itself: a write and its
-thread call cost as much as the call that made the batch.
+One task (`ShardWriter.run`) takes a group from the queue and has it written and, if a batch of the group waits for it
+or the background tick is due, synced. A worker thread does that in one call; a small group without a sync is written by
+the task itself (`group_writes`). The next group gathers meanwhile: on the loop that is what was queued in one turn of
+it. A batch is told of three things, each at most once and always on the loop: `on_written`, `on_synced` or `on_failed`.
+The thread posts the first between write and sync, so a batch that waits only for write(2) never waits for another
+batch's sync. A *patient* batch, for which nothing waits, goes with the next group, and after `PATIENCE_MS` by itself: a
+write costs as much as the call that made the batch.
 
 A Synced frame *vouches* for the log that a sync has covered, so that recovery can tell damage (below a vouched
 position) from a torn end (above it). The frame travels in front of the next group; when nothing follows, it is written
@@ -20,7 +21,7 @@ once at the next idle tick, synced once, and then the shard is silent: a Synced 
 file ends in FileEnd and is synced whole before its successor gets its name, so a successor vouches for its predecessor.
 
 The checksums of frames depend on their place and on the salt of the file, so they are computed here, for a whole group
-in one pass, in the thread that writes it. The salt is in the header of a file, which is synced before the file gets its
+in one pass, by whoever writes it. The salt is in the header of a file, which is synced before the file gets its
 name: no crash leaves a named file whose frames cannot be verified. To a file of version 1, left by an older version,
 only the verdict of recovery is added: the first group goes to a file with a salt.
 
@@ -49,6 +50,7 @@ from topics.storage.files.fs import Fs, write_all
 from topics.storage.wal import frames
 from topics.storage.wal.batches import LogCut, WalBatch
 from topics.storage.wal.frames import FrameType, UnsealedFrames
+from topics.storage.wal.group_writes import GroupWrites
 from topics.storage.wal.shard_log import NamedFile, ShardLog
 from topics.storage.wal.stall import NoRoom, Stall, refused_outright
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles, most_bytes
@@ -80,6 +82,7 @@ class ShardWriter:
         fs: Fs,
         clock: Clock,
         offload: Offload,
+        writes: GroupWrites,
         files: WalFiles,
         file_bytes: int,
         backlog_bytes: int,
@@ -95,6 +98,7 @@ class ShardWriter:
         """Set, and replaced, at each rotation: the compactor waits for it."""
         self._clock = clock
         self._offload = offload
+        self._writes = writes
         self._files = files
         self._file_bytes = file_bytes
         self._on_failure = on_failure
@@ -356,7 +360,7 @@ class ShardWriter:
         after_write = partial(self._offload.post, written) if mixed else None
         if not self._dirty:
             self._tick_from_ms = self._clock.monotonic_ms()
-        sync_ns = await self._offload.run(Pool.WAL, partial(self._log.write, file, pieces, start, sync, after_write))
+        sync_ns = await self._writes.write(self._log, file, pieces, start, sync, after_write)
         written()
         file.end = start + size
         self._frame_count += len(pieces) - len(group) + sum(batch.frames for batch in group)

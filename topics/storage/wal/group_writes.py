@@ -1,0 +1,109 @@
+"""`GroupWrites`: whether a group is written in a worker thread or on the loop itself.
+
+Theory of operation
+-------------------
+A write of a few hundred bytes into the page cache takes 10 us, and the way to a worker thread and back 250. Such a
+write seldom waits for the disk, but when it does, the whole daemon waits with it. So a group is written on the loop
+only if nothing is known that could hold the write up:
+
+    small        at most `LOOP_BYTES`, without a sync, and in room that is allocated already
+    undisturbed  no call is under way in a worker thread that may hold up a write to the same file system: a sync, an
+                 allocation, a checkpoint (`Offload.is_disk_free`). Calls begin on the loop, so none begins meanwhile
+    not paused   no write on the loop was slow lately
+
+A write on the loop that took longer than `SLOW_NS` pauses them all, because what has held it up (a throttled writer, a
+journal that is full, a slow device) may last: for `FIRST_PAUSE_MS`, and for twice as long as the last time if fewer
+than `CALM_WRITES` were fast since. After `MOST_SLOW` such doublings the file system is of the kind that holds writes
+up, and its writes stay in threads until a restart. Writes are counted and not seconds, because a machine without a free
+core also lets one in some thousand writes take that long.
+
+What this cannot do is foresee: the first write that is held up holds up the loop for as long as that takes, and a write
+that never returns holds it for ever (`docs/design/commit_path.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from topics.runtime.clock import Clock
+from topics.runtime.offload import Offload, Pool
+from topics.storage.wal.frames import UnsealedFrames
+from topics.storage.wal.shard_log import ShardLog
+from topics.storage.wal.wal_files import WalFile
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+LOOP_BYTES: Final = 64 << 10
+"""Bytes of a group that may be written on the loop: with their checksums at most 0.2 ms."""
+
+SLOW_NS: Final = 3_000_000
+"""A write on the loop that takes longer (ns) was held up: a few hundred times what it takes otherwise."""
+
+FIRST_PAUSE_MS: Final = 1000
+CALM_WRITES: Final = 1000
+MOST_SLOW: Final = 8
+"""How long writes stay in threads after a slow one (ms), how many fast writes on the loop end a series of slow ones,
+and how many of a series are too many. So the loop is held up in fewer than one of `CALM_WRITES` writes, or `MOST_SLOW`
+times in the 127 s that the pauses of a series take together, and never again."""
+
+
+class GroupWrites:
+    """Writes the groups of all shards of one data directory, which are on one file system. Made by the store."""
+
+    def __init__(self, clock: Clock, offload: Offload) -> None:
+        self._clock = clock
+        self._offload = offload
+        self._paused_until_ms = 0
+        self._slow = 0
+        """Slow writes in the current series."""
+        self._fast = 0
+        """Fast writes on the loop since the last slow one."""
+
+    async def write(
+        self,
+        shard: ShardLog,
+        file: WalFile,
+        pieces: Sequence[UnsealedFrames],
+        start: int,
+        sync: bool,
+        after_write: Callable[[], None] | None,
+    ) -> int:
+        """Do `ShardLog.write`, and return or raise what it does. On the loop that is over without a checkpoint; in a
+        thread, a write that has begun is waited for even if the task is cancelled."""
+        size = sum(map(len, pieces))
+        if sync or size > LOOP_BYTES or not shard.has_room(start + size) or not self._is_loop_allowed():
+            call = partial(shard.write, file, pieces, start, sync, after_write)
+            return await self._offload.run(Pool.WAL, call, holds_disk=sync)
+        began_ns = self._clock.perf_ns()
+        try:
+            return shard.write(file, pieces, start, False, None)
+        finally:
+            taken_ns = self._clock.perf_ns() - began_ns
+            self._fast += 1
+            if taken_ns > SLOW_NS:
+                self._pause(taken_ns)
+
+    def _is_loop_allowed(self) -> bool:
+        return (
+            self._offload.is_disk_free()
+            and self._slow < MOST_SLOW
+            and (not self._slow or self._clock.monotonic_ms() >= self._paused_until_ms)
+        )
+
+    def _pause(self, taken_ns: int) -> None:
+        """Keep writes off the loop for a while, because one was slow."""
+        if self._fast > CALM_WRITES:
+            self._slow = 0
+        pause_ms = FIRST_PAUSE_MS << self._slow
+        self._slow += 1
+        self._fast = 0
+        self._paused_until_ms = self._clock.monotonic_ms() + pause_ms
+        log.info(
+            "wal_loop_writes_paused",
+            took_ms=round(taken_ns / 1e6, 1),
+            pause_ms=pause_ms if self._slow < MOST_SLOW else None,
+            consequence="groups are written in worker threads meanwhile; without pause_ms until a restart",
+        )
