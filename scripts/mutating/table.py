@@ -215,11 +215,11 @@ WAL: Final = (
         "wal",
         "topics/storage/wal/group_writes.py",
         """
-                if taken_ns > SLOW_NS:
+                if taken_ns > SLOW_NS and self._clock.thread_waits() > waits:
                     self._pause(taken_ns)
         """,
         """
-                if taken_ns > SLOW_NS:
+                if taken_ns > SLOW_NS and self._clock.thread_waits() > waits:
                     pass
         """,
         "speed 3: a slow write on the loop sends the next ones to worker threads for a while",

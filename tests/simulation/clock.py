@@ -20,6 +20,7 @@ class SimClock:
         self._wall_offset_ms = base_ms
         self._up_ms = up_ms
         self._passed_ns = 0
+        self._waits = 0
         self._run: trio.lowlevel.TrioToken | None = None
         self._run_read_at = 0.0
         self._follow()
@@ -37,14 +38,18 @@ class SimClock:
         self._follow()
         return self._passed_ns
 
+    def thread_waits(self) -> int:
+        return self._waits
+
     def step(self, ms: int) -> None:
         """Set the wall clock forward by `ms`, or back if negative. The monotonic one does not move."""
         self._wall_offset_ms += ms
 
     def advance(self, ms: int) -> None:
-        """Let `ms` pass on both clocks, without waking anybody."""
+        """Let `ms` pass on both clocks, without waking anybody, while a thread waits."""
         assert ms >= 0, "time does not go back; step() moves the wall clock"
         self._passed_ns += ms * 1_000_000
+        self._waits += 1
 
     def _follow(self) -> None:
         """Take over what has passed on Trio's clock since the last reading in this run."""

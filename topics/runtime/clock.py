@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from typing import Protocol
 
@@ -27,6 +28,11 @@ class Clock(Protocol):
         the loop. Nothing that a client is promised may depend on it."""
         ...
 
+    def thread_waits(self) -> int:
+        """Return how often this thread has waited for something in the kernel so far. Two readings tell time in which
+        the thread waited from time in which it had no core to run on."""
+        ...
+
 
 class SystemClock:
     """The clocks of the operating system."""
@@ -42,3 +48,6 @@ class SystemClock:
 
     def perf_ns(self) -> int:
         return time.perf_counter_ns()
+
+    def thread_waits(self) -> int:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw  # voluntary context switches

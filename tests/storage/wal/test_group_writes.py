@@ -65,13 +65,14 @@ class Log:
         self.at += size
         return len(self.offload.calls) == before
 
-    def slow(self, ms: float, *, times: int = 1) -> None:
-        """The next writes take so long."""
+    def slow(self, ms: float, *, waits: bool = True) -> None:
+        """The next write takes so long, because the thread waits or has no core."""
 
         def wait(_op: Op) -> None:
             self.clock._passed_ns += round(ms * 1e6)
+            self.clock._waits += waits
 
-        self.fs.inject(Fault(hook=wait, name="pwrite", times=times))
+        self.fs.inject(Fault(hook=wait, name="pwrite"))
 
 
 # -- which groups ------------------------------------------------------------------------------------------------------
@@ -131,6 +132,13 @@ async def test_a_slow_write_on_the_loop_sends_groups_to_threads_for_a_while(mock
     log.clock.advance(FIRST_PAUSE_MS - 1)
     assert not await log.on_loop()
     log.clock.advance(1)
+    assert await log.on_loop()
+
+
+async def test_a_thread_that_had_no_core_to_run_on_pauses_nothing(mock_clock: Any) -> None:
+    log = Log()
+    log.slow(50, waits=False)
+    assert await log.on_loop()
     assert await log.on_loop()
 
 

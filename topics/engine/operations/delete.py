@@ -211,5 +211,5 @@ class Deletions:
             assert working is not None
             working.set()
             commit.result = deleted
-            commit.done.set()
+            commit.finish()
             topic.settle()

@@ -11,11 +11,12 @@ only if nothing is known that could hold the write up:
                  allocation, a checkpoint (`Offload.is_disk_free`). Calls begin on the loop, so none begins meanwhile
     not paused   no write on the loop was slow lately
 
-A write on the loop that took longer than `SLOW_NS` pauses them all, because what has held it up (a throttled writer, a
-journal that is full, a slow device) may last: for `FIRST_PAUSE_MS`, and for twice as long as the last time if fewer
-than `CALM_WRITES` were fast since. After `MOST_SLOW` such doublings the file system is of the kind that holds writes
-up, and its writes stay in threads until a restart. Writes are counted and not seconds, because a machine without a free
-core also lets one in some thousand writes take that long.
+A write on the loop that took longer than `SLOW_NS`, and during which the thread waited, pauses them all, because what
+has held it up (a throttled writer, a journal that is full, a slow device) may last: for `FIRST_PAUSE_MS`, and for twice
+as long as the last time if fewer than `CALM_WRITES` were fast since. After `MOST_SLOW` such doublings the file system
+is of the kind that holds writes up, and its writes stay in threads until a restart. A thread that has lost its core to
+others did not wait: on a machine with more work than cores that happens in any statement, and a worker thread would
+only have to share the cores with one more.
 
 What this cannot do is foresee: the first write that is held up holds up the loop for as long as that takes, and a write
 that never returns holds it for ever (`docs/design/commit_path.md`).
@@ -77,13 +78,13 @@ class GroupWrites:
         if sync or size > LOOP_BYTES or not shard.has_room(start + size) or not self._is_loop_allowed():
             call = partial(shard.write, file, pieces, start, sync, after_write)
             return await self._offload.run(Pool.WAL, call, holds_disk=sync)
-        began_ns = self._clock.perf_ns()
+        waits, began_ns = self._clock.thread_waits(), self._clock.perf_ns()
         try:
             return shard.write(file, pieces, start, False, None)
         finally:
             taken_ns = self._clock.perf_ns() - began_ns
             self._fast += 1
-            if taken_ns > SLOW_NS:
+            if taken_ns > SLOW_NS and self._clock.thread_waits() > waits:
                 self._pause(taken_ns)
 
     def _is_loop_allowed(self) -> bool:
