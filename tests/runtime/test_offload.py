@@ -40,13 +40,13 @@ async def test_the_disk_is_free_unless_a_call_is_under_way_that_may_hold_it(kind
     async with trio.open_nursery() as nursery:
         nursery.start_soon(caller, scope)
         await begun.wait()
-        free = kind not in HOLDS_DISK or not holds
-        assert offload.is_disk_free() == free
+        before = offload.is_disk_free()
         if end == "cancelled":
             scope.cancel()
             await trio.lowlevel.checkpoint()
-            assert offload.is_disk_free() == free, "what has begun goes on"
+        meanwhile = offload.is_disk_free()
         go_on.set()
+    assert before == meanwhile == (kind not in HOLDS_DISK or not holds)
     assert offload.is_disk_free()
 
 
@@ -56,9 +56,10 @@ async def test_a_call_that_waits_for_a_thread_counts_already() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(offload.run, Pool.WAL, partial(go_on.wait, 60), holds_disk=False))
         await trio.testing.wait_all_tasks_blocked()
-        assert offload.is_disk_free()
+        before = offload.is_disk_free()
         nursery.start_soon(offload.run, Pool.WAL, int)
         await trio.testing.wait_all_tasks_blocked()
-        assert not offload.is_disk_free()
+        meanwhile = offload.is_disk_free()
         go_on.set()
+    assert (before, meanwhile) == (True, False)
     assert offload.is_disk_free()
