@@ -60,6 +60,15 @@ WAL: Final = (
         "crash",
     ),
     Mutation(
+        "one-record-stands-alone",
+        "wal",
+        "topics/storage/wal/frames.py",
+        "flags = own | (DURABLE if durable else 0) | (0 if closes_batch else MORE)",
+        "flags = own | (DURABLE if durable else 0)",
+        "8.3: a record and the key or the eviction of its append stand or fall together",
+        "unit",
+    ),
+    Mutation(
         "batch-continuation-unmarked",
         "wal",
         "topics/storage/wal/frames.py",

@@ -30,6 +30,9 @@ _DATA_KEY: Final = b',"data":'
 _META_KEY: Final = b',"meta":'
 _TAG_KEY: Final = b'"$tag":'
 _RECORD: Final = b'{"$seq":%d,"$ts":%d%b,"data":%b%b},'
+_NODE_TEXT: Final = b',"$node":%b'
+_META_TEXT: Final = b',"meta":%b'
+_TAG_TEXT: Final = b'"$tag":%b,'
 
 
 class Projection(NamedTuple):
@@ -320,6 +323,15 @@ def encode_block(
     is one time (epoch ms) for all records, or one for each.
     """
     count = len(datas)
+    if count == 1:
+        return _encode_one(
+            first_seq,
+            ts if isinstance(ts, int) else ts[0],
+            datas[0],
+            nodes[0] if nodes else None,
+            tags[0] if tags else None,
+            metas[0] if metas else b"",
+        )
     seqs = range(first_seq, first_seq + count)
     if nodes is None and metas is None and isinstance(ts, int):
         template = b'{"$seq":%%d,"$ts":%d,"data":%%b},' % ts
@@ -334,9 +346,25 @@ def encode_block(
     else:
         block = _encode_full(first_seq, [ts] * count if isinstance(ts, int) else ts, datas, nodes, metas)
     if tags is not None:
-        texts = {tag: b'"$tag":%b,' % _json(tag) if tag else b"" for tag in set(tags)}
+        texts = {tag: _TAG_TEXT % _json(tag) if tag else b"" for tag in set(tags)}
         pieces = [texts[tag] for tag in tags]
         block.tags, block.tag_starts = b"".join(pieces), array("I", accumulate(map(len, pieces), initial=0))
+    return block
+
+
+def _encode_one(seq: int, ts: int, data: bytes, node: str | None, tag: str | None, meta: bytes) -> Block:
+    """Encode one record by itself: half of what it costs by columns."""
+    node_text = _NODE_TEXT % _json(node) if node else b""
+    meta_text = _META_TEXT % meta if meta else b""
+    body = _RECORD % (seq, ts, node_text, data, meta_text)
+    block = Block(seq, 1, body, array("I", (0, len(body))))
+    if meta:
+        block.meta_lens = array("I", (len(meta_text),))
+    if node:
+        block.nodes, block.node_ids = [node], array("H", (1,))
+    if tag:
+        block.tags = _TAG_TEXT % _json(tag)
+        block.tag_starts = array("I", (0, len(block.tags)))
     return block
 
 
@@ -362,12 +390,12 @@ def _encode_full(
     if nodes is not None:
         known = sorted(node for node in set(nodes) if node)
         number: dict[str | None, int] = {None: 0, "": 0, **{node: i for i, node in enumerate(known, 1)}}
-        texts = [b"", *(b',"$node":%b' % _json(node) for node in known)]
+        texts = [b"", *(_NODE_TEXT % _json(node) for node in known)]
         node_ids = array("H", [number[node] for node in nodes])
         node_texts = [texts[i] for i in node_ids]
     meta_texts: Sequence[bytes] = (b"",) * count
     if metas is not None:
-        meta_texts = [b',"meta":%b' % meta if meta else b"" for meta in metas]
+        meta_texts = [_META_TEXT % meta if meta else b"" for meta in metas]
     # One format over the whole batch costs less than half as much as one for each record.
     arguments: list[object] = [None] * (5 * count)
     arguments[0::5], arguments[1::5], arguments[2::5] = seqs, times, node_texts

@@ -221,6 +221,19 @@ def encode_appends(
     `nodes`, `tags`, `metas` and `origins` are None when no record has one; an empty item means that this record has
     none. `closes_batch` is False if control frames of the same batch follow.
     """
+    if len(datas) == 1:
+        return _encode_one(
+            topic_id,
+            first_seq,
+            ts,
+            datas[0],
+            node=nodes[0] if nodes else b"",
+            tag=tags[0] if tags else b"",
+            meta=metas[0] if metas else b"",
+            origin=origins[0] if origins else None,
+            durable=durable,
+            closes_batch=closes_batch,
+        )
     if nodes is None and tags is None and metas is None and origins is None:
         return _encode_plain(topic_id, first_seq, ts, datas, durable=durable, closes_batch=closes_batch)
     count = len(datas)
@@ -286,6 +299,30 @@ def _batch_flags(count: int, base: int, kept: bytes, closes_batch: bool) -> list
     if closes_batch:
         flags[-1] &= ~MORE
     return flags
+
+
+def _encode_one(
+    topic_id: int,
+    seq: int,
+    ts: int,
+    data: bytes,
+    *,
+    node: bytes,
+    tag: bytes,
+    meta: bytes,
+    origin: Origin | None,
+    durable: bool,
+    closes_batch: bool,
+) -> AppendFrames:
+    """Encode one record by itself: a third of what it costs by columns."""
+    prefix = ORIGIN.pack(*origin) if origin else b""
+    own = (HAS_TAG if tag else 0) | (HAS_NODE if node else 0) | (HAS_ORIGIN if prefix else 0)
+    flags = own | (DURABLE if durable else 0) | (0 if closes_batch else MORE)
+    size = len(meta) + len(data)
+    head = _BODY.pack(1, flags, topic_id, seq, ts, len(node), len(tag), len(prefix) + 4 + size)
+    body = b"".join((head, node, tag, prefix, _LEN.pack(len(meta)), meta, data))
+    length = len(body) + AROUND_BODY
+    return AppendFrames(UnsealedFrames((body,), length), array("I", (length,)), array("I", (size,)), bytes((own,)))
 
 
 def _encode_plain(
