@@ -5,6 +5,7 @@ window_clock        the clock that nobody can set: idempotency keys, stages and 
 instant             one moment as two clocks show it
 offload             blocking calls in worker threads, with a limit on threads for each kind of call
 bounded_calls       calls that may never return, given up after a time without progress
+wakeup              an event with a deadline
 background          tasks that complete a change after the request that asked for it has ended
 withdrawal          ending the waits of a request when its API key is withdrawn
 process_limits      file descriptors and memory of the process

@@ -46,6 +46,7 @@ import trio
 from topics.errors import ApiError, read_only
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
+from topics.runtime.wakeup import Wakeup
 from topics.storage.files.fs import Fs, write_all
 from topics.storage.wal import frames
 from topics.storage.wal.batches import LogCut, WalBatch
@@ -104,7 +105,7 @@ class ShardWriter:
         self._on_failure = on_failure
         self.stall = Stall(shard, clock)
         self.queue = WriteQueue(clock, figures, backlog_bytes, self.stall)
-        self._wake = trio.Event()
+        self._wake = Wakeup()
         self._stopping = False
         self._stopped = trio.Event()
         self._log = ShardLog(shard, directory, fs, clock, file_bytes)
@@ -216,6 +217,7 @@ class ShardWriter:
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._wake.run)
                 while self.failed is None and not (self._stopping and not self.queue and self._clean):
                     if not self.queue.is_urgent:
                         await self._wait_for_work()
@@ -235,6 +237,7 @@ class ShardWriter:
                         and self.file.end > self._file_bytes // 2
                     ):
                         nursery.start_soon(self._prepare_spare)
+                self._wake.close()
             if self._stopping and self.failed is None and self._ended is None:
                 await self._write_clean_stop()
         except BaseException:
@@ -286,8 +289,7 @@ class ShardWriter:
     async def _wait_for_work(self) -> None:
         """Sleep until a batch comes, the patience of queued ones is over, or the tick of an unsynced or unvouched shard
         is due."""
-        if self._wake.is_set():
-            self._wake = trio.Event()
+        self._wake.clear()
         if self.queue.is_urgent or self._stopping:
             return
         until = self.queue.patient_until_ms
@@ -295,8 +297,7 @@ class ShardWriter:
             until = min(until, self._tick_from_ms + SYNC_TICK_MS)
         if self.stall.refusal is not None:
             until = min(until, self.stall.retry_at_ms)
-        with trio.move_on_after(max(until - self._clock.monotonic_ms(), 0) / 1000):
-            await self._wake.wait()
+        await self._wake.wait(max(until - self._clock.monotonic_ms(), 0) / 1000)
 
     def _take_group(self) -> list[WalBatch]:
         """Take the batches of the next write: as many as fit into the file (one batch always does)."""
