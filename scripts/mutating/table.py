@@ -199,14 +199,8 @@ WAL: Final = (
         "written-on-the-loop-beside-a-sync",
         "wal",
         "topics/storage/wal/group_writes.py",
-        """
-                self._offload.is_disk_free()
-                and self._slow < MOST_SLOW
-        """,
-        """
-                True
-                and self._slow < MOST_SLOW
-        """,
+        "return self._offload.is_disk_free()",
+        "return True",
         "speed 3: nothing is written on the loop while a sync is in flight on that file system",
         "unit",
     ),
@@ -238,14 +232,8 @@ WAL: Final = (
         "slow-file-system-forgiven",
         "wal",
         "topics/storage/wal/group_writes.py",
-        """
-                self._offload.is_disk_free()
-                and self._slow < MOST_SLOW
-        """,
-        """
-                self._offload.is_disk_free()
-                and self._slow < 1 << 30
-        """,
+        "if self._fast > CALM_WRITES:",
+        "if self._fast > 0:",
         "speed 3: a file system that has shown to be slow gets its writes from worker threads",
         "unit",
     ),

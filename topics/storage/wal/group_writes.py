@@ -13,10 +13,11 @@ only if nothing is known that could hold the write up:
 
 A write on the loop that took longer than `SLOW_NS`, and during which the thread waited, pauses them all, because what
 has held it up (a throttled writer, a journal that is full, a slow device) may last: for `FIRST_PAUSE_MS`, and for twice
-as long as the last time if fewer than `CALM_WRITES` were fast since. After `MOST_SLOW` such doublings the file system
-is of the kind that holds writes up, and its writes stay in threads until a restart. A thread that has lost its core to
-others did not wait: on a machine with more work than cores that happens in any statement, and a worker thread would
-only have to share the cores with one more.
+as long as the last time if fewer than `CALM_WRITES` were fast since. From the `MOST_SLOW`th of such a series on, the
+file system is of the kind that holds writes up: its writes stay in threads, but for one an hour, in case it was
+something else (a thread of the daemon that kept the interpreter). A thread that has lost its core to others did not
+wait: on a machine with more work than cores that happens in any statement, and a worker thread would only have to share
+the cores with one more.
 
 What this cannot do is foresee: the first write that is held up holds up the loop for as long as that takes, and a write
 that never returns holds it for ever (`docs/design/commit_path.md`).
@@ -46,9 +47,10 @@ SLOW_NS: Final = 3_000_000
 FIRST_PAUSE_MS: Final = 1000
 CALM_WRITES: Final = 1000
 MOST_SLOW: Final = 8
+LONGEST_PAUSE_MS: Final = 3_600_000
 """How long writes stay in threads after a slow one (ms), how many fast writes on the loop end a series of slow ones,
-and how many of a series are too many. So the loop is held up in fewer than one of `CALM_WRITES` writes, or `MOST_SLOW`
-times in the 127 s that the pauses of a series take together, and never again."""
+how many of a series are so many that the pauses are of the longest kind, and how long that is. So the loop is held up
+in fewer than one of `CALM_WRITES` writes, or `MOST_SLOW` times within two minutes and then once an hour."""
 
 
 class GroupWrites:
@@ -88,23 +90,21 @@ class GroupWrites:
                 self._pause(taken_ns)
 
     def _is_loop_allowed(self) -> bool:
-        return (
-            self._offload.is_disk_free()
-            and self._slow < MOST_SLOW
-            and (not self._slow or self._clock.monotonic_ms() >= self._paused_until_ms)
-        )
+        if self._slow and self._clock.monotonic_ms() < self._paused_until_ms:
+            return False
+        return self._offload.is_disk_free()
 
     def _pause(self, taken_ns: int) -> None:
         """Keep writes off the loop for a while, because one was slow."""
         if self._fast > CALM_WRITES:
             self._slow = 0
-        pause_ms = FIRST_PAUSE_MS << self._slow
         self._slow += 1
         self._fast = 0
+        pause_ms = FIRST_PAUSE_MS << (self._slow - 1) if self._slow < MOST_SLOW else LONGEST_PAUSE_MS
         self._paused_until_ms = self._clock.monotonic_ms() + pause_ms
         log.info(
             "wal_loop_writes_paused",
             took_ms=round(taken_ns / 1e6, 1),
-            pause_ms=pause_ms if self._slow < MOST_SLOW else None,
-            consequence="groups are written in worker threads meanwhile; without pause_ms until a restart",
+            pause_ms=pause_ms,
+            consequence="groups are written in worker threads meanwhile",
         )
