@@ -45,7 +45,11 @@ ELSEWHERE: Final = (
 """Tests that are about other things, or need daemons and a network."""
 
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
-    "topics/engine/operations/append.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
+    "topics/engine/operations/append.py": (
+        "engine/test_commit.py",
+        "engine/operations/test_append_turns.py",
+        "simulation/test_recovery_rules.py",
+    ),
     "topics/engine/ceilings.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
     "topics/engine/record_collector.py": ("engine/operations/test_read.py", "engine/test_retention.py"),
     "topics/engine/commits.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
@@ -72,6 +76,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/log/seq_ceiling.py": ("log/test_seq_ceiling.py", "engine/test_commit.py"),
     "topics/log/topic_log.py": ("log/test_topic_log.py", "log/test_losses.py"),
     "topics/queue/leases.py": ("queue/test_leases.py", "engine/queues/test_queues.py"),
+    "topics/runtime/turns.py": ("runtime/test_turns.py",),
     "topics/sched/audience.py": ("sched/test_audience.py", "engine/delivery/test_topic_delivery.py"),
     "topics/sched/workers.py": ("sched/test_workers.py",),
     "topics/engine/operations/stage_commits.py": (

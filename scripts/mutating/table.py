@@ -1579,6 +1579,35 @@ PRESSURE: Final = (
     ),
 )
 
+TURNS: Final = (
+    Mutation(
+        "turn-never-given",
+        "pressure",
+        "topics/runtime/turns.py",
+        """
+            if self._spent + size > TURN_BYTES:
+                await _others_run()
+                self._spent = 0
+        """,
+        """
+            if self._spent + size > TURN_BYTES:
+                pass
+                self._spent = 0
+        """,
+        "8.7: a small request waits for one piece of bulk work, not for those of all bulk clients",
+        "unit",
+    ),
+    Mutation(
+        "turn-kept-while-waiting",
+        "pressure",
+        "topics/engine/operations/append.py",
+        "has_turn, takes_turn = takes_turn, False  # a turn is over once something else has been waited for",
+        "has_turn = takes_turn",
+        "8.7: large batches that waited for room are not committed all in one pass of the loop",
+        "unit",
+    ),
+)
+
 SOCKETS: Final = (
     Mutation(
         "busiest-of-the-idle-evicted",
@@ -1630,6 +1659,7 @@ MUTATIONS: Final = (
     *READING,
     *DELIVERY,
     *PRESSURE,
+    *TURNS,
     *SOCKETS,
 )
 """All of them."""

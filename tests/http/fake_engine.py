@@ -43,6 +43,7 @@ from topics.model import (
     TopicSummary,
 )
 from topics.runtime.clock import SystemClock
+from topics.runtime.turns import Turns
 from topics.telemetry.figures import EngineFigures, RouterFigures, TopicFigures
 
 NO_ROUTER = RouterState(
@@ -113,6 +114,7 @@ class FakeEngine:
             settings=self.settings,
             status=self.status,
             clock=self.clock,
+            turns=Turns(),
             registry=registry,
             checkpoint=partial(self._call, "checkpoint"),
             topic_lifecycle=part(put="put_topic", delete="delete_topic"),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.engine.life import settle
+from topics.runtime.turns import Turns
 from topics.sched.ready_set import MAX_COST
 from topics.sched.workers import Scheduler, ServiceResult
 
@@ -43,7 +44,7 @@ class Bench:
     serve: Callable[[Item], ServiceResult] = lambda item: DONE
 
     def __post_init__(self) -> None:
-        self.scheduler: Scheduler[Item] = Scheduler(self.shards, lambda item: item.priority, self._serve)
+        self.scheduler: Scheduler[Item] = Scheduler(self.shards, lambda item: item.priority, self._serve, Turns())
         self.began = trio.current_time()
 
     def _serve(self, item: Item) -> ServiceResult:
@@ -70,15 +71,15 @@ async def bench(nursery: trio.Nursery, autojump_clock: Any) -> Bench:
     return one
 
 
-class Turns(trio.abc.Instrument):
-    """Counts the turns of the loop's tasks, and how often it slept."""
+class TaskSteps(trio.abc.Instrument):
+    """Counts the steps of the loop's tasks, and how often it slept."""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.count = 0
         self.sleeps: list[float] = []
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.steps += 1
+        self.count += 1
 
     def before_io_wait(self, timeout: float) -> None:
         if timeout:
@@ -188,11 +189,11 @@ async def test_an_idle_worker_sets_no_timer(nursery: trio.Nursery, autojump_cloc
     bench.scheduler.mark(Item(1))
     await settle()
     assert trio.lowlevel.current_statistics().seconds_to_next_deadline == float("inf")
-    turns = Turns()
-    trio.lowlevel.add_instrument(turns)
+    steps = TaskSteps()
+    trio.lowlevel.add_instrument(steps)
     await trio.sleep(1000)
-    trio.lowlevel.remove_instrument(turns)
-    assert turns.steps < 5
+    trio.lowlevel.remove_instrument(steps)
+    assert steps.count < 5
 
 
 @pytest.mark.trio
@@ -201,11 +202,11 @@ async def test_with_nothing_but_paused_items_no_timer_either(bench: Bench, autoj
     for number in range(3):
         bench.scheduler.mark(Item(number, -1))
     await settle()
-    turns = Turns()
-    trio.lowlevel.add_instrument(turns)
+    steps = TaskSteps()
+    trio.lowlevel.add_instrument(steps)
     await trio.sleep(1000)
-    trio.lowlevel.remove_instrument(turns)
-    assert turns.steps < 5
+    trio.lowlevel.remove_instrument(steps)
+    assert steps.count < 5
     assert bench.served == []
     assert (bench.scheduler.depth, bench.scheduler.servable_depth) == (3, 0)
 
@@ -216,13 +217,13 @@ async def test_a_held_item_costs_one_timer(bench: Bench, autojump_clock: Any) ->
     bench.scheduler.pace(20)
     bench.scheduler.mark(item)
     await settle()
-    turns = Turns()
-    trio.lowlevel.add_instrument(turns)
+    steps = TaskSteps()
+    trio.lowlevel.add_instrument(steps)
     bench.scheduler.mark(item)
     await trio.sleep(10)
-    trio.lowlevel.remove_instrument(turns)
+    trio.lowlevel.remove_instrument(steps)
     assert bench.times(item) == [0, 20]
-    assert turns.steps < 12
+    assert steps.count < 12
 
 
 # --- coalescing -------------------------------------------------------------------------------------------------------
@@ -325,12 +326,12 @@ def test_whatever_the_times_everything_is_served_and_nothing_spins(
 
     async def main() -> None:
         bench, items, pending = Bench(), [Item(number) for number in range(4)], set[int]()
-        turns = Turns()
-        trio.lowlevel.add_instrument(turns)
+        steps = TaskSteps()
+        trio.lowlevel.add_instrument(steps)
 
         def serve(item: Item) -> ServiceResult:
             pending.discard(item.id)
-            assert turns.steps < 100 * len(marks) + 1000, "it spins"
+            assert steps.count < 100 * len(marks) + 1000, "it spins"
             return DONE
 
         bench.serve = serve
@@ -344,7 +345,7 @@ def test_whatever_the_times_everything_is_served_and_nothing_spins(
             with trio.move_on_after(1):
                 while pending:
                     await trio.sleep(0.01)
-                    assert turns.steps < 200 * len(marks) + 5000, "it spins"
+                    assert steps.count < 200 * len(marks) + 5000, "it spins"
             assert not pending
             assert len(bench.served) <= len(marks)
             nursery.cancel_scope.cancel()

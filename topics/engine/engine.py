@@ -57,6 +57,7 @@ from topics.errors import ApiError, read_only
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
+from topics.runtime.turns import Turns
 from topics.sched.governor import Governor, GovernorControls
 from topics.sched.workers import Scheduler, ServiceResult
 from topics.storage.cache.index_cache import IndexCache
@@ -97,6 +98,7 @@ class Engine:
         self.settings = settings
         self.clock = clock
         self.status = EngineStatus(clock.monotonic_ms())
+        self.turns = Turns()
         self.store: Store = Store(
             settings, fs=fs, clock=clock, offload=offload, on_failure=self._shard_failed, cold=cold
         )
@@ -110,7 +112,14 @@ class Engine:
         self._commits = Commits(self.store, self.registry)
         self._indexes = IndexCache(settings.cache_bytes)
         self.loader = Loader(
-            self.registry, self.store, self._indexes, self._background, fs=fs, clock=clock, offload=offload
+            self.registry,
+            self.store,
+            self._indexes,
+            self._background,
+            fs=fs,
+            clock=clock,
+            offload=offload,
+            turns=self.turns,
         )
         self._make_records()
         self._make_delivery()
@@ -142,6 +151,7 @@ class Engine:
             keys=self.keys,
             topic_lifecycle=self.topic_lifecycle,
             loader=loader,
+            turns=self.turns,
         )
         self.deletions = Deletions(
             settings, self.clock, registry, commits=commits, loader=loader, background=self._background
@@ -170,7 +180,7 @@ class Engine:
     def _make_delivery(self) -> None:
         """Who is told of news, and when."""
         self._scheduler: Scheduler[Topic | Fanout[Any]] = Scheduler(
-            self.settings.delivery_workers, self._priority_of, self._serve
+            self.settings.delivery_workers, self._priority_of, self._serve, self.turns
         )
         common = self.registry.common
         common.news = self._scheduler.mark
@@ -191,7 +201,14 @@ class Engine:
         settings, registry, offload = self.settings, self.registry, self._offload
         self.length_check = LengthCheck(self.loader.spans, registry.by_id, registry.account, offload)
         checkpoints = TopicCheckpoints(
-            settings, self.store, registry, self._indexes, fs=self._fs, clock=self.clock, offload=offload
+            settings,
+            self.store,
+            registry,
+            self._indexes,
+            fs=self._fs,
+            clock=self.clock,
+            offload=offload,
+            turns=self.turns,
         )
         file_holds = FileHolds(self.store, registry, self.clock)
         self.compactor = Compactor(
@@ -274,7 +291,7 @@ class Engine:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
         self.reads = Reads(self.status, registry, loader, catch_up=catch_up)
-        self.exports = Exports(self.status, registry, loader, self.clock, catch_up=catch_up)
+        self.exports = Exports(self.status, registry, loader, self.clock, self.turns, catch_up=catch_up)
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)
         self.metrics = EngineMetrics(
             self.clock,

@@ -26,6 +26,7 @@ from topics.model import Performance
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
+from topics.runtime.turns import Turns
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.cache.payload_cache import block_of_records, read_records
 from topics.storage.cache.span_loader import SpanLoader
@@ -54,6 +55,9 @@ LOAD_RECORDS: Final = 1000
 DECODE_RECORDS: Final = 250
 COLD_DECODE_RECORDS: Final = 100
 """Records decoded and encoded before other tasks run: a third of a millisecond, and less for cold records."""
+
+TURN_RECORDS: Final = 50
+"""Records from which on decoding and encoding takes a turn."""
 
 COLD_SHARE: Final = 10
 """While appends arrive, all readers of cold segments together get one part in so many of the loop to decode records;
@@ -91,6 +95,7 @@ class Loader:
         fs: Fs,
         clock: Clock,
         offload: Offload,
+        turns: Turns,
     ) -> None:
         self.notes = DamageNotes(lambda: store.writers, clock.now_ms)
         """The log in which damage is noted as soon as it is found."""
@@ -104,6 +109,7 @@ class Loader:
         self._fs = fs
         self._clock = clock
         self._offload = offload
+        self._turns = turns
         self._resuming: dict[Topic, tuple[Span, ...]] = {}
         registry.common.fetch = self._fetch
 
@@ -190,7 +196,7 @@ class Loader:
         elif isinstance(need, trio.Event):
             await need.wait()
         else:
-            await trio.lowlevel.checkpoint()
+            await self._turns.take()
 
     # -- payloads ----------------------------------------------------------------------------------------------------
 
@@ -340,17 +346,17 @@ class Loader:
         damaged: list[int] = []
         salt = _salt_of(wanted)
         for at in range(0, len(wanted.seqs), most):
-            began = self._clock.perf_ns()
             part = slice(at, at + most)
             places, sizes, seqs = wanted.starts[part], wanted.frame_lens[part], wanted.seqs[part]
+            if len(seqs) >= TURN_RECORDS and not cold:
+                await self._turns.take()
+            began = self._clock.perf_ns()
             records, bad = decode_records(window, places, sizes, seqs, salt=salt, base=wanted.offset)
             damaged += bad
             if records:
                 blocks.append(block_of_records(records))
             if cold:
                 await self._pay_for_cold(began)
-            else:
-                await trio.lowlevel.checkpoint()
         return blocks, damaged
 
     async def _read_again(self, topic: Topic, wanted: FrameRange, damaged: list[int]) -> tuple[list[Block], list[int]]:

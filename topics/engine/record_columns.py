@@ -19,6 +19,13 @@ from topics.storage.wal import frames
 BLOCK_RECORDS: Final = 1000
 """A batch becomes blocks of at most so many records."""
 
+RECORD_BYTES: Final = 100
+"""What a record costs in frames and blocks beside its bytes, in bytes that take as long."""
+
+COMMIT_TURN_BYTES: Final = 64 << 10
+"""Cost (bytes) of a batch from which on its commit takes a turn. A smaller one is committed in the step in which it was
+decoded."""
+
 _json = msgspec.json.encode
 
 
@@ -30,6 +37,11 @@ class AppendColumns(NamedTuple):
     tags: list[str | None] | None
     metas: list[bytes] | None
     sizes: array[int]
+
+    @property
+    def cost(self) -> int:
+        """How much work the commit of the records is, in bytes (`topics.runtime.turns`)."""
+        return sum(self.sizes) + RECORD_BYTES * len(self.sizes)
 
 
 def columns_of(request: AppendRequest) -> AppendColumns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -30,8 +30,6 @@ PROMPT_ANSWER: Final = 64 << 10
 """Bytes of an answer that fits into the buffers of the system, so that sending it does not wait. Its request is over
 before it is sent: a client that sends its next request on seeing the answer finds its place free. A longer answer keeps
 its place until it has been sent, and is refused if there is no memory for it."""
-
-_one_at_a_time: Final = trio.lowlevel.RunVar[trio.Lock | None]("one_at_a_time", default=None)
 
 encode: Final = msgspec.json.Encoder().encode
 
@@ -93,23 +91,6 @@ def with_line_end(response: Response) -> bytes:
     """The body of an answer as it is sent. JSON gets a line end, so that the prompt of a shell is on a line of its
     own."""
     return response.body + b"\n" if response.content_type == JSON and response.body else response.body
-
-
-async def in_steps(steps: Generator[None, None, T]) -> T:
-    """Take the steps of a generator, and return what it returns. Other tasks run between them, but the steps of one
-    generator at a time are taken, because of the memory. If this is cancelled, the other steps are not taken."""
-    lock = _one_at_a_time.get(None)
-    if lock is None:
-        lock = trio.Lock()
-        _one_at_a_time.set(lock)
-    async with lock:
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                result: T = done.value
-                return result
-            await trio.lowlevel.checkpoint()
 
 
 def append_answer(result: AppendResult, performance: Performance, *, return_seqs: bool) -> bytes:

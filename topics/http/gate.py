@@ -18,7 +18,6 @@ from typing import Final
 
 import msgspec
 import structlog
-import trio
 
 from topics.auth.keys import ANY_KEY, Key, Keyring
 from topics.config import is_loopback
@@ -55,6 +54,7 @@ from topics.http.requests.body_reader import (
     is_lines,
 )
 from topics.http.routes import BodyKind, Plane, Route, RouteMatch, RouteTable
+from topics.runtime.turns import BULK_BYTES, Turns
 from topics.telemetry.audit_log import AuditEntry, AuditLog, make_entry
 from topics.telemetry.logs import get_logger
 
@@ -106,7 +106,7 @@ class Gate:
         settings = engine.settings
         self._origins = Origins(settings.cors_origins, settings.allowed_hosts if is_loopback(settings.host) else None)
         self._routes = RouteTable()
-        self._reader = BodyReader(engine.settings, self.access.share)
+        self._reader = BodyReader(engine.settings, engine.turns, self.access.share)
         self.figures = RequestFigures()
         self._bulk = Bulk(engine, self.figures)
         self._data = {**DataPlane(engine, self.refusal).handlers, "export": self._bulk.export}
@@ -361,7 +361,7 @@ class Gate:
             if accepts_gzip(call.headers.get(b"accept-encoding", b"")):
                 if len(body) > PROMPT_ANSWER:
                     call.charge_answer(len(body))  # compressing lets other tasks run, which must see these bytes
-                body = await _gzip(body)
+                body = await _gzip(body, self._engine.turns)
                 headers.append((b"content-encoding", b"gzip"))
         headers.append((b"content-length", b"%d" % len(body)))
         if call.key.digest:
@@ -470,12 +470,13 @@ def accepts_gzip(accept_encoding: bytes) -> bool:
     return gzip > 0 and gzip >= quality.get(b"identity", 0.0)
 
 
-async def _gzip(body: bytes) -> bytes:
-    """Compress in steps of about a millisecond, and let other tasks run between them."""
+async def _gzip(body: bytes, turns: Turns) -> bytes:
+    """Compress in steps of about a millisecond. Each takes a turn, if there is more than a little."""
     compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, 31)
     pieces: list[bytes] = []
     for start in range(0, len(body), _GZIP_STEP):
+        if len(body) >= BULK_BYTES:
+            await turns.take()
         pieces.append(compressor.compress(memoryview(body)[start : start + _GZIP_STEP]))
-        await trio.lowlevel.checkpoint()
     pieces.append(compressor.flush())
     return b"".join(pieces)

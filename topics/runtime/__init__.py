@@ -6,6 +6,7 @@ instant             one moment as two clocks show it
 offload             blocking calls in worker threads, with a limit on threads for each kind of call
 bounded_calls       calls that may never return, given up after a time without progress
 wakeup              an event with a deadline
+turns               the order in which bulk work holds the loop
 background          tasks that complete a change after the request that asked for it has ended
 withdrawal          ending the waits of a request when its API key is withdrawn
 process_limits      file descriptors and memory of the process

@@ -20,11 +20,12 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
+from topics.runtime.turns import Turns
 from topics.sched.ready_set import ReadySet
 from topics.telemetry.figures import SCHEDULING_BOUNDS_MS, Histogram
 
 TURN_MS: Final = 1.0
-"""After so long (ms) a worker lets other tasks run."""
+"""After so long (ms) a worker lets other tasks run, and takes a turn for the next such piece of work."""
 
 
 def _now_ms() -> float:
@@ -57,8 +58,11 @@ class Scheduler(Generic[T]):
     and never waits.
     """
 
-    def __init__(self, shards: int, priority_of: Callable[[T], int], serve: Callable[[T], ServiceResult]) -> None:
+    def __init__(
+        self, shards: int, priority_of: Callable[[T], int], serve: Callable[[T], ServiceResult], turns: Turns
+    ) -> None:
         self._priority_of = priority_of
+        self._turns = turns
         self._serve = serve
         self._shards = [_Shard[T]() for _ in range(shards)]
         self.coalesce_ms = 0.0
@@ -115,7 +119,7 @@ class Scheduler(Generic[T]):
             else:
                 await shard.wait_for_work()
                 continue
-            await trio.lowlevel.checkpoint()
+            await self._turns.take()
 
     def _serve_next(self, shard: _Shard[T]) -> bool:
         now = _now_ms()

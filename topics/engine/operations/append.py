@@ -22,7 +22,14 @@ from topics.engine.commits import Commits, time_commit, unlogged_floor
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
-from topics.engine.record_columns import AppendColumns, columns_of, encode_blocks, index_flags, utf8
+from topics.engine.record_columns import (
+    COMMIT_TURN_BYTES,
+    AppendColumns,
+    columns_of,
+    encode_blocks,
+    index_flags,
+    utf8,
+)
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, topic_not_found
@@ -34,6 +41,7 @@ from topics.log.topic_config import resolve_config
 from topics.log.topic_log import Extent
 from topics.model import AppendRequest, AppendResult, Performance, TopicConfig, TopicConfigPatch
 from topics.runtime.clock import Clock
+from topics.runtime.turns import Turns
 from topics.storage.wal import frames
 from topics.storage.wal.frames import NOTHING, AppendFrames, FrameType, offsets_of, seal_batch
 from topics.storage.wal.shard_writer import ShardWriter
@@ -74,6 +82,7 @@ class Appends:
         keys: IdempotencyKeys,
         topic_lifecycle: TopicLifecycle,
         loader: Loader,
+        turns: Turns,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -83,6 +92,7 @@ class Appends:
         self._keys = keys
         self._topic_lifecycle = topic_lifecycle
         self._loader = loader
+        self._turns = turns
         self._expired_all_ms: int | None = None
 
     async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
@@ -108,7 +118,9 @@ class Appends:
         waited = 0.0
         key = request.idempotency_key
         batch: AppendColumns | None = None
+        takes_turn = False
         while True:
+            has_turn, takes_turn = takes_turn, False  # a turn is over once something else has been waited for
             topic = find()
             if topic is None:
                 self._commits.check_space()
@@ -138,6 +150,10 @@ class Appends:
             if batch is None:
                 batch = columns_of(request)
             if topic.log.stored.last_seq and not await self._loaded(topic, batch):
+                continue
+            if not has_turn and (cost := batch.cost) >= COMMIT_TURN_BYTES:
+                await self._turns.take(cost)
+                takes_turn = True
                 continue
             break
         self._check_room(topic, batch)

@@ -31,6 +31,7 @@ from topics.log.tag_match import TagMatch
 from topics.log.topic_log import TopicLog
 from topics.model import Performance, Tombstone
 from topics.runtime.clock import Clock
+from topics.runtime.turns import Turns
 
 SLICE_BYTES: Final = 128 << 10
 SLICE_RECORDS: Final = 10_000
@@ -100,6 +101,7 @@ class Exports:
         registry: Registry,
         loader: Loader,
         clock: Clock,
+        turns: Turns,
         *,
         catch_up: Callable[[Iterable[str]], Awaitable[None]],
     ) -> None:
@@ -107,6 +109,7 @@ class Exports:
         self._registry = registry
         self._loader = loader
         self._clock = clock
+        self._turns = turns
         self._catch_up = catch_up
 
     async def open(self, name: str, request: ExportRequest) -> Export:
@@ -115,7 +118,8 @@ class Exports:
         await self._catch_up((name,))
         topic = self._registry.topic(name)
         bounds = await self._loader.prepared(topic, partial(self._bounds, topic, request))
-        return Export(self._status, self._registry, self._loader, self._clock, topic, request, bounds)
+        pace = _Pace(self._registry, self._clock, self._turns)
+        return Export(self._status, self._registry, self._loader, pace, topic, request, bounds)
 
     def _bounds(self, topic: Topic, request: ExportRequest) -> tuple[int, int]:
         """Return the seq before the range and the last seq of it. Raises NotLoaded.
@@ -144,7 +148,7 @@ class Export:
         status: EngineStatus,
         registry: Registry,
         loader: Loader,
-        clock: Clock,
+        pace: _Pace,
         topic: Topic,
         request: ExportRequest,
         bounds: tuple[int, int],
@@ -152,7 +156,7 @@ class Export:
         self._status = status
         self._registry = registry
         self._loader = loader
-        self._pace = _Pace(registry, clock)
+        self._pace = pace
         self._perf = Performance(cold_segments_read=0)
         """Needed by the loader; not reported."""
         self._topic = topic
@@ -237,20 +241,20 @@ class _Pace:
     client still has bytes in the sockets to read.
     """
 
-    def __init__(self, registry: Registry, clock: Clock) -> None:
+    def __init__(self, registry: Registry, clock: Clock, turns: Turns) -> None:
         self._registry = registry
         self._clock = clock
+        self._turns = turns
         self._since_ns: int | None = None
         self._owed_s = 0.0
 
     async def pay(self) -> None:
-        """Pause for what is owed. Called between slices, and where many records are skipped. Cancelling leaves the
-        debt."""
+        """Pause for what is owed, and take a turn for the next slice. Called before each slice, and where many records
+        are skipped. Cancelling leaves the debt."""
         now_ns = self._clock.perf_ns()
         if self._since_ns is not None:
             self._owed_s = min(self._owed_s + (now_ns - self._since_ns) / 1e9, PAY_MOST_S)
         self._since_ns = now_ns
-        await trio.lowlevel.checkpoint()  # requests that have come meanwhile are seen
         if not self._registry.lively:
             while not await self._is_unwanted() and self._owed_s > 0:
                 pass
@@ -259,6 +263,7 @@ class _Pace:
             await trio.sleep(self._owed_s)
             # The timer may be late by up to a millisecond, which counts as paid too, up to a bound.
             self._owed_s = max(self._owed_s - self._passed_s(), -PAY_FROM_S)
+        await self._turns.take()
 
     async def _is_unwanted(self) -> bool:
         """Let every other task run once. Return True if none had anything to do."""

@@ -31,6 +31,7 @@ from topics.http.requests import append_requests, read_requests
 from topics.http.requests.body_reader import LINES_TYPE, BodyStream
 from topics.http.requests.line_batches import BATCH_BYTES, BATCH_RECORDS, FEED_BYTES, LineBatch, LineBatches
 from topics.model import AppendResult, CheckedAppend, Performance, StageResult
+from topics.runtime.turns import BULK_BYTES
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -342,6 +343,8 @@ class Ingest:
     async def _begin(self, nursery: trio.Nursery, batch: LineBatch) -> None:
         """Decode a batch, wait until the one before it has been appended, and begin to append it."""
         settings, query = self._engine.settings, self._query
+        if batch.size >= BULK_BYTES:
+            await self._engine.turns.take(batch.size)
         try:
             plain = append_requests.decode_plain(batch.items, settings) if batch.plain else None
             if batch.plain and plain is None:

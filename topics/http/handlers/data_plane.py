@@ -6,11 +6,12 @@ go through Quart, which takes 0.3 ms a request, as much as all the rest of such 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 from topics.auth.keys import Scope
 from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid
-from topics.http.calls import Call, OpenAnswer, Response, append_answer, encode, in_steps
+from topics.http.calls import Call, OpenAnswer, Response, append_answer, encode
 from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
 from topics.http.handlers.queues import Queues
@@ -21,8 +22,13 @@ from topics.http.openapi.strict_names import explained, is_strict
 from topics.http.requests import append_requests, read_requests
 from topics.log.names import check_topic_name
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
+from topics.runtime.turns import BULK_BYTES
 
 Handler = Callable[[Call], Awaitable[Response | OpenAnswer]]
+
+
+LARGE_ANSWER: Final = 512 << 10
+"""Bytes of records from which on making the answer of a diff takes a turn: they are copied twice."""
 
 
 class DataPlane:
@@ -68,9 +74,11 @@ class DataPlane:
         try:
             key = idempotency_header(call)
             if len(call.body) < append_requests.LARGE_APPEND:
+                if len(call.body) >= BULK_BYTES:
+                    await engine.turns.take(len(call.body))
                 request = append_requests.decode_append(call.body, engine.settings, key, strict=strict)
             else:
-                request = await in_steps(
+                request = await engine.turns.each(
                     append_requests.decode_append_in_steps(call.body, engine.settings, key, strict=strict)
                 )
         except ApiError as error:
@@ -112,6 +120,8 @@ class DataPlane:
                 result = await self._engine.reads.read(topic, request, call.perf)
         else:
             result = await self._engine.reads.read(topic, request, call.perf)
+        if (size := len(result.records)) >= LARGE_ANSWER:
+            await self._engine.turns.take(size)
         return Response(200, _diff_answer(result, call.performance(self._engine.clock.perf_ns())))
 
 

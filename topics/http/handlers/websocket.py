@@ -25,7 +25,7 @@ from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid, throttled
 from topics.http.access.key_access import KeyAccess
 from topics.http.answers.websocket_messages import MESSAGES
-from topics.http.calls import append_answer, encode, in_steps
+from topics.http.calls import append_answer, encode
 from topics.http.connections.connection import Connection
 from topics.http.connections.exchange import Scope
 from topics.http.connections.protocols.asgi_exchange import Receive, Send
@@ -38,6 +38,7 @@ from topics.http.requests import append_requests, json_checks
 from topics.http.requests.watch_requests import SubscribeBody, decode_subscribe
 from topics.log.names import check_topic_name
 from topics.model import AppendResult, CheckedAppend, Performance
+from topics.runtime.turns import BULK_BYTES
 from topics.telemetry.audit_log import AuditEntry, make_entry
 from topics.telemetry.logs import get_logger
 
@@ -214,6 +215,7 @@ class WebSocket:
                 raise throttled("max_inflight_bytes", self._engine.settings.max_inflight_bytes)
             if raw is None:
                 raise invalid("message", "must be a text message")
+            await self._take_turn(raw)
             command = json_checks.decode_json(_command, raw)
             if command.request_id is not UNSET and len(command.request_id) > MAX_REQUEST_ID:
                 raise invalid("request_id", f"is longer than {MAX_REQUEST_ID} bytes", max=MAX_REQUEST_ID)
@@ -236,6 +238,11 @@ class WebSocket:
             await self._refuse(ApiError("internal", "the command failed; the socket stays open"), request_id)
         finally:
             self._release()
+
+    async def _take_turn(self, raw: bytes) -> None:
+        """Take a turn for a step that goes through a whole command, if it is large."""
+        if len(raw) >= BULK_BYTES:
+            await self._engine.turns.take(len(raw))
 
     def _command(self, op: msgspec.Raw | UnsetType) -> Callable[[bytes, RequestId], Awaitable[None]]:
         for name, carry_out in self._commands.items():
@@ -315,14 +322,16 @@ class WebSocket:
     async def _publish(self, raw: bytes, request_id: RequestId) -> None:
         engine = self._engine
         self._grant.check_scope(KeyScope.WRITE)
+        await self._take_turn(raw)
         publish = json_checks.decode_json(_publish, raw)
         topic = check_topic_name(publish.topic)
         try:
             if len(raw) < append_requests.LARGE_APPEND:
+                await self._take_turn(raw)
                 request = append_requests.decode_append(raw, engine.settings, strict=self._strict, publish=True)
             else:
                 steps = append_requests.decode_append_in_steps(raw, engine.settings, strict=self._strict, publish=True)
-                request = await in_steps(steps)
+                request = await engine.turns.each(steps)
         except ApiError as error:
             raise (explained(error, also=_PUBLISH_KEYS) if self._strict else error) from None
         self._grant.check_name(topic)

@@ -32,6 +32,7 @@ from topics.http.connections.body_timeouts import BODY_BYTES_PER_S, BODY_GRACE_S
 from topics.http.connections.exchange import ClientGone
 from topics.http.requests.topic_requests import MAX_COMMIT_BYTES
 from topics.http.routes import BodyKind
+from topics.runtime.turns import BULK_BYTES, Turns
 from topics.runtime.withdrawal import interruptible
 from topics.telemetry.logs import get_logger
 
@@ -62,7 +63,8 @@ class BodyReader:
     """Receives the bodies of requests within `TOPICS_MAX_BODY_BYTES` and `TOPICS_MAX_INFLIGHT_BYTES`. `share` returns
     the share of the latter that one key may take, 0 to 1."""
 
-    def __init__(self, settings: Settings, share: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(self, settings: Settings, turns: Turns, share: Callable[[], float] = lambda: 1.0) -> None:
+        self.turns = turns
         self._limit = settings.max_body_bytes
         self._call_limit = min(settings.max_call_bytes, self._limit)
         self._wait_s = settings.admission_ms / 1000
@@ -90,7 +92,7 @@ class BodyReader:
         if declared is not None and declared.isdigit() and not gzipped and _number(declared) > limit:
             raise _too_large(name, limit)
         kept = _Joiner()
-        pieces = _Pieces(call, min(_INFLATE_STEP, limit + 1) if gzipped else 0)
+        pieces = _Pieces(call, min(_INFLATE_STEP, limit + 1) if gzipped else 0, self.turns)
         # Compressed data of any length can have no output at all.
         most_received = limit + (limit >> 3) + SMALL_BODY if gzipped else limit
         while True:
@@ -175,7 +177,7 @@ class BodyStream:
         self._reader = reader
         self._call = call
         gzipped = _is_gzip(call.headers.get(b"content-encoding", b""))
-        self._pieces = _Pieces(call, _STREAM_STEP if gzipped else 0)
+        self._pieces = _Pieces(call, _STREAM_STEP if gzipped else 0, reader.turns)
 
     async def next_piece(self) -> bytes | None:
         """The next piece, which may be empty; None at the end. Other tasks run before it.
@@ -232,9 +234,11 @@ class _Pieces:
     """The pieces of a body as they come, decompressed `inflate_step` bytes at a time (0: the body is not
     compressed)."""
 
-    def __init__(self, call: Call, inflate_step: int) -> None:
+    def __init__(self, call: Call, inflate_step: int, turns: Turns) -> None:
         self.received = 0
         """Bytes that have come, before decompression."""
+        self._inflated = 0
+        self._turns = turns
         self._call = call
         self._patience = _BodyTimeout(call)
         self._inflater = _Inflater(inflate_step) if inflate_step else None
@@ -243,8 +247,12 @@ class _Pieces:
         """The next piece, which is empty if the input so far has no output yet; None at the end."""
         inflater = self._inflater
         if inflater is not None and inflater.pending:
+            if self._inflated < BULK_BYTES:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._turns.take()
             piece = inflater.next_piece()
-            await trio.lowlevel.checkpoint()
+            self._inflated += len(piece)
             return piece
         if self._call.body_complete:
             if inflater is not None and self.received:

@@ -23,6 +23,7 @@ import trio
 from topics.config import Settings
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
+from topics.runtime.turns import Turns
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.files.fs import Fs
 from topics.storage.files.unsynced_files import UnsyncedFiles
@@ -67,13 +68,14 @@ class TopicCheckpoints:
         fs: Fs,
         clock: Clock,
         offload: Offload,
+        turns: Turns,
     ) -> None:
         self._store = store
         self._source = source
         self._cache = cache
         self._fs = fs
         self._offload = offload
-        self._work = WorkSlice(clock)
+        self._work = WorkSlice(clock, turns)
         self._files = SegmentFiles(store, fs)
         frames = FrameConversion(store, fs)
         notes = DamageNotes(lambda: store.writers, clock.now_ms)

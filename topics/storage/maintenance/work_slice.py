@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-import trio
-
 from topics.runtime.clock import Clock
+from topics.runtime.turns import Turns
 
 SLICE_NS: Final = 1_000_000
 
@@ -14,8 +13,9 @@ SLICE_NS: Final = 1_000_000
 class WorkSlice:
     """The time since work on the loop has let others run; shared by all parts of a checkpoint."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, turns: Turns) -> None:
         self._clock = clock
+        self._turns = turns
         self._from_ns = 0
 
     def begin(self) -> None:
@@ -23,7 +23,8 @@ class WorkSlice:
         self._from_ns = self._clock.perf_ns()
 
     async def give_way(self) -> None:
-        """Let others run if this slice has been longer than `SLICE_NS`; then another one begins."""
+        """Let others run if this slice has been longer than `SLICE_NS`; then another one begins, with a turn of its
+        own."""
         if self._clock.perf_ns() - self._from_ns > SLICE_NS:
-            await trio.lowlevel.checkpoint()
+            await self._turns.take()
             self._from_ns = self._clock.perf_ns()
