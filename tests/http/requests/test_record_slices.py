@@ -215,3 +215,17 @@ def test_no_decoder_is_given_much_more_than_a_slice(monkeypatch: pytest.MonkeyPa
         assert steps > 1
         assert max(given) < 10_000
         assert sum(given) < 6 * len(body)
+
+
+@pytest.mark.parametrize("message", ["Input data was truncated", "Invalid \\ud800 surrogate", "JSON is malformed: x"])
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 4100, 9000])
+@pytest.mark.parametrize("escape", [rb"\ud800", rb"\uDBFF", rb"\u00e9", b"abcdef"])
+def test_half_a_surrogate_pair_is_found_in_steps(
+    message: str, size: int, escape: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_checks, "_SURROGATE_STEP", 4096)
+    for before in range(max(0, size - 8), size):
+        raw = b"x" * before + escape + b"x" * (size - before)
+        found, _ = taken(json_checks.malformed_in_steps(message, raw))
+        assert found.message == json_checks.malformed(message, raw).message
+    assert taken(json_checks.malformed_in_steps("truncated", bytes(3 * 4096)))[1] == 3

@@ -31,6 +31,7 @@ from topics.http.requests.json_checks import (
     depth_in_steps,
     depth_of,
     malformed,
+    malformed_in_steps,
     too_deep,
     wrong_value,
 )
@@ -286,7 +287,7 @@ def _decode_in_slices(
     except _TooManyRecords:
         raise _too_many_records(f"more than {maximum} records", maximum) from None
     except msgspec.DecodeError as error:
-        raise malformed(str(error), raw) from None
+        raise (yield from malformed_in_steps(str(error), raw)) from None
     except RecursionError:
         raise too_deep("body") from None
 

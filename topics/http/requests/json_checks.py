@@ -39,6 +39,9 @@ _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 _UNKNOWN: Final = re.compile(r"contains unknown field `(?P<name>.*)`", re.DOTALL)
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE_BYTES: Final = 4
+_SURROGATE_STEP: Final = 256 << 10
+"""Bytes that are searched in one step, at most 3 ms."""
 
 LEVELS: Final = bytes(1 if c in b"[{" else 255 if c in b"]}" else 0 for c in range(256))
 
@@ -161,10 +164,29 @@ def _split_path(text: str) -> tuple[str, str]:
 
 def malformed(text: str, raw: bytes) -> ApiError:
     """The `400 invalid_request` for malformed JSON. `text` is the message of msgspec."""
-    # msgspec also says "truncated" of a string that ends in half a surrogate pair.
-    if "truncated" in text or "surrogate" in text:
+    return _malformed(text, has_surrogate=_ends_too_soon(text) and _SURROGATE.search(raw) is not None)
+
+
+def malformed_in_steps(text: str, raw: bytes) -> Generator[None, None, ApiError]:
+    """Like `malformed`. Yields after each step."""
+    if _ends_too_soon(text):
+        for start in range(0, len(raw), _SURROGATE_STEP):
+            if _SURROGATE.search(raw, start, start + _SURROGATE_STEP + _SURROGATE_BYTES - 1) is not None:
+                return _malformed(text, has_surrogate=True)
+            yield
+    return _malformed(text, has_surrogate=False)
+
+
+def _ends_too_soon(text: str) -> bool:
+    """Return True if a message of msgspec says that JSON ends too soon. It also says so of a string that ends in half a
+    surrogate pair."""
+    return "truncated" in text or "surrogate" in text
+
+
+def _malformed(text: str, *, has_surrogate: bool) -> ApiError:
+    if _ends_too_soon(text):
         text = "malformed JSON: it ends too soon"
-        if _SURROGATE.search(raw) is not None:
+        if has_surrogate:
             text += ", or a \\u escape is half a surrogate pair"
     else:
         text = text.replace("JSON is malformed", "malformed JSON")
