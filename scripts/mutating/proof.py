@@ -76,6 +76,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/log/seq_ceiling.py": ("log/test_seq_ceiling.py", "engine/test_commit.py"),
     "topics/log/topic_log.py": ("log/test_topic_log.py", "log/test_losses.py"),
     "topics/queue/leases.py": ("queue/test_leases.py", "engine/queues/test_queues.py"),
+    "topics/engine/operations/large_batches.py": ("engine/operations/test_large_batches.py",),
     "topics/runtime/turns.py": ("runtime/test_turns.py",),
     "topics/sched/audience.py": ("sched/test_audience.py", "engine/delivery/test_topic_delivery.py"),
     "topics/sched/workers.py": ("sched/test_workers.py",),

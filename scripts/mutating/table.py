@@ -1606,6 +1606,15 @@ TURNS: Final = (
         "8.7: large batches that waited for room are not committed all in one pass of the loop",
         "unit",
     ),
+    Mutation(
+        "each-piece-a-batch",
+        "wal",
+        "topics/engine/operations/large_batches.py",
+        "opens_batch=piece.start == 0,",
+        "opens_batch=True,",
+        "8.3: a batch that is encoded in pieces is one batch",
+        "unit",
+    ),
 )
 
 SOCKETS: Final = (

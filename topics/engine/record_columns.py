@@ -43,6 +43,16 @@ class AppendColumns(NamedTuple):
         """How much work the commit of the records is, in bytes (`topics.runtime.turns`)."""
         return sum(self.sizes) + RECORD_BYTES * len(self.sizes)
 
+    def part(self, records: slice) -> AppendColumns:
+        """Return the columns of some of the records."""
+        return AppendColumns(
+            self.datas[records],
+            self.nodes and self.nodes[records],
+            self.tags and self.tags[records],
+            self.metas and self.metas[records],
+            self.sizes[records],
+        )
+
 
 def columns_of(request: AppendRequest) -> AppendColumns:
     """Return the columns of a request. Records without a node get the request's."""

@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import trio
 
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits, time_commit, unlogged_floor
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
+from topics.engine.operations.large_batches import LARGE_BATCH_BYTES, LargeBatch
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.record_columns import (
     COMMIT_TURN_BYTES,
@@ -118,6 +120,7 @@ class Appends:
         waited = 0.0
         key = request.idempotency_key
         batch: AppendColumns | None = None
+        large: LargeBatch | None = None
         takes_turn = False
         while True:
             has_turn, takes_turn = takes_turn, False  # a turn is over once something else has been waited for
@@ -152,7 +155,10 @@ class Appends:
             if topic.log.stored.last_seq and not await self._loaded(topic, batch):
                 continue
             if not has_turn and (cost := batch.cost) >= COMMIT_TURN_BYTES:
-                await self._turns.take(cost)
+                if cost >= LARGE_BATCH_BYTES and large is None:
+                    large = await self._encode_ahead(topic, batch)
+                else:
+                    await self._turns.take(cost)
                 takes_turn = True
                 continue
             break
@@ -161,10 +167,24 @@ class Appends:
             self._keys.check_room()
         if waited:
             perf.throttle_wait_ms = waited
-        commit = self._commit(topic, batch, key)
+        commit = self._commit(topic, batch, key, large if large is not None and large.fits(topic) else None)
         first_seq, last_seq = await commit.answer()
         time_commit(commit, perf)
         return _answer(topic, first_seq, last_seq, created=created)
+
+    async def _encode_ahead(self, topic: Topic, batch: AppendColumns) -> LargeBatch:
+        """Encode a large batch for the seqs that come next, each piece in a turn of its own, behind a barrier. Returns
+        in a turn."""
+        topic.barrier = trio.Event()
+        try:
+            large = LargeBatch(topic, batch, self._registry.now_ms())
+            while not large.is_ready:
+                await self._turns.take()
+                large.encode_piece()
+            await self._turns.take()
+        finally:
+            topic.lift_barrier()
+        return large
 
     async def _loaded(self, topic: Topic, batch: AppendColumns) -> bool:
         """Return True if eviction for this batch can be decided from memory. Otherwise load the missing columns and
@@ -269,10 +289,14 @@ class Appends:
 
     # -- the commit --------------------------------------------------------------------------------------------------
 
-    def _commit(self, topic: Topic, batch: AppendColumns, key: str | None) -> Commit:
-        """Assign seqs and times, build frames and blocks, queue them: one step of the loop."""
+    def _commit(self, topic: Topic, batch: AppendColumns, key: str | None, large: LargeBatch | None = None) -> Commit:
+        """Assign seqs and times, build frames and blocks, queue them: one step of the loop. `large`: the batch, encoded
+        for these seqs up to the last piece."""
         count = len(batch.datas)
-        ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)
+        if large is not None:
+            ts = topic.last_ts = large.ts
+        else:
+            ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)
         at = self._registry.windows.now_ms()
         first_seq = topic.assigned + 1
         last_seq = topic.assigned = topic.assigned + count
@@ -285,9 +309,16 @@ class Appends:
         else:
             tail = _tail(topic, key, first_seq, count, watermark, at)
             frame_count = count + len(tail)
-            appended = _with_frames(topic, first_seq, ts, batch, closes_batch=not tail)
+            if large is not None:
+                appended = large.frames(closes_batch=not tail)
+            else:
+                appended = _with_frames(topic, first_seq, ts, batch, closes_batch=not tail)
             data = appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True) if tail else appended.data
-        blocks = encode_blocks(first_seq, ts, batch.datas, batch.nodes, batch.tags, batch.metas, pinned=topic.ephemeral)
+        if large is not None:
+            blocks = large.blocks()
+        else:
+            names = batch.nodes, batch.tags
+            blocks = encode_blocks(first_seq, ts, batch.datas, *names, batch.metas, pinned=topic.ephemeral)
         decided = _DecidedAppend(topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key)
         commit = Commit(
             topic,

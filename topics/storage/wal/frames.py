@@ -214,12 +214,13 @@ def encode_appends(
     metas: Sequence[bytes] | None,
     durable: bool,
     closes_batch: bool,
+    opens_batch: bool = True,
     origins: Sequence[Origin | None] | None = None,
 ) -> AppendFrames:
-    """Return the frames of records with contiguous seqs from `first_seq`. They begin a batch.
+    """Return the frames of records with contiguous seqs from `first_seq`.
 
     `nodes`, `tags`, `metas` and `origins` are None when no record has one; an empty item means that this record has
-    none. `closes_batch` is False if control frames of the same batch follow.
+    none. `closes_batch` is False if frames of the same batch follow, `opens_batch` if there are some before them.
     """
     if len(datas) == 1:
         return _encode_one(
@@ -235,7 +236,8 @@ def encode_appends(
             closes_batch=closes_batch,
         )
     if nodes is None and tags is None and metas is None and origins is None:
-        return _encode_plain(topic_id, first_seq, ts, datas, durable=durable, closes_batch=closes_batch)
+        place = _PlaceInBatch(opens_batch, closes_batch)
+        return _encode_plain(topic_id, first_seq, ts, datas, durable=durable, place=place)
     count = len(datas)
     none = (b"",) * count
     nodes, tags, metas = nodes or none, tags or none, metas or none
@@ -252,7 +254,7 @@ def encode_appends(
     heads = map(
         _BODY.pack,
         repeat(1),
-        _batch_flags(count, base, kept, closes_batch),
+        _batch_flags(count, base, kept, _PlaceInBatch(opens_batch, closes_batch)),
         repeat(topic_id),
         range(first_seq, first_seq + count),
         repeat(ts),
@@ -292,11 +294,19 @@ def seal(bodies: Sequence[bytes], salt: int | None, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def _batch_flags(count: int, base: int, kept: bytes, closes_batch: bool) -> list[int]:
+class _PlaceInBatch(NamedTuple):
+    """Whether frames are the first and the last ones of their batch."""
+
+    opens: bool
+    closes: bool
+
+
+def _batch_flags(count: int, base: int, kept: bytes, place: _PlaceInBatch) -> list[int]:
     """Return each frame's flags: its own, the common ones, and those for its place in the batch."""
     flags = [base | own | MORE | CONTINUES for own in kept]
-    flags[0] &= ~CONTINUES
-    if closes_batch:
+    if place.opens:
+        flags[0] &= ~CONTINUES
+    if place.closes:
         flags[-1] &= ~MORE
     return flags
 
@@ -326,7 +336,7 @@ def _encode_one(
 
 
 def _encode_plain(
-    topic_id: int, first_seq: int, ts: int, datas: Sequence[bytes], *, durable: bool, closes_batch: bool
+    topic_id: int, first_seq: int, ts: int, datas: Sequence[bytes], *, durable: bool, place: _PlaceInBatch
 ) -> AppendFrames:
     """Encode records that have data only. The hot loop."""
     count = len(datas)
@@ -336,7 +346,7 @@ def _encode_plain(
     payload_lens = [size + 4 for size in sizes]
     seqs = range(first_seq, first_seq + count)
     bodies = list(map(add, map(_PLAIN.pack, repeat(middle), seqs, repeat(ts), repeat(0), payload_lens), datas))
-    flags = _batch_flags(count, base, bytes(count), closes_batch)
+    flags = _batch_flags(count, base, bytes(count), place)
     for i in {0, count - 1}:
         bodies[i] = bodies[i][:1] + bytes((flags[i],)) + bodies[i][2:]
     frame_lens = array("I", [size + MIN_FRAME_LEN + 8 for size in sizes])
