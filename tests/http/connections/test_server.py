@@ -208,6 +208,27 @@ async def test_what_is_not_http_is_refused(served: Served, request_: bytes) -> N
     assert not served.engine.topics
 
 
+@pytest.mark.parametrize("version", [b"HTTP/1.0\r\n", b"HTTP/1.1\r\nconnection: close\r\n"])
+@pytest.mark.parametrize("behind", [b"\r\n", b"x", b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_what_comes_behind_the_last_request_does_not_matter(
+    served: Served, version: bytes, behind: bytes
+) -> None:
+    request = b"POST /v0/topics/a %b%bcontent-length: %d\r\n\r\n%b" % (version, JSON, len(APPEND), APPEND)
+    with trio.fail_after(60):
+        answer = await served.exchange(request + behind)
+    assert answer.startswith(b"HTTP/1.1 201 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    await until(lambda: not served.server.connections)
+
+
+async def test_a_refusal_of_a_head_has_no_body(served: Served) -> None:
+    with trio.fail_after(60), capture_logs() as logged:
+        answer = await served.exchange(b"HEAD a:80 HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.endswith(b"\r\n\r\n")
+    assert not [entry for entry in logged if entry["log_level"] == "warning"]
+
+
 @pytest.mark.parametrize(
     "framing",
     [b"content-length: 1000\r\n\r\n" + APPEND, b"transfer-encoding: chunked\r\n\r\n18\r\n" + APPEND + b"\r\n"],
@@ -225,6 +246,20 @@ async def test_chunks_are_put_together(served: Served) -> None:
     head = b"POST /v0/topics/a HTTP/1.1\r\n%bconnection: close\r\ntransfer-encoding: chunked\r\n\r\n" % JSON
     answer = await served.exchange(head + chunks)
     assert answer.startswith(b"HTTP/1.1 201 ")
+
+
+async def test_a_request_may_come_in_any_two_parts(served: Served) -> None:
+    length = b"POST /v0/topics/a HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (JSON, len(APPEND), APPEND)
+    chunks = b"%x\r\n%b\r\n0\r\ntrailer: x\r\n\r\n" % (len(APPEND), APPEND)
+    chunked = b"POST /v0/topics/a HTTP/1.1\r\n%btransfer-encoding: chunked\r\n\r\n%b" % (JSON, chunks)
+    for request in (length, chunked):
+        for cut in range(1, len(request)):
+            stream = await served.connect()
+            await stream.send_all(request[:cut])
+            await trio.testing.wait_all_tasks_blocked()
+            await stream.send_all(request[cut:])
+            assert (await stream.receive_some(1 << 16))[:11] == b"HTTP/1.1 20", request[:cut]
+            await stream.aclose()
 
 
 async def test_a_slow_body_is_waited_for_and_keeps_nobody_waiting(served: Served) -> None:

@@ -53,7 +53,8 @@ _LONG_CONNECTION_FIELD: Final = re.compile(
 )
 
 # Servers differ in what they make of a length in a list, of two lengths, and of a coding with white space behind it.
-_FRAMING_LINES: Final = re.compile(rb"\n(content-length|transfer-encoding)[ \t]*:([^\r]*)", re.IGNORECASE)
+# Only complete lines are looked at, because a head may come in any parts.
+_FRAMING_LINES: Final = re.compile(rb"\n(content-length|transfer-encoding)[ \t]*:([^\r]*)\r", re.IGNORECASE)
 
 _FRAMING_VALUES: Final = {
     b"c": re.compile(rb"[ \t]*[0-9]+[ \t]*"),
@@ -74,6 +75,9 @@ class Http1Connection(h11.Connection):
     """Refuses requests that h11 accepts: those whose body may end in different places for different servers, unknown
     versions, and heads that take too long to parse. Raises h11.RemoteProtocolError for them."""
 
+    is_head = False
+    """True if the answer to the present request has no body: its method is HEAD."""
+
     def has_part(self) -> bool:
         """Return True if there is input that is no complete event yet."""
         return len(self._receive_buffer) > 0
@@ -87,9 +91,14 @@ class Http1Connection(h11.Connection):
     def next_event(self) -> Any:
         """The next event, or h11.NEED_DATA or h11.PAUSED."""
         if self.their_state is h11.IDLE:
+            self.is_head = False
             if not self._at_head():
                 return h11.NEED_DATA
             self._check_lines(self.trailing_data[0])
+        elif self.their_state is h11.MUST_CLOSE:
+            # Nothing is read behind the last request. h11 would refuse it, and hypercorn would answer that instead of
+            # the request, which may have been carried out.
+            return h11.PAUSED
         try:
             event = super().next_event()
         except ValueError:
@@ -97,6 +106,7 @@ class Http1Connection(h11.Connection):
             raise h11.RemoteProtocolError("bad Content-Length") from None
         if type(event) is h11.Request:
             self._may_skip_line = True
+            self.is_head = event.method == b"HEAD"
             self._check(event)
             event = self._with_host_of_target(event)
             if type(self._reader) is ChunkedReader:
@@ -239,7 +249,8 @@ class Http1(H11Protocol):
         # h11 suggests 501 for an unknown transfer coding. The daemon answers 5xx only for its own failures.
         status_code = status_code if status_code < 500 else 400
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
-        await self._send_h11_event(h11.Data(data=body))
+        if not (isinstance(self.connection, Http1Connection) and self.connection.is_head):
+            await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
 
     async def _check_protocol(self, event: h11.Request) -> None:
