@@ -37,8 +37,8 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Lane:
-    """The lane of one connection. `handler` answers an exchange (`topics.http.gate.Gate.handle`); `busy` and `idle` are
-    called when a request begins and when the connection waits for the next one."""
+    """The lane of one connection. `handler` answers an exchange (`topics.http.gate.Gate.handle`). `busy` is called when
+    a request begins; `idle` when the connection is ready for the next one, and returns False if there is to be none."""
 
     def __init__(
         self,
@@ -66,17 +66,17 @@ class Lane:
         handler raises.
         """
         self._input = data
-        while True:
-            if not self._input:
-                if not self._idle():
-                    return None
+        while self._idle():
+            if self._input:
+                await trio.lowlevel.checkpoint()  # other connections have their turn between pipelined requests
+            else:
                 self._input = await self._read(READ_BYTES)
                 if not self._input:
                     return None
-            else:
-                await trio.lowlevel.checkpoint()  # other connections have their turn between pipelined requests
             head = read_head(self._input)
             if head is None:
+                if self.connection.is_ending:
+                    return None  # hypercorn would take the end that this side has made for one in a request
                 rest, self._input = self._input, b""
                 return rest
             self._busy()
@@ -88,6 +88,7 @@ class Lane:
                 self.connection.is_paused = False
             if not exchange.keeps_connection():
                 return None
+        return None
 
     def _begin(self, head: Head) -> LaneExchange:
         """The exchange of a request; its body is taken out of the input as far as it is there."""
@@ -108,10 +109,7 @@ class Lane:
                     break
                 except BlockingIOError:
                     pass
-        except trio.ClosedResourceError:
-            self.connection.peer_left(broken=True)
-            return b""
-        except OSError:
+        except (trio.ClosedResourceError, OSError, ValueError):  # ValueError: the socket was closed before the wait
             self.connection.peer_left(broken=True)
             return b""
         if not data:
@@ -125,10 +123,10 @@ class Lane:
     async def send(self, data: bytes) -> None:
         """Send data, at once if the socket takes it. If nothing can be sent any more, nothing happens. Once it has
         begun, it is not cancelled; the connection can be aborted."""
-        connection = self.connection
+        connection, lock = self.connection, self.connection.lock
         await connection.between_frames()
         sent = 0
-        if not connection.lock.locked():
+        if not lock.locked():
             try:
                 sent = self._socket.send(data)
             except BlockingIOError:
@@ -138,12 +136,16 @@ class Lane:
                 return
             if sent == len(data):
                 return
-        async with connection.lock:
-            try:
-                with trio.CancelScope(shield=True):
-                    await self._stream.send_all(memoryview(data)[sent:])
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                connection.peer_left(broken=True)
+            lock.acquire_nowait()  # at once: nothing may be sent, and nothing cancelled, behind the first part
+        else:
+            await lock.acquire()
+        try:
+            with trio.CancelScope(shield=True):
+                await self._stream.send_all(memoryview(data)[sent:])
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            connection.peer_left(broken=True)
+        finally:
+            lock.release()
 
 
 class LaneExchange(Exchange):
@@ -193,7 +195,7 @@ class LaneExchange(Exchange):
             return piece
         piece = await self._lane.read_body(self._left)
         if not piece:
-            if not self._begun:
+            if not self._begun and not self.connection.is_ending:
                 body, headers = refusal_of_no_http()
                 await self.answer(400, [*headers, (b"connection", b"close")], body)
             raise ClientGone

@@ -17,6 +17,8 @@ from topics.http.connections.hosts import is_host
 
 MAX_HEAD: Final = 16 << 10
 """Bytes of a plain head."""
+MAX_LINE: Final = 4 << 10
+"""Bytes of a field. Of fields about the connection hypercorn refuses longer ones (`request_checks.LONG_FIELD`)."""
 MAX_FIELDS: Final = 64
 MAX_LENGTH_DIGITS: Final = 15
 
@@ -64,6 +66,8 @@ def read_head(data: bytes) -> Head | None:
         headers[name.lower()] = value.strip(b" \t")
     count = len(lines) - 1
     if len(headers) != count or count > MAX_FIELDS or not _NOT_PLAIN.isdisjoint(headers):
+        return None
+    if len(fields) > MAX_LINE and max(map(len, lines)) > MAX_LINE:
         return None
     connection = headers.get(b"connection")
     if connection is not None and connection.lower() != b"keep-alive":

@@ -28,6 +28,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
+import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -290,9 +291,12 @@ async def serve(
         connection.idle_until = math.inf
         if unused is None:
             await close_gently(stream)
+        structlog.contextvars.clear_contextvars()  # those of the last request, which are none of the next one's
         return unused
 
     async def by_hypercorn(connection: Connection, stream: trio.SocketStream, data: bytes) -> bytes | None:
+        if not connection.is_broken:
+            server.idle.setdefault(connection)  # until its request is complete
         served = _TCPServer(wrapped, config, context, connection, stream, server.idle, has_lane=lane is not None)
         return await served.run(data)
 
