@@ -231,11 +231,12 @@ async def test_a_client_that_ends_its_side_behind_requests_gets_all_answers(serv
 async def test_a_body_that_a_drain_has_cut_off_is_no_error_of_the_client(served: Served) -> None:
     """An idle connection is closed in the moment in which a request comes: the client may send it again."""
     for part in (plain(1)[:-5], chunked(1)[:-5]):
-        stream = await served.connect()
+        client = socket.create_connection(("127.0.0.1", served.port))
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(client))
         assert await answer_to(stream, HEALTH) == 200
         await settled()
         (connection,) = served.server.connections
-        await stream.send_all(part)
+        client.send(part)  # before the server runs again
         connection.end_idle()
         assert await received(stream) == b""
         await stream.aclose()

@@ -295,8 +295,6 @@ async def serve(
         return unused
 
     async def by_hypercorn(connection: Connection, stream: trio.SocketStream, data: bytes) -> bytes | None:
-        if not connection.is_broken:
-            server.idle.setdefault(connection)  # until its request is complete
         served = _TCPServer(wrapped, config, context, connection, stream, server.idle, has_lane=lane is not None)
         return await served.run(data)
 
