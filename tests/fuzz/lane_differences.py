@@ -213,8 +213,10 @@ class Pair:
             if self.is_apart:
                 await self._send_apart(data, chance)
             else:
-                for segment in drawn_cuts(chance, data):
-                    await self._send(segment, segment)
+                segments = drawn_cuts(chance, data)
+                with_end = len(segments) - 1 if chance.random() < 0.1 else -1
+                for number, segment in enumerate(segments):
+                    await self._send(segment, segment, end=number == with_end)
                     await self._settle(f"{len(segment)} bytes more")
             ending = chance.randrange(6)
             if ending:
@@ -252,11 +254,15 @@ class Pair:
         for segments in zip_longest(drawn_cuts(chance, data), drawn_cuts(chance, data), fillvalue=b""):
             await self._send(*segments)
 
-    async def _send(self, *segments: bytes) -> None:
-        """Send a segment to each, and let them do what is to be done, as long as one of them reads on."""
+    async def _send(self, *segments: bytes, end: bool = False) -> None:
+        """Send a segment to each, and let them do what is to be done, as long as one of them reads on. `end`: the end
+        of the input comes together with it."""
         left: list[bytes] = []
         for side, segment in zip(self.sides, segments, strict=True):
             side.unsent += segment
+            if end:
+                side.push()
+                side.end_input()
         while left != (left := [side.unsent for side in self.sides]):
             for side in self.sides:
                 side.push()
