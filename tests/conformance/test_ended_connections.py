@@ -22,7 +22,7 @@ CAP = 20
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(http_lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with running(tmp_path_factory.mktemp("ended"), max_sse_connections=CAP) as client:
         yield client
 

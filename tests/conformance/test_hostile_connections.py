@@ -676,7 +676,7 @@ AT_ONCE = 4
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def counted(http_lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client with a key, which may have so many requests in flight, and a topic with more than fits in sockets."""
     settings = SETTINGS | {"api_keys": "hostile", "max_inflight_per_key": AT_ONCE}
     with running(tmp_path_factory.mktemp("counted"), **settings) as client:

@@ -31,7 +31,7 @@ FIRST = "authorization: Bearer first\r\n"
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(http_lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with running(tmp_path_factory.mktemp("grammar"), api_keys=KEYS, max_body_bytes=1 << 20) as client:
         client.headers["authorization"] = "Bearer first"
         yield client

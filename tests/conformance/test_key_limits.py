@@ -31,7 +31,7 @@ _keys = iter(KEYS)
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(http_lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client whose key is no test's; the keys of the tests may do everything."""
     settings = {"max_sse_connections_per_key": STREAMS, "max_inflight_per_key": INFLIGHT}
     keys = ",".join([BOSS, *KEYS])
@@ -412,7 +412,7 @@ BYTES = 100_000
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def slow(http_lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A daemon whose keys may send ten requests and so many bytes in a second."""
     keys = ",".join([BOSS, *KEYS])
     with running(tmp_path_factory.mktemp("slow"), api_keys=keys, rate_per_key=f"10/{BYTES}") as client:

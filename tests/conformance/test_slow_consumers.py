@@ -325,7 +325,7 @@ class Closed:
 
 
 @pytest.fixture(scope="module")
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Closed]:
+def closed(http_lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Closed]:
     """One for each way, all at once, since it takes over 30 s."""
     with running(tmp_path_factory.mktemp("closed")) as client, ThreadPoolExecutor(1) as pool:
         for topic in ("a", "slow", "idle"):

@@ -39,7 +39,7 @@ KEY = ("authorization", "Bearer one")
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(http_lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with running(tmp_path_factory.mktemp("unread"), **SETTINGS) as client:
         client.headers["authorization"] = "Bearer two"
         client.append("large", *["x" * 1000] * 1000)

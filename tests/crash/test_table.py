@@ -47,6 +47,7 @@ from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic_states import TopicStates
+from topics.runtime.turns import Turns
 from topics.sched.governor import Governor
 from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.maintenance.compactor import Compactor
@@ -233,7 +234,7 @@ def test_every_part_of_the_engine_is_in_the_table_or_called_by_its_parts_alone()
 
     world = World()
     world.live(look, end="kill")
-    inner = {Settings, type(world.clock), EngineStatus, Registry, Store, PayloadCache, Counter, Loader}
+    inner = {Settings, type(world.clock), EngineStatus, Registry, Store, PayloadCache, Counter, Loader, Turns}
     by_itself = {TopicDelivery, WatchSessions, Governor, Forwarders, LengthCheck}
     assert parts == ({*CALLED} - {Engine}) | inner | by_itself
 

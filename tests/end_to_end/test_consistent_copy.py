@@ -478,8 +478,12 @@ def test_what_a_hold_names_stays_as_it_is_until_the_hold_is_over_and_goes_then(t
             return [name for name in (*snapshots, *logs) if path_of(site.daemon, name).exists()]
 
         until(lambda: left() == [], 60, lambda: f"still there: {left()}\n{site.daemon.log()}")
-        changed = digests(site.daemon, names)
-        assert any(changed[name] != first[name] for name in names if name.endswith(".data")), "nothing is worked off"
+
+        def worked_off() -> bool:
+            changed = digests(site.daemon, names)
+            return any(changed[name] != first[name] for name in names if name.endswith(".data"))
+
+        until(worked_off, 60, lambda: f"nothing is worked off\n{site.daemon.log()}")
         assert site.problems == []
 
 

@@ -316,6 +316,8 @@ class Loader:
             read = partial(store.read_range, segment.topic_id, name, wanted.offset, wanted.length)
             window = await self._offload.run(Pool.COLD_READ if cold else Pool.HOT_READ, read)
         except FileNotFoundError:
+            if not _is_stored_in(topic, wanted.seqs, segment):
+                return [], []  # the segment was removed or replaced after the records were located
             if cold and segment.tier == "cold":
                 raise
             return [], list(wanted.seqs)
@@ -410,6 +412,12 @@ def _salt_of(wanted: FrameRange) -> int | None:
     verify, and are read again."""
     assert isinstance(wanted.segment, Segment)
     return wanted.segment.read_salt
+
+
+def _is_stored_in(topic: Topic, seqs: Sequence[int], segment: Segment) -> bool:
+    """Return True if one of these records is still stored in the segment."""
+    spans = (topic.log.stored.at(seq) for seq in seqs)
+    return any(span is not None and span.segment is segment for span in spans)
 
 
 def _unavailable(topic: Topic, error: OSError) -> ApiError:

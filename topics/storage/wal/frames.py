@@ -233,7 +233,7 @@ def encode_appends(
             meta=metas[0] if metas else b"",
             origin=origins[0] if origins else None,
             durable=durable,
-            closes_batch=closes_batch,
+            place=_PlaceInBatch(opens_batch, closes_batch),
         )
     if nodes is None and tags is None and metas is None and origins is None:
         place = _PlaceInBatch(opens_batch, closes_batch)
@@ -322,12 +322,12 @@ def _encode_one(
     meta: bytes,
     origin: Origin | None,
     durable: bool,
-    closes_batch: bool,
+    place: _PlaceInBatch,
 ) -> AppendFrames:
     """Encode one record by itself: a third of what it costs by columns."""
     prefix = ORIGIN.pack(*origin) if origin else b""
     own = (HAS_TAG if tag else 0) | (HAS_NODE if node else 0) | (HAS_ORIGIN if prefix else 0)
-    flags = own | (DURABLE if durable else 0) | (0 if closes_batch else MORE)
+    flags = own | (DURABLE if durable else 0) | (0 if place.closes else MORE) | (0 if place.opens else CONTINUES)
     size = len(meta) + len(data)
     head = _BODY.pack(1, flags, topic_id, seq, ts, len(node), len(tag), len(prefix) + 4 + size)
     body = b"".join((head, node, tag, prefix, _LEN.pack(len(meta)), meta, data))
