@@ -227,6 +227,7 @@ class Call:
                 with self.connection.ends_wait(nursery.cancel_scope):
                     nursery.start_soon(watch, nursery.cancel_scope)
                     try:
+                        await trio.lowlevel.checkpoint_if_cancelled()  # the client may have left already
                         result = await function()
                         answered = True
                     except Exception as error:

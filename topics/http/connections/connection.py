@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import select
 import socket
 import struct
 import sys
@@ -199,6 +200,7 @@ class Connection:
     def ends_wait(self, scope: trio.CancelScope) -> Iterator[None]:
         """Put around a wait: `scope` is cancelled when the peer leaves, or at once if it has left."""
         self._waits[scope] = None
+        self._look_for_end()
         if self.has_left:
             scope.cancel()
         self._watch()
@@ -219,6 +221,16 @@ class Connection:
         finally:
             self.is_paused = False
             self._watch()
+
+    def _look_for_end(self) -> None:
+        """Notice the end of the peer's side at once if it has come. `Hangups` may notice it a pass of the loop later,
+        and the request may be given something meanwhile."""
+        fd = self.fileno()
+        if fd >= 0 and not self.has_left:
+            ends = select.poll()
+            ends.register(fd, select.POLLRDHUP)
+            for _, events in ends.poll(0):
+                self.peer_left(broken=bool(events & select.POLLERR))
 
     def _watch(self) -> None:
         """Watch for more input while a request waits and nothing is read."""
