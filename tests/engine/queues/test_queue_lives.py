@@ -141,8 +141,8 @@ class Truth:
         """Deleted by nobody we know of: they have to be in the dead-letter topic."""
         self.forward_ms = 0
         self.forward_before = 0
-        """`forward_ms` at the start of this life. Within a life the daemon does not look at the wall clock; after a loss
-        of power it does, and then all steps since the start count, those before a lease as well."""
+        """`forward_ms` at the start of this life. Within a life the daemon does not look at the wall clock. After a
+        loss of power it does, and then all steps since the start count, also those before a lease."""
         self.base_ms = 0
         self.claims = 0
 
