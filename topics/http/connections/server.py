@@ -25,6 +25,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -244,27 +245,53 @@ async def serve(
     Returns after `Server.stop_accepting`, when the last connection is gone. Cancellation aborts all connections.
     """
     server = Server(process_limits.most_connections(process_limits.file_limit()))
-    config = hypercorn_config(settings)
-    context = WorkerContext(None)
-    wrapped = ASGIWrapper(app)
     unsent = UnsentBytes(settings)
+    with closing(Hangups()) as hangups:
+        async with trio.open_nursery() as watch:
+            watch.start_soon(_abort_when_cancelled, server)
+            watch.start_soon(_look_after, server, unsent)
+            watch.start_soon(hangups.run)
+            context = WorkerContext(None)
+            service = _Service(server, ASGIWrapper(app), hypercorn_config(settings), context, unsent, hangups, lane)
+            async with trio.open_nursery() as connections:
 
-    async def handle(accepted: socket.socket) -> None:
+                def start(accepted: socket.socket) -> None:
+                    server.starting += 1
+                    connections.start_soon(service.handle, accepted)
+
+                with server._accepting:
+                    async with trio.open_nursery() as accepting:
+                        for listener in sockets:
+                            accepting.start_soon(_accept, server, listener, start)
+                        task_status.started(server)
+                await context.terminated.set()
+            watch.cancel_scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What the connections of one `serve` share, and how each of them is served."""
+
+    server: Server
+    app: ASGIWrapper
+    config: Config
+    context: WorkerContext
+    unsent: UnsentBytes
+    hangups: Hangups
+    lane: Handler | None
+
+    async def handle(self, accepted: socket.socket) -> None:
+        """Serve a connection to its end. Its failure is logged and ends no other."""
+        server = self.server
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
-        connection = Connection(stream, trio.Lock(), server.answering, unsent)
+        connection = Connection(stream, trio.Lock(), server.answering, self.unsent)
         server.starting -= 1
         server.connections.add(connection)
         server.idle[connection] = None
-        hangups.add(connection)
+        self.hangups.add(connection)
         try:
             with connection.cancel_scope:
-                connection.peer = parse_socket_addr(accepted.family, accepted.getpeername())
-                unused: bytes | None = b""
-                while unused is not None:
-                    if lane is not None:
-                        unused = await on_lane(connection, stream, accepted, unused)
-                    if unused is not None:
-                        unused = await by_hypercorn(connection, stream, unused)
+                await self._serve(connection, stream, accepted)
         except OSError:
             pass
         except Exception as error:
@@ -277,45 +304,40 @@ async def serve(
                 raise rest from None
         finally:
             server.forget(connection)
-            hangups.remove(connection)
+            self.hangups.remove(connection)
             connection.end_messages()
             connection.has_streams(0)
             stream.socket.close()
 
-    async def on_lane(
-        connection: Connection, stream: trio.SocketStream, accepted: socket.socket, data: bytes
+    async def _serve(self, connection: Connection, stream: trio.SocketStream, accepted: socket.socket) -> None:
+        """Let the lane and hypercorn take turns, each with the input that the other has not used."""
+        connection.peer = parse_socket_addr(accepted.family, accepted.getpeername())
+        unused: bytes | None = b""
+        while unused is not None:
+            if self.lane is not None:
+                unused = await self._on_lane(self.lane, connection, stream, accepted, unused)
+            if unused is not None:
+                by_hypercorn = _TCPServer(
+                    self.app,
+                    self.config,
+                    self.context,
+                    connection,
+                    stream,
+                    self.server.idle,
+                    has_lane=self.lane is not None,
+                )
+                unused = await by_hypercorn.run(unused)
+
+    async def _on_lane(
+        self, handler: Handler, connection: Connection, stream: trio.SocketStream, accepted: socket.socket, data: bytes
     ) -> bytes | None:
-        assert lane is not None
-        busy, idle = partial(server.begins_request, connection), partial(server.may_wait, connection)
-        unused = await Lane(lane, connection, stream, accepted, busy, idle).run(data)
+        busy, idle = partial(self.server.begins_request, connection), partial(self.server.may_wait, connection)
+        unused = await Lane(handler, connection, stream, accepted, busy, idle).run(data)
         connection.idle_until = math.inf
         if unused is None:
             await close_gently(stream)
         structlog.contextvars.clear_contextvars()  # those of the last request, which are none of the next one's
         return unused
-
-    async def by_hypercorn(connection: Connection, stream: trio.SocketStream, data: bytes) -> bytes | None:
-        served = _TCPServer(wrapped, config, context, connection, stream, server.idle, has_lane=lane is not None)
-        return await served.run(data)
-
-    with closing(Hangups()) as hangups:
-        async with trio.open_nursery() as watch:
-            watch.start_soon(_abort_when_cancelled, server)
-            watch.start_soon(_look_after, server, unsent)
-            watch.start_soon(hangups.run)
-            async with trio.open_nursery() as connections:
-
-                def start(accepted: socket.socket) -> None:
-                    server.starting += 1
-                    connections.start_soon(handle, accepted)
-
-                with server._accepting:
-                    async with trio.open_nursery() as accepting:
-                        for listener in sockets:
-                            accepting.start_soon(_accept, server, listener, start)
-                        task_status.started(server)
-                await context.terminated.set()
-            watch.cancel_scope.cancel()
 
 
 async def _abort_when_cancelled(server: Server) -> None:
