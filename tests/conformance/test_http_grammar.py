@@ -224,9 +224,10 @@ def test_few_trailers_are_ignored(client: Client) -> None:
 # 100 Continue
 
 
-@pytest.mark.parametrize(
-    ("fields", "status"),
-    [
+UNWANTED = [
+    (path, fields, status)
+    for path in ("/v0/topics/t", "/v0/topics/t?stage=s", "/v0/watch", "/v0/admin/checkpoint")
+    for fields, status in (
         ("content-type: application/json\r\ncontent-length: 20", 401),
         (FIRST + "content-type: application/json\r\ncontent-length: 2000000", 413),
         (FIRST + "content-type: text/plain\r\ncontent-length: 20", 415),
@@ -234,12 +235,13 @@ def test_few_trailers_are_ignored(client: Client) -> None:
         ("content-type: application/json\r\ntransfer-encoding: chunked", 401),
         (FIRST + "content-type: text/plain\r\ntransfer-encoding: chunked", 415),
         (FIRST + "transfer-encoding: chunked", 415),
-    ],
-)
-@pytest.mark.parametrize("path", ["/v0/topics/t", "/v0/topics/t?stage=s", "/v0/watch", "/v0/admin/checkpoint"])
+    )
+    if (path, status) != ("/v0/admin/checkpoint", 413)  # what a checkpoint does not read may be longer
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "status"), UNWANTED)
 def test_a_body_that_is_not_wanted_is_not_asked_for(client: Client, path: str, fields: str, status: int) -> None:
-    if "checkpoint" in path and status == 413:
-        pytest.skip("what a checkpoint does not read may be longer")
     with RawConnection(client) as connection:
         connection.send(head("POST", path, "expect: 100-continue", fields).encode())
         response = b""
