@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.everything import EVERYTHING
 
+pytest_plugins = ["tests.given_back"]
+
 SWEEPS = (
     "crash/test_table.py",
     "engine/queues/test_queue_lives.py",

@@ -10,12 +10,17 @@
     sched      which topic is served next, and what is done under pressure
     log        one topic in memory; pure
     queue      the leases of a queue; pure
+    consumers  the named consumers of a topic; pure
     routing    routers and their graph; pure
+    schemas    schemas of topics; pure
+    conditions conditions of appends, and fences; pure
     config     every TOPICS_* setting
     auth       API keys
     telemetry  log lines, the audit log, figures
     runtime    clocks, worker threads, calls that may hang, limits of the process
+    filters    which records a reader wants; pure, and below all of these
     model, errors   what requests carry and calls answer; the one error that a client is told
+    raw_bytes  raw bytes as JSON, the data of a record
 
 Imports point downwards in this list and nowhere else, as the contracts in `pyproject.toml` check; `client` imports
 nothing of the others.

@@ -356,6 +356,7 @@ class Settings:
     max_tag_bytes: int = _count(256, 1, 65_535, LIMITS, "A tag.", unit="bytes")
     max_node_bytes: int = _count(128, 1, 65_535, LIMITS, "A node name.", unit="bytes")
     max_limit: int = _count(1000, 1, 100_000, LIMITS, "Records of one read; larger requests are clamped.")
+    max_scan: int = _count(10_000, 1, MAX_COUNT, LIMITS, "Records that one read with a filter looks at.")
     max_claim: int = _count(1000, 1, 10_000, LIMITS, "Jobs of one claim, and seqs of one ack, nack or extend.")
 
     max_topics: int = _count(100_000, 0, MAX_COUNT, CAPS, "Topics; 0 is off.")
@@ -363,6 +364,10 @@ class Settings:
     max_total_bytes: int = _size(0, 0, MAX_SIZE, CAPS, "Live payload of all topics together; 0 is off.")
     max_idempotency_keys: int = _count(1_000_000, 0, MAX_COUNT, CAPS, "Idempotency keys remembered; 0 is off.")
     max_stages: int = _count(10_000, 0, MAX_COUNT, CAPS, "Open stages of all topics together; 0 is off.")
+    max_connections: int = _count(
+        0, 0, MAX_COUNT, CAPS, "Connections of clients; 0 is three quarters of the files that may be open."
+    )
+    max_consumers: int = _count(10_000, 0, MAX_COUNT, CAPS, "Named consumers of all topics together; 0 is off.")
     max_watch_topics: int = _count(256, 1, 10_000, CAPS, "Topics of one watch session, or of one subscription.")
     max_watch_sessions: int = _count(10_000, 0, MAX_COUNT, CAPS, "Watch sessions; 0 is off.")
     max_sse_connections: int = _count(10_000, 0, MAX_COUNT, CAPS, "Open streams and WebSockets together; 0 is off.")
@@ -375,8 +380,14 @@ class Settings:
     )
     rate_per_key: Rate = _rate(CAPS, "Requests and bytes that one API key may use in a second.")
 
+    sync_tick_ms: int = _duration(
+        20, 1, TIMES, "Interval of background syncs: a crash of the machine may lose that much of `disk` and `memory`."
+    )
     checkpoint_ms: int = _duration(10_000, 1, TIMES, "Interval of checkpoints while there are writes.")
     admission_ms: int = _duration(1000, 0, TIMES, "How long an append waits for room in a full WAL queue.")
+    request_timeout_ms: int = _duration(
+        0, 0, TIMES, "A call that has not begun its answer in this time is ended with 503; 0 is off."
+    )
     session_ttl_ms: int = _duration(300_000, 1, TIMES, "How long a watch session lives without a stream.")
     stage_ttl_ms: int = _duration(3_600_000, 1, TIMES, "How long a stage lives without an append.")
     drain_ms: int = _duration(10_000, 0, TIMES, "Time for a clean stop.")

@@ -23,10 +23,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import trio
-from hypercorn.typing import ASGIFramework
 
 from topics import __version__
 from topics.auth.key_file import KeysRefused, read_keys
@@ -49,6 +48,9 @@ from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.frames import UnknownFrameType
 from topics.telemetry.audit_log import AuditLog
 from topics.telemetry.logs import flush, get_logger
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIFramework
 
 log = get_logger(__name__)
 
@@ -254,7 +256,7 @@ class Daemon:
 
     async def _serve_http(self, *, task_status: trio.TaskStatus[Server]) -> None:
         lane = self.app.handle if self.settings.http_lane else None
-        await serve(cast(ASGIFramework, self.app), self._sockets, self.settings, lane, task_status=task_status)
+        await serve(cast("ASGIFramework", self.app), self._sockets, self.settings, lane, task_status=task_status)
         self._served.set()
 
     async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
@@ -339,7 +341,7 @@ class Daemon:
             await trio.sleep(HOUSEKEEPING_MS / 1000)
             self.engine.ceilings.lower_idle()
             await self.engine.keys.expire()
-            self.engine.expire_stages()
+            self.engine.expire_unused()
             self.engine.watch_sessions.expire_idle()
             self.engine.watch_sessions.check_connections()
 
@@ -374,7 +376,8 @@ class Daemon:
         self._enter_stage("the last snapshot")
         clean = not any(writer.failed for writer in self.engine.store.writers)
         if clean:
-            await self.engine.compactor.try_checkpoint(marks=False)
+            with building():  # all it makes of a topic stays until the topic is stored
+                await self.engine.compactor.try_checkpoint(marks=False)
         self._enter_stage("nothing")
         log.info("drained", clean=clean, ms=round((trio.current_time() - self._drain_began) * 1000))
 

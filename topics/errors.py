@@ -18,6 +18,8 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "topic_not_found": 404,
     "router_not_found": 404,
     "stage_not_found": 404,
+    "record_not_found": 404,
+    "consumer_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "not_acceptable": 406,
@@ -26,9 +28,13 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "topic_not_empty": 409,
     "not_a_queue": 409,
     "stage_closed": 409,
+    "condition_failed": 409,
+    "consumer_owned": 409,
+    "fenced": 409,
     "payload_too_large": 413,
     "unsupported_media_type": 415,
     "topic_full": 422,
+    "schema_violation": 422,
     "throttled": 429,
     "internal": 500,
     "not_ready": 503,
@@ -91,6 +97,17 @@ def invalid(field: str, message: str, **detail: Any) -> ApiError:
     return ApiError("invalid_request", f"{field}: {message}", detail={"field": field, **detail})
 
 
+def placed(error: ApiError, prefix: str, **detail: Any) -> ApiError:
+    """Return the error with `prefix`, such as `config.`, before the name of its field, and with more detail. An error
+    that names no field keeps its message."""
+    field = error.detail.get("field")
+    if not isinstance(field, str):
+        return ApiError(error.code, error.message, detail={**error.detail, **detail})
+    return ApiError(
+        error.code, f"{prefix}{error.message}", detail={**error.detail, **detail, "field": f"{prefix}{field}"}
+    )
+
+
 def router_not_found(router: str) -> ApiError:
     """`404 router_not_found`."""
     return ApiError("router_not_found", f"there is no router {router!r}", detail={"router": router})
@@ -99,6 +116,19 @@ def router_not_found(router: str) -> ApiError:
 def topic_not_found(topic: str) -> ApiError:
     """`404 topic_not_found`."""
     return ApiError("topic_not_found", f"topic {topic!r} does not exist", detail={"topic": topic})
+
+
+def record_not_found(topic: str, seq: int, reason: str) -> ApiError:
+    """`404 record_not_found`. `reason` is `deleted`, `evicted`, `expired`, `lost`, `corrupt` or `not_yet`."""
+    detail = {"topic": topic, "seq": seq, "reason": reason}
+    return ApiError("record_not_found", f"topic {topic!r} has no record {seq}: {reason}", detail=detail)
+
+
+def schema_violation(record: int, path: str, message: str) -> ApiError:
+    """`422 schema_violation`: the data of a record (counted from 0) breaks the schema of the topic. `path` is a JSON
+    pointer into the data."""
+    detail = {"record": record, "path": path, "message": message}
+    return ApiError("schema_violation", f"records[{record}].data{path}: {message}", detail=detail)
 
 
 def unauthorized(message: str, *, token_shown: bool) -> ApiError:
@@ -118,6 +148,16 @@ def throttled(limit: str, maximum: int, *, retry_after_ms: int | None = None) ->
         detail["retry_after_ms"] = retry_after_ms
     retry_after_s = max(1, -(-(retry_after_ms or 0) // 1000))
     return ApiError("throttled", f"{limit} is reached ({maximum})", detail=detail, retry_after_s=retry_after_s)
+
+
+def timed_out(timeout_ms: int, *, changes: bool) -> ApiError:
+    """A call has not begun its answer in `TOPICS_REQUEST_TIMEOUT_MS`: `503 not_ready` if it changes nothing, so that
+    everybody may repeat it, and else `503 read_only`, the code for calls whose outcome is open (`changes`)."""
+    detail = {"request_timeout_ms": timeout_ms}
+    message = f"there was no answer within {timeout_ms} ms"
+    if changes:
+        return ApiError("read_only", f"{message}. The call may still be carried out", detail=detail, retry_after_s=5)
+    return ApiError("not_ready", message, detail=detail, retry_after_s=1)
 
 
 def read_only(message: str) -> ApiError:

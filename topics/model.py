@@ -7,11 +7,13 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from topics.filters.record_filter import Filter
 
 MAX_U64: Final = 2**64 - 1
 """The highest seq, and the highest value of every count and size on the wire."""
@@ -19,6 +21,7 @@ MAX_U64: Final = 2**64 - 1
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
 Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+Retention = Literal["limits", "consumed"]
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +44,16 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    retention: Retention = "limits"
+    schema: msgspec.Raw | None = None
+    """The JSON of a schema for `data` (`docs/spec/consumers.md` section 6), without blanks."""
+    segment_max_events: int | None = None
+    """Of this and the next two: the limit of the topic's segments, None for that of the daemon."""
+    segment_max_bytes: int | None = None
+    segment_max_age_ms: int | None = None
+
+    def __hash__(self) -> int:  # a schema cannot be hashed
+        return hash((self.type, self.ttl_ms, self.cap_records, self.cap_bytes, self.durability, self.dead_letter))
 
 
 class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,6 +76,11 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_deliveries: int | UnsetType = UNSET
     dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
+    retention: Retention | UnsetType = UNSET
+    schema: msgspec.Raw | UnsetType = UNSET
+    segment_max_events: int | UnsetType | None = UNSET
+    segment_max_bytes: int | UnsetType | None = UNSET
+    segment_max_age_ms: int | UnsetType | None = UNSET
 
 
 class RecordIn(msgspec.Struct, gc=False):
@@ -78,8 +96,24 @@ class RecordIn(msgspec.Struct, gc=False):
     meta: dict[str, str] | None = None
 
 
+class Fence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token under a name: holds if it is at least the highest that was seen (`docs/spec/consumers.md` section 1)."""
+
+    name: str
+    token: int
+
+
+class Conditions(NamedTuple):
+    """What must hold in the step in which an append or a commit of stages gets its seqs (`docs/spec/consumers.md`
+    section 1). `tag_seqs` are the expected seqs of the newest live records by tag, 0 for none."""
+
+    head_seq: int | None = None
+    tag_seqs: Mapping[str, int] = {}
+    fence: Fence | None = None
+
+
 class AppendRequest(msgspec.Struct, kw_only=True):
-    """The body of an append."""
+    """An append."""
 
     records: list[RecordIn]
     node: str | None = None
@@ -87,6 +121,8 @@ class AppendRequest(msgspec.Struct, kw_only=True):
     create: bool | UnsetType = UNSET
     config: TopicConfigPatch | None = None
     disable_backpressure: bool = False
+    conditions: Conditions | None = None
+    """None if it has none."""
 
 
 class CheckedAppend(AppendRequest, kw_only=True):
@@ -138,6 +174,32 @@ class AppendResult(msgspec.Struct, kw_only=True):
     deduped: bool
 
 
+class TransactionRequest(msgspec.Struct, kw_only=True):
+    """A transaction (`docs/spec/consumers.md` section 1): one append for each topic, in the same order. The appends
+    have no keys of their own."""
+
+    topics: list[str]
+    appends: list[AppendRequest]
+    idempotency_key: str | None = None
+
+
+class MemberResult(msgspec.Struct, kw_only=True):
+    """The result of a transaction in one of its topics."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    count: int
+    created: bool
+
+
+class TransactionResult(msgspec.Struct, kw_only=True):
+    """The result of a transaction, in the order of the request."""
+
+    appends: list[MemberResult]
+    deduped: bool
+
+
 class StageResult(msgspec.Struct, kw_only=True):
     """The result of an append to a stage (`docs/spec/pipeline.md` section 1). `count` is the number of records that the
     stage has after it."""
@@ -166,9 +228,9 @@ class CommitResult(msgspec.Struct, kw_only=True):
 class ReadRequest(msgspec.Struct, kw_only=True):
     """A read (diff), with its limits applied (`docs/spec/api.md` section 5).
 
-    `nodes` are the writers whose records are left out. `gathered` is called with the number of bytes of records that
-    are in memory for the answer, before more are read and before they are joined. It may raise an `ApiError`, which
-    ends the read.
+    `nodes` are the writers whose records are left out, `filter` is what the records must match. `gathered` is called
+    with the number of bytes of records that are in memory for the answer, before more are read and before they are
+    joined. It may raise an `ApiError`, which ends the read.
     """
 
     from_seq: int = 0
@@ -179,7 +241,76 @@ class ReadRequest(msgspec.Struct, kw_only=True):
     include_meta: bool = True
     wait_ms: int = 0
     max_batch_bytes: int = 1 << 20
+    filter: Filter | None = None
     gathered: Callable[[int], None] | None = None
+    consumer: ConsumerRead | None = None
+    """Where the read begins, instead of `from_seq`."""
+
+
+class ConsumerPatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The PUT of a consumer, checked. `start` counts at its creation only. A `ttl_ms` of None leaves that as it is, and
+    so does a `filter` that is UNSET; with a `filter` of None the consumer has none."""
+
+    start: ConsumerStart
+    ttl_ms: int | None = None
+    filter: Filter | UnsetType | None = UNSET
+
+
+class ConsumerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in a topic: at its beginning, at its end, behind `seq`, or before the first record of `ts` (epoch ms) or
+    later."""
+
+    place: Literal["earliest", "tail", "seq", "ts"]
+    value: int = 0
+
+
+class ConsumerState(msgspec.Struct, kw_only=True):
+    """A consumer as answers show it (`docs/spec/consumers.md` section 3). `filter` is JSON (`Raw`), or None."""
+
+    topic: str
+    consumer: str
+    epoch: int
+    committed_seq: int
+    lag: int
+    last_commit_ts: int | None
+    owner: str | None
+    generation: int
+    deadline: int | None
+    ttl_ms: int
+    filter: Any
+
+
+class ConsumerMove(msgspec.Struct, kw_only=True):
+    """Who moves a consumer, and which instance of the topic that is meant for; None where the request does not say."""
+
+    generation: int | None = None
+    epoch: int | None = None
+
+
+class MovedConsumer(msgspec.Struct, kw_only=True):
+    """The result of a commit or a seek."""
+
+    topic: str
+    consumer: str
+    epoch: int
+    committed_seq: int
+    moved: bool
+    lag: int
+
+
+class ConsumerRead(msgspec.Struct, kw_only=True):
+    """What a read is told of the consumer that it is for: what is finished, and whether what is returned counts as
+    finished before it is sent."""
+
+    consumer: str
+    commit_seq: int | None = None
+    generation: int | None = None
+    before: bool = False
+
+    @property
+    def commits(self) -> bool:
+        """Return True if the read moves the consumer."""
+        return self.before or self.commit_seq is not None
 
 
 class ReadResult(msgspec.Struct, kw_only=True):
@@ -195,13 +326,18 @@ class ReadResult(msgspec.Struct, kw_only=True):
     caught_up: bool
     tombstone: Tombstone | None
     lag: int
+    scan_is_over: bool = False
+    """It has looked at as many records as a read with a filter may, and there may be more."""
 
 
 class WatchStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the watcher of a topic begins: after `from_seq`, or at the head (`tail`)."""
+    """Where the watcher of a topic begins: after `from_seq` (0 if it is UNSET), at the head (`tail`), or at the
+    position of a `consumer`. `filter` is the client's JSON and has not been checked."""
 
-    from_seq: int = 0
+    from_seq: int | UnsetType = UNSET
     tail: bool = False
+    consumer: str | None = None
+    filter: msgspec.Raw | UnsetType = UNSET
 
 
 class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +345,8 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     left out."""
 
     topics: dict[str, WatchStart]
+    prefixes: dict[str, WatchStart] = {}
+    """Also the topics whose names begin so, and those that are made later. The start is that of topics that exist."""
     nodes: frozenset[str] = frozenset()
     limit: int = 256
     max_batch_bytes: int = 256 << 10
@@ -220,6 +358,13 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     lenient: bool = False
     create: bool = False
     """Wait for topics that do not exist yet."""
+    filter: Filter | None = None
+    """What the records of all topics must match."""
+    filters: Mapping[str, tuple[Filter, ...]] = {}
+    """What the records of single topics must match besides, all of it: the filter of the topic in the request, and that
+    of its consumer."""
+    prefix_filters: Mapping[str, tuple[Filter, ...]] = {}
+    """What the records of the topics of single prefixes must match besides."""
 
 
 class WatchedTopic(msgspec.Struct, kw_only=True):
@@ -237,8 +382,8 @@ RouterStart = Literal["tail", "earliest"]
 
 
 class RouterPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A change of a router: the fields that the request has; the others are UNSET. `filter` is the client's JSON value
-    and has not been checked."""
+    """A change of a router: the fields that the request has; the others are UNSET. `filter` is a Filter, or the
+    client's JSON value, which has not been checked."""
 
     source: str | UnsetType = UNSET
     dest: str | UnsetType = UNSET
@@ -253,7 +398,7 @@ class RouterPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class RouterState(msgspec.Struct, frozen=True, kw_only=True):
     """A router as answers show it (`docs/spec/api.md` section 7). `filter` is the match in its form with three
-    elements, or None."""
+    elements, the JSON of a filter (`Raw`), or None."""
 
     router: str
     source: str
@@ -261,7 +406,7 @@ class RouterState(msgspec.Struct, frozen=True, kw_only=True):
     preserve_node: bool
     preserve_tag: bool
     create_dest: bool
-    filter: list[str] | None
+    filter: Any
     allow_cycle: bool
     guarantee: Guarantee
     start: RouterStart = msgspec.field(name="from")
@@ -274,7 +419,9 @@ class DeleteRequest(msgspec.Struct, kw_only=True):
     """The body of a deletion of records (`docs/spec/api.md` section 6). `match` is the client's JSON value and has not
     been checked."""
 
+    after_seq: int | UnsetType = UNSET
     before_seq: int | UnsetType = UNSET
+    before_ts: int | UnsetType = UNSET
     match: Any | UnsetType = UNSET
 
 
@@ -365,6 +512,8 @@ class TopicState(msgspec.Struct, kw_only=True):
     last_write_ts: int | None
     last_read_ts: int | None
     queue: QueueState | UnsetType = UNSET
+    fences: dict[str, int] | UnsetType = UNSET
+    """The highest token that was seen, by name; UNSET if it has no fences."""
 
 
 class TopicSummary(msgspec.Struct, kw_only=True):

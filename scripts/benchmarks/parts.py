@@ -24,6 +24,7 @@ from benchmarks import (
     recovery,
     redis_streams,
     routers,
+    selective,
     small,
     spark,
     watch,
@@ -88,7 +89,7 @@ _ALL = (
             *_each(("batches",), ("alone", "with-disk", "with-fsync")),
             *_each(("checkpoints", "upload", "export", "reclaim"), ("alone", "with-disk")),
         ),
-        minutes=3.6,
+        minutes=3.2,
     ),
     Part(
         "append",
@@ -122,6 +123,24 @@ _ALL = (
             *("segments-plain", "segments-one-plain", "segments-full", "segments-one-full"),
         ),
         minutes=2.1,
+    ),
+    Part(
+        "selective",
+        "Conditions and filters",
+        "Appends with conditions beside the same without, transactions over two topics, reads with filters, and"
+        " consumers that nobody uses and one that commits.",
+        selective.run,
+        (
+            *SYNC,
+            *ECHO,
+            *(f"condition-{key}" for key in selective.CONDITIONS),
+            *("condition-tags-times", "condition-fence-times"),
+            *_each(("append", "transaction"), ("1", "1-p50", "16", "16-p50")),
+            *both(*selective.TAGGED),
+            *(f"data-{key}" for key in selective.DATA_FILTERS),
+            *("idle-none", "idle-consumers", "commit", "commit-p50"),
+        ),
+        minutes=2.5,
     ),
     Part(
         "watch",
@@ -333,7 +352,7 @@ _ALL = (
             ),
             *_each(("fast", "slow"), ("append-beside-p99-times", "delivery-beside-p99-times", "readers-cold")),
         ),
-        minutes=1.7,
+        minutes=1.0,
     ),
     Part(
         "recovery",
@@ -358,7 +377,7 @@ _ALL = (
             ),
             *("list-page-times", "state-times", "append-times"),
         ),
-        minutes=3.3,
+        minutes=2.5,
     ),
 )
 

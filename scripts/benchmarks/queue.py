@@ -162,7 +162,7 @@ class Readers:
 
 # --- jobs in a second ------------------------------------------------------------------------------------------------
 
-BATCHES = {1: 5_000, 8: 20_000, 32: 50_000, 100: 100_000}
+BATCHES = {1: 10_000, 8: 40_000, 32: 100_000, 100: 200_000}
 """And how many jobs a second there are for it: more than can be claimed."""
 CONNECTIONS = (1, 4, 8, 16)
 TARGETS = {8: 15_000, 32: 30_000}

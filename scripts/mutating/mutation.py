@@ -16,6 +16,8 @@ Subsystem = Literal[
     "directories",
     "ceilings",
     "eviction",
+    "filters",
+    "raw_bytes",
     "checkpoint",
     "recovery",
     "reclaimer",
@@ -23,6 +25,8 @@ Subsystem = Literal[
     "routers",
     "queues",
     "staging",
+    "transactions",
+    "conditions",
     "idempotency",
     "classes",
     "reading",
@@ -40,7 +44,8 @@ Proof = Literal["unit", "crash", "life"]
 class Mutation:
     """One broken build. `old` is text that occurs exactly once in `file`, whole lines with their indentation left out;
     of those one is different in `new`, missing, or in another place. `breaks` says which promise that is: items of
-    `docs/spec/semantics.md` section 8, rules of `docs/spec/crash.md`, or sections of `docs/spec/speed.md`."""
+    `docs/spec/semantics.md` section 8, rules of `docs/spec/crash.md`, or sections of `docs/spec/speed.md` or
+    `docs/spec/consumers.md`."""
 
     name: str
     subsystem: Subsystem

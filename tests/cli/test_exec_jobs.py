@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -176,6 +178,33 @@ def test_a_job_that_is_cancelled_is_killed_with_all_its_children(tmp_path: Path,
     anyio.run(cancelled, backend=backend)
     assert [(ended.outcome, ended.exit_code) for ended in told] == [("killed", None)]
     assert runner.running == 0
+    until(lambda: not alive(int(child.read_text())))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_so_is_one_that_is_cancelled_while_it_is_started(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command may have made children before the call that starts it comes back."""
+    child = tmp_path / "child"
+    command = Command(f"sleep 60 & echo $! > {child}.new; mv {child}.new {child}; wait", shell=True)
+    runner = CommandRunner(command, environ=os.environ, report=lambda ended: None)
+    start = anyio.open_process
+
+    async def cancelled() -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def start_slowly(*args: Any, **kwargs: Any) -> Any:
+                process = await start(*args, **kwargs)
+                await anyio.to_thread.run_sync(until, child.exists)
+                tasks.cancel_scope.cancel()
+                await anyio.lowlevel.checkpoint()
+                return process
+
+            monkeypatch.setattr(anyio, "open_process", start_slowly)
+            tasks.start_soon(runner, job())
+
+    anyio.run(cancelled, backend=backend)
     until(lambda: not alive(int(child.read_text())))
 
 

@@ -61,6 +61,19 @@ def test_a_part_of_a_topic(here: Here, client: Client, topic: str) -> None:
     assert here("read", topic, "--from-seq", "2500").stdout == ""
 
 
+def test_one_record(here: Here, client: Client, topic: str) -> None:
+    client.append(topic, records=[{"data": 1}, {"data": 2, "tag": "t", "meta": {"k": "v"}}])
+    [record] = lines_of(here("read", topic, "--seq", "2"))
+    assert (record["$seq"], record["$tag"], record["meta"]) == (2, "t", {"k": "v"})
+    assert "meta" not in here("read", topic, "--seq", "2", "--no-meta").stdout
+    assert here("read", topic, "--seq", "1", "--data-only").stdout == "1\n"
+    missing = here("read", topic, "--seq", "3")
+    assert missing.returncode != 0
+    assert "not_yet" in missing.stderr
+    for others in (["--limit", "1"], ["--tag", "t"], ["--filter", 'tag = "t"'], ["--node", "n"]):
+        assert here("read", topic, "--seq", "1", *others).returncode == 2
+
+
 def test_the_last_of_those_that_are_selected(here: Here, client: Client, topic: str) -> None:
     client.tagged(topic, "a:1", *["b"] * 100, "a:2", *["b"] * 10, "a:3", None)
     assert seqs_of(here("read", topic, "--tag", "a:2")) == [102]
@@ -152,6 +165,15 @@ def test_records_are_deleted_by_seq_and_by_tag(here: Here, client: Client, topic
     assert here.json("delete", topic, "--tag-prefix", "a:")["deleted"] == 3
     assert data_of(client.read(topic)) == ["b", None]
     assert here("delete", topic, "--before-seq", "3").stdout == f"1 record of '{topic}' deleted, 1 left\n"
+
+
+def test_the_end_of_a_topic_and_what_is_older_than_a_time_are_deleted(here: Here, client: Client, topic: str) -> None:
+    client.append(topic, 1, 2, 3, 4)
+    assert here.json("delete", topic, "--after-seq", "3")["deleted"] == 1
+    assert here.json("delete", topic, "--before-time", "2001-02-03T04:05", "--before-seq", "9")["deleted"] == 0
+    assert here.json("delete", topic, "--before-time", "9999999999999", "--after-seq", "2")["deleted"] == 1
+    assert here.json("delete", topic, "--before-time", "2100-01-01")["deleted"] == 2
+    assert here("delete", topic, "--before-time", "yesterday").returncode == 2
 
 
 def test_what_is_to_be_deleted_has_to_be_said(here: Here, topic: str) -> None:

@@ -162,7 +162,7 @@ def test_several_topics_gaps_and_the_end_of_them(topics: CommandLine, client: Cl
     client.put_topic(topic, cap_records=2)
     client.append(topic, 1, 2, 3)
     client.append(other, records=[{"data": "a", "tag": "t"}, {"data": "b"}])
-    with tailing(topics, "--prefix", topic, "--from-start", "--json") as tail:
+    with tailing(topics, topic, other, "--from-start", "--json") as tail:
         tail.until(5)
         client.append(other, "c")
         tail.until(6)
@@ -194,6 +194,21 @@ def test_a_topic_that_is_not_there_yet_is_waited_for(topics: CommandLine, client
         client.delete_topic(other)
         assert tail.wait() == 3
     assert [line["data"] for line in tail.lines if line["topic"] == other and "data" in line] == ["a", "b"]
+
+
+def test_topics_that_a_prefix_matches_may_come_later(topics: CommandLine, client: Client, topic: str) -> None:
+    prefix = f"{topic}."
+    with tailing(topics, "--prefix", prefix, "--json") as tail:
+        client.append(f"{prefix}a", *range(20))
+        tail.until(10)
+        client.append(f"{prefix}b", "x", "y")
+        until(lambda: "y" in tail.datas, within_s=30)
+        client.delete_topic(f"{prefix}b")
+        until(lambda: any("$deleted" in line for line in tail.lines), within_s=30)
+        client.append(f"{prefix}b", "z")
+        until(lambda: tail.datas[-1] == "z", within_s=30)
+        assert tail.end() == 0
+    assert [line["data"] for line in tail.lines if line["topic"] == f"{prefix}b" and "data" in line] == ["x", "y", "z"]
 
 
 def test_only_what_is_selected_is_shown(topics: CommandLine, client: Client, topic: str) -> None:

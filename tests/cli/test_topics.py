@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ CONFIG = {
     **{"type": "log", "ttl_ms": 604_800_000, "cap_records": 0, "cap_bytes": 10_000_000, "discard": "old"},
     **{"durability": "disk", "durable": False, "priority": None, "auto_priority": True, "auto_create": True},
     **{"idempotency_window_ms": 120_000, "dedupe_node": True, "lease_ms": 30_000, "claim_jitter_ms": 0},
-    **{"max_deliveries": 0, "dead_letter": None, "leases_durable": False},
+    **{"max_deliveries": 0, "dead_letter": None, "leases_durable": False, "retention": "limits", "schema": None},
+    **{"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},
 }
 STATE = {
     **{"topic": "orders", "type": "log", "epoch": 3, "head_seq": 12345, "earliest_seq": 346, "next_seq": 12346},
@@ -103,7 +105,7 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
     here.daemon.on("GET", "/v0/routers", {"routers": []})
     here.daemon.on("GET", "/v0/routers", {"routers": [ROUTER]})
     shown = json.loads(here("show", "orders", "--json").out)
-    assert shown == STATE | {"queue": None, "routers_in": [], "routers_out": [ROUTER]}
+    assert shown == STATE | {"queue": None, "fences": {}, "routers_in": [], "routers_out": [ROUTER]}
 
 
 # ----------------------------------------------------------------- create and set
@@ -131,6 +133,16 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
         ("--max-deliveries 5 --dead-letter dead", {"max_deliveries": 5, "dead_letter": "dead"}),
         ("--max-deliveries none --dead-letter none", {"max_deliveries": 0, "dead_letter": None}),
         ("--leases-durable", {"leases_durable": True}),
+        ("--retention consumed", {"retention": "consumed"}),
+        (
+            "--segment-max-events 5 --segment-max-bytes 4KiB --segment-max-age 1h",
+            {"segment_max_events": 5, "segment_max_bytes": 4096, "segment_max_age_ms": 3_600_000},
+        ),
+        ("--segment-max-age off", {"segment_max_age_ms": 0}),
+        (
+            "--segment-max-events daemon --segment-max-bytes daemon --segment-max-age daemon",
+            {"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},
+        ),
     ],
 )
 def test_create_sends_what_is_given_and_nothing_else(here: InProcess, options: str, body: dict[str, Any]) -> None:
@@ -359,3 +371,23 @@ def test_the_life_of_a_topic(topics: CommandLine) -> None:
 def test_the_metrics_of_a_daemon(topics: CommandLine) -> None:
     assert "topics_ready 1.0" in topics("metrics").stdout.splitlines()
     assert topics.json("metrics", "--grep", "^topics_ready$") == {"topics_ready": 1.0}
+
+
+def test_a_schema_is_read_from_a_file_and_taken_away(here: InProcess, tmp_path: Path) -> None:
+    here.daemon.on("PUT", "/v0/topics/a", {"topic": "a", "created": True, "config": CONFIG | {"schema": {"const": 1}}})
+    (tmp_path / "a.json").write_text('{"const": 1}')
+    (tmp_path / "bad.json").write_text("{")
+    assert here("create", "a", "--schema", str(tmp_path / "a.json")).code == 0
+    assert here("set", "a", "--schema", "none").code == 0
+    assert [asked.body for asked in here.daemon.asked] == [{"schema": {"const": 1}}, {"schema": None}]
+    assert here("create", "a", "--schema", str(tmp_path / "bad.json")).code == 2
+    assert here("create", "a", "--schema", str(tmp_path / "none.json")).code == 2
+
+
+def test_seal(here: InProcess) -> None:
+    here.daemon.on("POST", "/v0/topics/a/seal", {"topic": "a", "segments": 3})
+    assert here("seal", "a") == (0, "a: sealed, 3 segments\n", "")
+    assert here("seal", "--json", "a") == (0, '{"topic":"a","segments":3}\n', "")
+    here.daemon.on("POST", "/v0/topics/b/seal", {"topic": "b", "segments": 1})
+    done = here("seal", "a", "b")
+    assert (done.code, done.out) == (0, "a: sealed, 3 segments\nb: sealed, 1 segment\n")

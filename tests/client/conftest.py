@@ -1,17 +1,21 @@
-"""Daemons on a fixed port, which may be killed and started again under their clients, and bad networks before them."""
+"""Daemons on a fixed port, which may be killed and started again under their clients, bad networks before them, and
+clients of all kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import anyio
 import pytest
 
 from tests.client.ports import free_port
 from tests.client.proxy import Proxy
 from tests.conformance.client import Daemon, fresh_name
+from topics.client import AsyncClient, Client
 
 
 class StartDaemon(Protocol):
@@ -69,3 +73,40 @@ def topic() -> str:
 def backend(request: pytest.FixtureRequest) -> str:
     """For `anyio.run(main, backend=backend)`: what is asynchronous works on both."""
     return str(request.param)
+
+
+class Awaited:
+    """The blocking client with methods that can be awaited, so that one story does for both."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if inspect.isgeneratorfunction(method):
+            return method
+
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            return method(*args, **kwargs)
+
+        return called
+
+
+@pytest.fixture(params=["blocking", "asyncio", "trio"])
+def tell(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`tell(story, url, ...)` runs `await story(client)` with a client of each kind, and returns what it returns."""
+
+    def told(story: Callable[[Any], Awaitable[Any]], url: str, **options: Any) -> Any:
+        async def blocking() -> Any:
+            with Client(url, **options) as client:
+                return await story(Awaited(client))
+
+        async def concurrent() -> Any:
+            async with AsyncClient(url, **options) as client:
+                return await story(client)
+
+        if request.param == "blocking":
+            return anyio.run(blocking)
+        return anyio.run(concurrent, backend=request.param)
+
+    return told

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 import msgspec
@@ -32,6 +34,7 @@ from topics.client import (
 from topics.client.bulk import (
     ARROW,
     PIECE_BYTES,
+    STEP,
     ExportDownload,
     ExportOptions,
     UploadPieces,
@@ -40,6 +43,7 @@ from topics.client.bulk import (
     stage,
     staged,
 )
+from topics.client.calls import ClientCall
 
 LINES = (
     b'{"$tombstone":{"gap_from":1,"gap_to":3,"reason":"cap","missed_estimate":3,"earliest_seq":4,"head_seq":9}}\n'
@@ -151,6 +155,100 @@ def test_what_goes_to_a_stage_is_lines_that_may_be_sent_again_under_their_key() 
     assert not stage("a", "s:1", [1], idempotency_key=None).repeatable
     again = staged("a", "s:1", b'{"data":1}\n', "7")
     assert (again.body, again.headers) == (b'{"data":1}\n', {"Idempotency-Key": "7"})
+
+
+# ----------------------------------------------------------------- where next to nothing matches
+
+
+class Sparse:
+    """A daemon with one topic of which few records are wanted, behind something that cuts an answer off when nothing
+    has come of `patience` seqs that were looked at."""
+
+    def __init__(self, head: int, wanted: list[int], *, patience: int, epoch: int = 1) -> None:
+        self.head = head
+        self.wanted = wanted
+        self.patience = patience
+        self.epoch = epoch
+        self.streams = 0
+
+    def answer(self, call: ClientCall[bytes]) -> bytes:
+        """What a client receives of an answer."""
+        self.streams += 1
+        asked = {name: int(value) for name, value in parse_qsl(urlsplit(call.target).query) if value.isdigit()}
+        position, last = asked["from_seq"], min(asked["to_seq"], self.head)
+        lines: list[Any] = []
+        if asked["epoch"] != self.epoch or position > self.head:
+            gap = {"gap_from": 1, "gap_to": position, "reason": "recreated", "earliest_seq": 1, "head_seq": self.head}
+            lines.append({"$tombstone": gap})
+            position = 0
+        for seq in [*(seq for seq in self.wanted if position < seq <= last), None]:
+            if (seq or last) - position > self.patience:
+                return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+            if seq is not None:
+                lines.append({"$seq": seq, "$ts": 1, "data": seq})
+                position = seq
+        position = max(position, last)
+        lines.append(
+            {"$end": {"next_from_seq": position, "head_seq": self.head, "earliest_seq": 1, "epoch": self.epoch}}
+        )
+        return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+def export_all(reader: ExportDownload, daemon: Sparse, most_streams: int) -> list[int]:
+    """The seqs that an export brings (negative: where a gap ends), over as many streams as it takes."""
+    found: list[int] = []
+    while not reader.done:
+        assert daemon.streams < most_streams, f"no end after {daemon.streams} streams"
+        found += seqs(reader.feed(daemon.answer(reader.call())))
+        with suppress(ConnectionFailed):
+            reader.finished()
+    return found
+
+
+ONLY_SOME = ExportOptions(match="rare")
+
+
+@given(st.lists(st.integers(1, 200_000), max_size=6, unique=True), st.integers(150_000, 250_000))
+def test_what_matches_rarely_comes_once_and_in_order_however_long_nothing_comes(wanted: list[int], head: int) -> None:
+    wanted = sorted(seq for seq in wanted if seq <= head)
+    daemon = Sparse(head, wanted, patience=STEP)
+    assert export_all(ExportDownload("t", 0, head, 1, ONLY_SOME), daemon, 20) == wanted
+
+
+def test_steps_are_for_those_exports_alone_that_nothing_may_come_of_and_that_have_broken() -> None:
+    head = 10 * STEP
+    patient = Sparse(head, [1, head], patience=head)
+    assert export_all(ExportDownload("t", 0, head, 1, ONLY_SOME), patient, 1) == [1, head]
+    whole = ExportDownload("t", 0, head, 1)
+    whole.call()
+    assert f"to_seq={head}" in whole.call().target
+    some = ExportDownload("t", 0, head, 1, ONLY_SOME)
+    some.call()
+    assert f"to_seq={STEP}" in some.call().target
+
+
+@pytest.mark.parametrize(
+    "options", [ExportOptions(match="a"), ExportOptions(node=["n"]), ExportOptions(filter=["Tag"])]
+)
+def test_records_may_be_left_out_by_tag_by_node_and_by_filter(options: ExportOptions) -> None:
+    assert options.leaves_out
+    assert not ExportOptions(from_ts=1, to_ts=2, include_data=False).leaves_out
+
+
+@pytest.mark.parametrize("head", [5, 3 * STEP, 30 * STEP])
+def test_a_topic_that_was_made_again_is_told_once_between_two_steps(head: int) -> None:
+    """Its new instance is read to the end that the export began with."""
+    reader = ExportDownload("t", 0, 10 * STEP, 1, ONLY_SOME)
+    old = Sparse(10 * STEP, [], patience=STEP)
+    for _ in range(3):  # one that is cut off, and two steps
+        assert not seqs(reader.feed(old.answer(reader.call())))
+        with suppress(ConnectionFailed):
+            reader.finished()
+    assert reader.position == 2 * STEP
+    wanted = [1, 5, STEP + 1, 10 * STEP]
+    new = Sparse(head, [seq for seq in wanted if seq <= head], patience=STEP, epoch=2)
+    new.patience = 3 * STEP  # the first answer begins at its beginning
+    assert export_all(reader, new, 10) == [-2 * STEP, *new.wanted]
 
 
 # ----------------------------------------------------------------- with a daemon

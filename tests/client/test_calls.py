@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from tests.described import closed_document, resolve
-from topics.client import calls
+from topics.client import calls, consumer_calls
 from topics.client.calls import ClientCall
-from topics.client.results import NewRecord, Page, Record, Tombstone
+from topics.client.results import NewAppend, NewRecord, Page, Record, Tombstone
 from topics.http.openapi.document import document
 from topics.http.routes import ROUTES, RouteMatch, RouteTable
 
@@ -79,6 +79,11 @@ CASES = {
             max_deliveries=6,
             dead_letter="b",
             leases_durable=True,
+            schema={"type": "string"},
+            retention="limits",
+            segment_max_events=7,
+            segment_max_bytes=1024,
+            segment_max_age_ms=None,
         ),
         "PUT /v0/topics/a",
         body={
@@ -99,6 +104,11 @@ CASES = {
             "max_deliveries": 6,
             "dead_letter": "b",
             "leases_durable": True,
+            "schema": {"type": "string"},
+            "retention": "limits",
+            "segment_max_events": 7,
+            "segment_max_bytes": 1024,
+            "segment_max_age_ms": None,
         },
         repeatable=True,
     ),
@@ -129,6 +139,25 @@ CASES = {
     "append, without a key": said(
         calls.append("a", [1], idempotency_key=None), "POST /v0/topics/a", body={"records": RECORDS}, repeatable=False
     ),
+    "append, conditions": said(
+        calls.append(
+            "a",
+            [1],
+            idempotency_key="k",
+            expected_head_seq=0,
+            expected_tag_seqs={"t": 0},
+            fence=("f", 7),
+        ),
+        "POST /v0/topics/a",
+        body={
+            "records": RECORDS,
+            "idempotency_key": "k",
+            "expected_head_seq": 0,
+            "expected_tag_seqs": {"t": 0},
+            "fence": {"name": "f", "token": 7},
+        },
+        repeatable=True,
+    ),
     "append, everything": said(
         calls.append(
             "a",
@@ -153,6 +182,49 @@ CASES = {
             "config": {"type": "queue", "priority": None},
             "disable_backpressure": True,
         },
+        repeatable=True,
+    ),
+    "append_bytes": said(
+        calls.append_bytes("a", b"\0\xff", idempotency_key="k"),
+        "POST /v0/topics/a",
+        [("idempotency_key", "k")],
+        body=b"\0\xff",
+        repeatable=True,
+    ),
+    "append_bytes, without a key": said(
+        calls.append_bytes("a", bytearray(), "image/png", idempotency_key=None, meta={}),
+        "POST /v0/topics/a",
+        body=b"",
+        repeatable=False,
+    ),
+    "append_bytes, everything": said(
+        calls.append_bytes(
+            "a",
+            memoryview(b"x"),
+            "application/cbor",
+            tag="t&ä",
+            node="n",
+            meta={"k": 'v"'},
+            idempotency_key="k",
+            create=False,
+            disable_backpressure=True,
+            expected_head_seq=0,
+            expected_tag_seqs={"t&ä": 0},
+            fence=("f", 7),
+        ),
+        "POST /v0/topics/a",
+        [
+            ("tag", "t&ä"),
+            ("node", "n"),
+            ("idempotency_key", "k"),
+            ("create", "false"),
+            ("disable_backpressure", "true"),
+            ("meta", '{"k":"v\\""}'),
+            ("expected_head_seq", "0"),
+            ("expected_tag_seqs", '{"t&ä":0}'),
+            ("fence", '{"name":"f","token":7}'),
+        ],
+        body=b"x",
         repeatable=True,
     ),
     "encoded_append": said(
@@ -203,6 +275,12 @@ CASES = {
         calls.delete_records("a", before_seq=9, match=["tag", "Glob", "x*"]),
         "POST /v0/topics/a/delete",
         body={"before_seq": 9, "match": ["tag", "Glob", "x*"]},
+        repeatable=False,
+    ),
+    "delete_records, a range": said(
+        calls.delete_records("a", after_seq=0, before_seq=9, before_ts=7),
+        "POST /v0/topics/a/delete",
+        body={"after_seq": 0, "before_seq": 9, "before_ts": 7},
         repeatable=False,
     ),
     "delete_records, by a bare tag": said(
@@ -264,6 +342,52 @@ CASES = {
         repeatable=True,
     ),
     "delete_router": said(calls.delete_router("r"), "DELETE /v0/routers/r", repeatable=False),
+    "create_consumer": said(
+        consumer_calls.create_consumer("a", "c"), "PUT /v0/topics/a/consumers/c", body={"from": "tail"}, repeatable=True
+    ),
+    "create_consumer, everything": said(
+        consumer_calls.create_consumer("a", "c", from_={"seq": 3}, ttl_ms=9),
+        "PUT /v0/topics/a/consumers/c",
+        body={"from": {"seq": 3}, "ttl_ms": 9},
+        repeatable=True,
+    ),
+    "consumer": said(consumer_calls.consumer("a", "c"), "GET /v0/topics/a/consumers/c", repeatable=True),
+    "consumer_page": said(
+        consumer_calls.consumer_page("a"), "GET /v0/topics/a/consumers", [("page_size", "100")], repeatable=True
+    ),
+    "delete_consumer": said(
+        consumer_calls.delete_consumer("a", "c"), "DELETE /v0/topics/a/consumers/c", repeatable=False
+    ),
+    "commit_consumer": said(
+        consumer_calls.commit_consumer("a", "c", 5, generation=2, epoch=7),
+        "POST /v0/topics/a/consumers/c/commit",
+        body={"seq": 5, "generation": 2, "epoch": 7},
+        repeatable=True,
+    ),
+    "seek_consumer": said(
+        consumer_calls.seek_consumer("a", "c", "earliest"),
+        "POST /v0/topics/a/consumers/c/seek",
+        body={"to": "earliest"},
+        repeatable=True,
+    ),
+    "acquire_consumer": said(
+        consumer_calls.acquire_consumer("a", "c", "me", lease_ms=500),
+        "POST /v0/topics/a/consumers/c/acquire",
+        body={"owner": "me", "lease_ms": 500},
+        repeatable=True,
+    ),
+    "release_consumer": said(
+        consumer_calls.release_consumer("a", "c", 2),
+        "POST /v0/topics/a/consumers/c/release",
+        body={"generation": 2},
+        repeatable=True,
+    ),
+    "read_consumer": said(
+        consumer_calls.read_consumer("a", "c", ack="before", limit=3),
+        "GET /v0/topics/a/diff",
+        [("consumer", "c"), ("ack", "before"), ("limit", "3"), ("include_tags", "true")],
+        repeatable=False,
+    ),
     "claim": said(
         calls.claim("q", "n"), "POST /v0/topics/q/claim", body={"node": "n", "max": 1, "wait_ms": 0}, repeatable=False
     ),
@@ -312,12 +436,48 @@ CASES = {
         [("node", "n"), ("max", "3"), ("lease_ms", "100")],
         repeatable=False,
     ),
+    "transaction": said(
+        calls.transaction(
+            [NewAppend("a", [1, NewRecord(2, tag="t")]), NewAppend("b", [3], "n", create=False, config={"ttl_ms": 5})],
+            idempotency_key="k",
+        ),
+        "POST /v0/transactions",
+        body={
+            "appends": [
+                {"topic": "a", "records": [{"data": 1}, {"data": 2, "tag": "t"}]},
+                {"topic": "b", "records": [{"data": 3}], "node": "n", "create": False, "config": {"ttl_ms": 5}},
+            ],
+            "idempotency_key": "k",
+        },
+        repeatable=True,
+    ),
+    "transaction, without a key": said(
+        calls.transaction([NewAppend("a", [1]), NewAppend("b", [2])], idempotency_key=None),
+        "POST /v0/transactions",
+        body={"appends": [{"topic": "a", "records": RECORDS}, {"topic": "b", "records": [{"data": 2}]}]},
+        repeatable=False,
+    ),
     "commit": said(
         calls.commit("a", ["s", "t:1"], "k"),
         "POST /v0/topics/a/commit",
         body={"stages": ["s", "t:1"], "idempotency_key": "k"},
         repeatable=True,
     ),
+    "record": said(calls.record("a", 7), "GET /v0/topics/a/records/7", repeatable=True),
+    "commit, conditions": said(
+        calls.commit("a", ["s"], "k", expected_head_seq=3, expected_tag_seqs={}, fence=("f", 0)),
+        "POST /v0/topics/a/commit",
+        body={
+            "stages": ["s"],
+            "idempotency_key": "k",
+            "expected_head_seq": 3,
+            "expected_tag_seqs": {},
+            "fence": {"name": "f", "token": 0},
+        },
+        repeatable=True,
+    ),
+    "delete_fence": said(calls.delete_fence("a", "b/c d"), "DELETE /v0/topics/a/fences/b/c d", repeatable=False),
+    "seal": said(calls.seal("a"), "POST /v0/topics/a/seal", repeatable=True),
     "delete_stage": said(calls.delete_stage("a", "s:1"), "DELETE /v0/topics/a/stages/s:1", repeatable=False),
     "create_watch": said(
         calls.create_watch(WATCHED),
@@ -368,11 +528,11 @@ every_call = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def makers() -> dict[str, Callable[..., Any]]:
     """The functions that make a call."""
-    found = inspect.getmembers(calls, inspect.isfunction)
+    found = [*inspect.getmembers(calls, inspect.isfunction), *inspect.getmembers(consumer_calls, inspect.isfunction)]
     return {
         name: function
         for name, function in found
-        if function.__module__ == calls.__name__
+        if function.__module__ in {calls.__name__, consumer_calls.__name__}
         and not name.startswith("_")
         and str(inspect.signature(function).return_annotation).startswith("ClientCall[")
     }
@@ -416,7 +576,9 @@ def test_what_is_sent_is_what_the_contract_says(case: Said) -> None:
     assert found.params().keys() == {part[1:-1] for part in found.route.template.split("/") if part.startswith("{")}
     assert query == case.query
     assert (case.call.body is None) == (case.body is None)
-    if case.call.body is not None:
+    if isinstance(case.body, bytes):
+        assert (case.call.body, case.call.content_type != calls.JSON) == (case.body, True)
+    elif case.call.body is not None:
         assert json.loads(case.call.body) == case.body
     assert path.isascii()
 
@@ -470,8 +632,13 @@ def test_the_daemon_describes_what_is_sent(case: Said) -> None:
     if case.call.body is None:
         assert not described.get("requestBody", {}).get("required", False)
     else:
-        schema = described["requestBody"]["content"][case.call.content_type]["schema"]
-        validate(schema, json.loads(case.call.body), found.route.label)
+        content = described["requestBody"]["content"]
+        kind = case.call.content_type
+        schema = content[kind if kind in content else f"{kind.partition('/')[0]}/*"]["schema"]
+        if isinstance(case.body, bytes):
+            assert schema == {"type": "string", "format": "binary"}
+        else:
+            validate(schema, json.loads(case.call.body), found.route.label)
 
 
 @every_call
@@ -500,6 +667,35 @@ def test_what_was_read_can_be_appended_as_it_is() -> None:
     raw = b'{"n": 1.0}'
     record = msgspec.json.decode(b'{"$seq":1,"$ts":2,"data":' + raw + b"}", type=Record)
     assert b'{"data":' + raw + b"}" in (calls.append("a", [NewRecord(record.raw)]).body or b"")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/X-NDJSON; charset=utf-8", "image/png\r\nx: y"])
+def test_bytes_have_no_type_that_means_something_else(kind: str) -> None:
+    with pytest.raises(ValueError, match="content_type"):
+        calls.append_bytes("a", b"{}", kind)
+
+
+def test_a_record_gives_its_bytes_back() -> None:
+    raw = b'{"$bytes":"AP8=","$content_type":"image/png"}'
+    record = msgspec.json.decode(b'{"$seq":1,"$ts":2,"data":' + raw + b"}", type=Record)
+    assert (record.content, record.content_type) == (b"\0\xff", "image/png")
+    assert record.data == {"$bytes": "AP8=", "$content_type": "image/png"}
+    made = calls.encode_record({"$bytes": "AP8=", "$content_type": "image/png"})
+    assert made == b'{"data":' + raw + b"}"
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"$bytes": "AP8=","$content_type":"image/png"}', b'"x"', b"{}", b'{"$bytes":"AP8="}']
+)
+def test_a_record_of_other_json_has_no_bytes(raw: bytes) -> None:
+    record = msgspec.json.decode(b'{"$seq":1,"$ts":2,"data":' + raw + b"}", type=Record)
+    assert record.content_type is None
+    with pytest.raises(ValueError, match="record 1 has no raw bytes"):
+        _ = record.content
+
+
+def test_a_record_without_its_data_has_no_bytes() -> None:
+    assert msgspec.json.decode(b'{"$seq":1,"$ts":2}', type=Record).content_type is None
 
 
 @pytest.mark.parametrize("records", ["text", b"bytes", {"data": 1}, NewRecord(1)], ids=repr)

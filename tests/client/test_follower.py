@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from topics.client.calls import ClientCall
@@ -27,6 +27,9 @@ from topics.client.results import CaughtUp, Record, Tombstone, TopicDeleted, Wat
 
 NAMED_TOPICS = 2
 """The ids of sessions of more are opaque: 64 in the real one."""
+
+NO_EPOCH = 0
+"""That of an instance that is gone."""
 
 
 class Topic:
@@ -46,6 +49,8 @@ class Feed:
         self.told = cursor
         self.epoch = epoch
         self.caught_up = False
+        self.since = 0
+        """The number of the last `recreated` frame that was about it."""
 
 
 class Session:
@@ -55,18 +60,26 @@ class Session:
         self.listed = len(feeds) > NAMED_TOPICS
         self.wire: bytearray | None = None
         """What is on its way, while there is a connection."""
+        self.recreated = 0
+        """How many `recreated` frames there were."""
 
     def id(self) -> str:
         said: Any = {name: feed.cursor for name, feed in self.feeds.items()}
         if self.listed:
             said = [feed.cursor for feed in self.order]
-        return urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+        text = json.dumps(said) + " " * self.recreated  # a position does not say which instance it belongs to
+        return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
     def rewind(self, last_id: str) -> None:
-        said = json.loads(urlsafe_b64decode(last_id + "=" * (-len(last_id) % 4)))
+        text = urlsafe_b64decode(last_id + "=" * (-len(last_id) % 4))
+        said = json.loads(text)
+        recreated = len(text) - len(text.rstrip())
         places = said if isinstance(said, dict) else {feed.name: at for feed, at in zip(self.order, said, strict=True)}
         for name, feed in self.feeds.items():
-            feed.cursor = min(feed.cursor, places.get(name, feed.cursor))
+            if name in places and feed.since > recreated:
+                feed.cursor, feed.epoch = places[name], NO_EPOCH
+            else:
+                feed.cursor = min(feed.cursor, places.get(name, feed.cursor))
 
 
 class Daemon:
@@ -150,6 +163,8 @@ class Daemon:
         """Put one frame on the wire, or see that there is none for this topic."""
         if feed.epoch != topic.epoch or feed.cursor > topic.head:
             feed.epoch, feed.cursor, feed.told = topic.epoch, topic.floor, topic.floor
+            session.recreated += 1
+            feed.since = session.recreated
             self.gap(session, name, topic, 1, topic.head, "recreated")
         elif feed.cursor < topic.floor:
             begin, feed.cursor, feed.told = feed.cursor + 1, topic.floor, topic.floor
@@ -446,6 +461,12 @@ DEEDS = [
     topics=st.integers(1, 3),
     caught_up=st.booleans(),
     deeds=st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 2), st.integers(0, 900)), max_size=50),
+)
+@example(  # the frame `recreated` is lost
+    seed=0,
+    topics=1,
+    caught_up=False,
+    deeds=[(deed, 0, 0) for deed in (Story.settle, Story.cut, Story.make_again, Story.step, Story.cut)],
 )
 def test_nothing_is_left_out_and_nothing_comes_twice_whatever_happens(
     seed: int, topics: int, caught_up: bool, deeds: list[tuple[Callable[[Story, str, int], None], int, int]]

@@ -31,6 +31,7 @@ from topics.client import (
     Record,
     Retry,
     Tombstone,
+    TopicAdded,
     TopicDeleted,
 )
 from topics.client.async_tails import AsyncTail
@@ -609,3 +610,52 @@ def test_a_topic_that_is_not_there_yet_is_followed_by_tasks_too(
     topic = fresh_name()
     made = partial(client.append, topic, [0, 1, 2])
     assert anyio.run(wait_for_topic, shared_daemon.url, topic, made, backend=backend) == [0, 1, 2]
+
+
+# --- prefixes --------------------------------------------------------------------------------------------------------
+
+
+def test_topics_that_a_prefix_matches_come_and_go_over_breaks_and_restarts(daemon: Daemon, topic: str) -> None:
+    """A copy of them, made of what the watch yields, is what is there."""
+    prefix = f"{topic}."
+    copy: dict[str, list[int]] = {}
+    with Client(daemon.url, retry=PATIENT) as client, client.watch(prefixes=[prefix]) as news, ended_in_time(news):
+
+        def follow(wanted: dict[str, list[int]]) -> None:
+            while copy != wanted:
+                value = next(news)
+                if isinstance(value, TopicAdded):
+                    assert value.topic not in copy
+                    copy[value.topic] = []
+                elif isinstance(value, TopicDeleted):
+                    del copy[value.topic]
+                else:
+                    assert isinstance(value, Record)
+                    copy[value.topic].append(value.data)
+
+        a, b, c = (f"{prefix}{letter}" for letter in "abc")
+        client.append(a, [1, 2])
+        follow({a: [1, 2]})
+        daemon.end(signal.SIGKILL)
+        daemon.start().close()
+        client.append(b, [1])
+        client.delete_topic(a)
+        client.append(a, [3])
+        follow({a: [3], b: [1]})
+        client.append(c, [1, 2])
+        client.delete_topic(b)
+        follow({a: [3], c: [1, 2]})
+
+
+def test_an_asynchronous_watch_has_prefixes_too(shared_daemon: Daemon, client: Client) -> None:
+    prefix = fresh_name() + "."
+    client.append(f"{prefix}a", [1])
+
+    async def main() -> list[Any]:
+        async with AsyncClient(shared_daemon.url) as far, far.watch(prefixes={prefix: "tail"}) as news:
+            await far.append(f"{prefix}b", [7])
+            return await take_async(news, 2)
+
+    added, record = anyio.run(main)
+    assert isinstance(added, TopicAdded)
+    assert (added.topic, record.topic, record.data) == (f"{prefix}b", f"{prefix}b", 7)

@@ -33,6 +33,13 @@ def _shorten(values: dict[str, Any]) -> None:
         values["wait_ms"] = str(LONGEST_WAIT_MS)
 
 
+@schemathesis.serializer("application/cbor", "application/protobuf", "audio/ogg", "video/mp4")
+def raw_bytes(context: schemathesis.SerializationContext, value: Any) -> bytes:
+    """Raw bytes are text to the document. A range such as `audio/*` is sent as the type that this is for."""
+    data = getattr(value, "data", value)
+    return data if isinstance(data, bytes) else str(data).encode("utf-8", "surrogatepass")
+
+
 @schemathesis.serializer("application/x-ndjson")
 def lines(context: schemathesis.SerializationContext, value: Any) -> bytes:
     """An upload is text to the document."""

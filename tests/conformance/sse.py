@@ -26,6 +26,7 @@ FIELDS = {
     "tombstone": {"topic", "reason", "gap_from", "gap_to", "earliest_seq", "head_seq"},
     "caught-up": {"topic", "head_seq"},
     "topic-deleted": {"topic", "head_seq", "reason"},
+    "topic-added": {"topic", "from_seq", "head_seq", "earliest_seq", "epoch"},
 }
 REASONS = {"cap", "ttl", "mixed", "from_seq_too_old", "recreated", "source_trim", "lost", "corrupt"}
 WITHIN_S = 40.0
@@ -71,7 +72,11 @@ class Frame:
         """Assert what holds for every frame of its kind."""
         if self.event == "error":
             assert self.id is None
-            assert {"code", "error"} <= set(self.data) <= {"code", "error", "retry_after_ms", "topics"}
+            if "left_out" in self.data:
+                assert set(self.data) == {"code", "error", "max", "left_out", "topics"}
+                assert self.data["left_out"] >= len(self.data["topics"]) > 0
+            else:
+                assert {"code", "error"} <= set(self.data) <= {"code", "error", "retry_after_ms", "topics"}
             assert type(self.data["code"]) is int
             assert self.data["code"] in self.final | {429, 504}
             assert isinstance(self.data["error"], str)

@@ -267,7 +267,12 @@ EVERY_ROUTE = [
     ("POST", "/v0/topics/jobs/delete"), ("GET", "/v0/routers"), ("PUT", "/v0/routers/r"), ("GET", "/v0/routers/r"),
     ("DELETE", "/v0/routers/r"), ("POST", "/v0/admin/checkpoint"), ("GET", "/v0/health"), ("GET", "/healthz"),
     ("GET", "/v0/ready"), ("GET", "/readyz"), ("GET", "/v0/metrics"), ("GET", "/v0/openapi.json"), ("GET", "/v0/docs"),
-    ("GET", "/"),
+    ("GET", "/"), ("POST", "/v0/transactions"), ("DELETE", "/v0/topics/jobs/fences/f"),
+    ("GET", "/v0/topics/jobs/records/1"), ("GET", "/v0/topics/jobs/consumers"),
+    ("PUT", "/v0/topics/jobs/consumers/c"), ("GET", "/v0/topics/jobs/consumers/c"),
+    ("DELETE", "/v0/topics/jobs/consumers/c"), ("POST", "/v0/topics/jobs/consumers/c/commit"),
+    ("POST", "/v0/topics/jobs/consumers/c/seek"), ("POST", "/v0/topics/jobs/consumers/c/acquire"),
+    ("POST", "/v0/topics/jobs/consumers/c/release"), ("POST", "/v0/topics/jobs/seal"),
 ]  # fmt: skip
 
 

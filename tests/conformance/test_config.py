@@ -27,6 +27,11 @@ DEFAULTS: dict[str, Any] = {
     "max_deliveries": 0,
     "dead_letter": None,
     "leases_durable": False,
+    "schema": None,
+    "retention": "limits",
+    "segment_max_events": None,
+    "segment_max_bytes": None,
+    "segment_max_age_ms": None,
 }
 U64_MAX = 2**64 - 1
 NUMBERS = ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"]

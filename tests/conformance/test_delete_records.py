@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -162,3 +163,42 @@ def test_a_large_match_is_applied_at_once(client: Client, topic: str) -> None:
     assert client.read(topic)["records"] == []
     client.tagged(topic, "t1")
     assert seqs_of(client.read(topic, 29_990)) == [30_001]
+
+
+def test_the_end_of_a_topic_is_deleted_and_its_numbers_stay_used(client: Client, topic: str, durability: str) -> None:
+    client.put_topic(topic, durability=durability)
+    client.append(topic, 1, 2, 3, 4, 5)
+    answer = client.delete_records(topic, after_seq=3)
+    assert (answer["deleted"], answer["earliest_seq"], answer["head_seq"], answer["count"]) == (2, 1, 5, 3)
+    assert client.delete_records(topic, after_seq=5)["deleted"] == 0
+    assert client.append(topic, 6)["seqs"] == [6]
+    assert seqs_of(client.read(topic)) == [1, 2, 3, 6]
+    assert client.read(topic, 3)["tombstone"] is None
+
+
+def test_one_record_is_deleted_by_its_seq(client: Client, topic: str) -> None:
+    client.append(topic, 1, 2, 3)
+    assert client.delete_records(topic, after_seq=1, before_seq=3)["deleted"] == 1
+    assert client.delete_records(topic, after_seq=2, before_seq=2)["deleted"] == 0
+    assert seqs_of(client.read(topic)) == [1, 3]
+
+
+def test_records_before_a_time_are_deleted(client: Client, topic: str, durability: str) -> None:
+    client.put_topic(topic, durability=durability)
+    client.tagged(topic, "a", "b")
+    time.sleep(0.01)
+    client.tagged(topic, "a", "b")
+    middle = client.read(topic, 2)["records"][0]["$ts"]
+    assert client.delete_records(topic, before_ts=0)["deleted"] == 0
+    assert client.delete_records(topic, before_ts=middle, match="a")["deleted"] == 1
+    assert client.delete_records(topic, before_ts=middle)["deleted"] == 1
+    assert client.delete_records(topic, before_ts=2**64 - 1, after_seq=3)["deleted"] == 1
+    assert seqs_of(client.read(topic)) == [3]
+
+
+@pytest.mark.parametrize("field", ["after_seq", "before_seq", "before_ts"])
+@pytest.mark.parametrize("value", [-1, 2**64, "1", 1.5, True, None])
+def test_a_bound_is_a_whole_number(client: Client, topic: str, field: str, value: Any) -> None:
+    client.append(topic, 1)
+    invalid(client.post(f"/v0/topics/{topic}/delete", json={field: value, "match": "x"}), field)
+    assert client.state(topic)["count"] == 1

@@ -29,6 +29,7 @@ from tests.conformance.client import (
 )
 from tests.conformance.keys import callers_of
 from tests.conformance.test_hostile_values import TEXTS
+from topics.raw_bytes import RAW_TYPES
 
 MIB = 1 << 20
 FIELDS = {
@@ -202,7 +203,7 @@ def test_a_line_without_an_end_is_refused_when_it_is_too_long(client: Client, to
 def test_other_content_types_are_415(client: Client, topic: str, content_type: str) -> None:
     headers = {"content-type": content_type} if content_type else {}
     error = error_of(client.post(f"/v0/topics/{topic}", content=b"{}", headers=headers), 415)
-    assert error["detail"]["supported"] == [JSON_TYPE, LINES_TYPE]
+    assert error["detail"]["supported"] == [JSON_TYPE, LINES_TYPE, *RAW_TYPES]
     headers = {"content-type": f"{LINES_TYPE}; charset=utf-8"}
     body_of(client.post(f"/v0/topics/{topic}", content=b'{"data":1}', headers=headers), 201)
     error_of(client.post(f"/v0/topics/{topic}/diff", content=b"{}", headers=headers), 415)

@@ -515,7 +515,7 @@ BAD_FILTERS: list[Any] = [
     ["tag", "Ne", "x"],
     ["tag", "Regex", "x.*"],
     ["Tag", "Eq", "x"],
-    ["node", "Eq", "x"],
+    ["node", "Glob", "x*"],
     ["$tag", "Eq", "x"],
     ["tag", "Glob", "x"],
     ["tag", "Glob", ""],

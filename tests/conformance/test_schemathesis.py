@@ -62,8 +62,17 @@ def answered(client: Client) -> dict[str, set[str]]:
 
 
 def prepare(client: Client) -> None:
-    """Topics with which calls come to something: a log, one that is full, and a queue with jobs that are leased."""
+    """Topics with which calls come to something: a log with a stage that was published and a consumer that moves, one
+    whose records stay, one that is full, and a queue with jobs that are leased."""
     client.append("log", *range(10))
+    client.append("kept", 1, 2)
+    body_of(client.post("/v0/topics/log", params={"stage": "whole"}, json={"records": [{"data": 1}]}))
+    body_of(client.post("/v0/topics/log/commit", json={"stages": ["whole"], "idempotency_key": "published"}))
+    consumer = "/v0/topics/log/consumers/reader"
+    body_of(client.put(consumer, json={"from": "earliest"}), 201)
+    held = body_of(client.post(f"{consumer}/acquire", json={"owner": "one", "lease_ms": 5000}))
+    for call, body in (("commit", {"seq": 2}), ("seek", {"seq": 1}), ("release", {})):
+        body_of(client.post(f"{consumer}/{call}", json={**body, "generation": held["generation"]}))
     client.put_topic("full", cap_records=1, discard="reject")
     client.append("full", 1)
     client.put_topic("jobs", type="queue")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.crash.condition_operations import CONDITION_OPERATIONS
+from tests.crash.consumer_operations import CONSUMER_OPERATIONS
 from tests.crash.copy_operations import COPY_OPERATIONS
 from tests.crash.job_operations import JOB_OPERATIONS
 from tests.crash.rows import Operation
@@ -15,6 +17,7 @@ from tests.crash.salvage_operations import SALVAGE_OPERATIONS
 from tests.crash.segment_operations import FILE_OPERATIONS
 from tests.crash.stage_operations import STAGE_OPERATIONS
 from tests.crash.topic_operations import LOG_OPERATIONS
+from tests.crash.transaction_operations import TRANSACTION_OPERATIONS
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     *LOG_OPERATIONS,
@@ -22,5 +25,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *COPY_OPERATIONS,
     *JOB_OPERATIONS,
     *STAGE_OPERATIONS,
+    *CONDITION_OPERATIONS,
+    *CONSUMER_OPERATIONS,
+    *TRANSACTION_OPERATIONS,
     *SALVAGE_OPERATIONS,
 )

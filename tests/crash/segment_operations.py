@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import trio
@@ -23,6 +25,7 @@ from tests.simulation.segment_lives import (
     with_shards,
 )
 from tests.simulation.world import End, Life
+from topics.errors import ApiError
 from topics.log.tag_match import TagMatch
 
 EAGER = replace(SMALL, rewrite_live_ratio=0.7)
@@ -95,6 +98,27 @@ async def sealing(life: Life, client: Client) -> None:
     await checkpoint(life)
     await fill_all(client, 3, names=KEPT, size=400)
     await checkpoint(life)
+
+
+async def sealing_on_demand(life: Life, client: Client) -> None:
+    """Segments that somebody wants sealed: with new records and without, beside appends, of a topic with its own
+    limits, and of one of which nothing is stored."""
+    await client.create("ephemeral", durability="ephemeral")
+    await fill(client, "ephemeral", 1)
+    await client.configure("disk", segment_max_events=3, segment_max_bytes=1024)
+    for _ in range(2):
+        async with trio.open_nursery() as beside:
+            for name in (*KEPT, "ephemeral"):
+                beside.start_soon(seal, life, name)
+            beside.start_soon(partial(fill_all, client, 1, names=KEPT))
+        await seal(life, "fsync")
+    await reclaim(life)
+
+
+async def seal(life: Life, name: str) -> None:
+    """A call for sealing, which may fail only as it is documented to."""
+    with suppress(ApiError):
+        await life.engine.topic_seals.seal(name)
 
 
 async def flagging(life: Life, client: Client) -> None:
@@ -301,6 +325,7 @@ FILE_OPERATIONS = (
     Operation("drop-wal-files", (9,), (1, 6), SegmentSweep, ROTATING, dropping_the_log, before=two_in_the_log),
     Operation("grow-segment", (10,), (1, 3, 6), SegmentSweep, SMALL, growing, before=two_in_the_log),
     Operation("seal-segment", (8, 10), (1, 5), SegmentSweep, SMALL, sealing, before=two_in_the_log),
+    Operation("seal-on-demand", (8, 10), (1, 5), SegmentSweep, SMALL, sealing_on_demand, before=two_in_the_log),
     Operation("flag-deleted", (11, 12), (2, 5), SegmentSweep, SMALL, flagging, before=sealed),
     Operation("rewrite-segment", (12,), (1, 2, 5), SegmentSweep, EAGER, rewriting, before=half_dead),
     Operation("merge-segments", (12,), (1, 2, 5), SegmentSweep, YOUNG, merging, before=small_ones),

@@ -73,7 +73,7 @@ async def expiring(life: Life, client: Script) -> None:
     await trio.sleep(61)
     await client.stage(life, "c", [20, 21])
     client.history += [("deleting", name) for name in ("a", "b", "left")]
-    life.engine.expire_stages()
+    life.engine.expire_unused()
     await trio.sleep(0.5)
     await client.commit(life, "q/1", "c")
     await trio.sleep(0.1)

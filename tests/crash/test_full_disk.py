@@ -7,6 +7,7 @@ may not mount a file system skips these tests.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -44,11 +45,17 @@ class Disk:
         return shutil.disk_usage(self.path).free
 
     def fill(self, leave: int) -> Path:
-        """Take all of it but so many bytes with a file, which is returned."""
+        """Take all of it but so many bytes with a file, which is returned. The daemon may take some meanwhile."""
         ballast = self.path / "ballast"
         with ballast.open("wb") as file:
-            if self.free > leave:
-                os.posix_fallocate(file.fileno(), 0, self.free - leave)
+            while (free := self.free) > leave:
+                try:
+                    os.posix_fallocate(file.fileno(), 0, free - leave)
+                    break
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    file.truncate(0)
         return ballast
 
     def take_inodes(self) -> list[Path]:

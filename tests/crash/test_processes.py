@@ -7,6 +7,7 @@ the ledger accepts, and once with one thing wrong, which it names.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.crash.processes.ledger import (
     tag_of,
 )
 from tests.crash.processes.torment import Plan, torment
+from tests.crash.processes.transactions import Transaction, TransactionLedger
 
 LATER = 10_000_000_000_000.0
 
@@ -475,6 +477,114 @@ def test_a_job_is_in_the_queue_or_among_the_dead_letters_and_never_nowhere() -> 
         jobs.claim(3, 4)
 
 
+# ----------------------------------------------------------------- transactions
+
+
+class Trades:
+    """Two topics with transactions over both, and one with a cap."""
+
+    def __init__(self) -> None:
+        numbering = Numbering()
+        self.a, self.b = (TopicLedger(name, "fsync", numbering) for name in "ab")
+        self.capped = TopicLedger("c", "fsync", numbering, cap=2)
+        self.ledger = TransactionLedger([self.a, self.b], [self.capped], numbering)
+
+    def send(self, *ledgers: TopicLedger, token: int = 0) -> Transaction:
+        """One over these topics, with two records and a key."""
+        batches = [(ledger, ledger.prepare(2)) for ledger in ledgers or (self.a, self.b)]
+        transaction = Transaction(batches, "k", token, time.monotonic())
+        self.ledger.let_go(transaction)
+        return transaction
+
+    def ack(self, transaction: Transaction, first: int, *, deduped: bool = False) -> None:
+        self.ledger.answered(transaction, self.answer(transaction, first, deduped=deduped))
+
+    @staticmethod
+    def answer(transaction: Transaction, first: int, *, deduped: bool = False) -> dict[str, Any]:
+        appends = [
+            {"topic": ledger.name, "first_seq": first, "last_seq": first + 1, "count": 2}
+            for ledger, _ in transaction.batches
+        ]
+        return {"appends": appends, "deduped": deduped}
+
+    def judge(self, **views: View) -> None:
+        for ledger in (self.a, self.b, self.capped):
+            ledger.judge(views.get(ledger.name, view({})), "kill")
+        self.ledger.judge()
+
+
+def placed(transaction: Transaction, name: str, first: int = 1) -> dict[int, int]:
+    """Numbers by seq of what is of a transaction in one topic."""
+    ((_, batch),) = [pair for pair in transaction.batches if pair[0].name == name]
+    return dict(enumerate(batch.numbers, first))
+
+
+def test_a_transaction_without_an_answer_is_there_in_all_of_its_topics_or_in_none() -> None:
+    trades = Trades()
+    one = trades.send()
+    trades.judge(a=view(placed(one, "a")), b=view(placed(one, "b")))
+    assert (trades.ledger.settled, trades.ledger.undone) == (1, 0)
+    trades = Trades()
+    trades.send()
+    trades.judge()
+    assert (trades.ledger.settled, trades.ledger.undone) == (0, 1)
+    for name in "ab":
+        trades = Trades()
+        one = trades.send()
+        with pytest.raises(Fault, match="there in part"):
+            trades.judge(**{name: view(placed(one, name))})
+    trades = Trades()
+    one = trades.send(trades.a, trades.capped)
+    with pytest.raises(Fault, match="there in part"):
+        trades.judge(c=view(placed(one, "c")))
+    trades = Trades()
+    one = trades.send(trades.a, trades.capped)
+    later = acked(trades.capped, 3, 2)
+    trades.judge(a=view(placed(one, "a")), c=view(shown(later), [(1, 2, "cap")]))
+
+
+def test_an_acked_transaction_stays_and_one_that_is_undone_leaves_its_seqs_empty() -> None:
+    trades = Trades()
+    one = trades.send()
+    trades.ack(one, 1)
+    with pytest.raises(Fault, match="lost after a kill"):
+        trades.judge(a=view(placed(one, "a")), b=view({}, head=2))
+    trades = Trades()
+    trades.send()
+    later = trades.a.send(1)
+    trades.judge(a=view({3: later.numbers[0]}))
+    trades.judge(a=view({3: later.numbers[0]}))
+    with pytest.raises(Fault, match="a silent gap"):
+        trades.judge(a=view({3: later.numbers[0]}, head=4))
+    trades = Trades()
+    trades.send()
+    later = trades.a.send(1)
+    with pytest.raises(Fault, match="a silent gap"):
+        trades.judge(a=view({2: later.numbers[0]}))
+    trades = Trades()
+    trades.send()
+    before = acked(trades.a, 3, 1)
+    with pytest.raises(Fault, match="a silent gap"):
+        trades.judge(a=view(shown(before)))
+
+
+def test_a_key_of_a_transaction_and_its_fence_are_as_its_records_are() -> None:
+    for is_there in (True, False):
+        trades = Trades()
+        one = trades.send(token=4)
+        trades.judge(**({name: view(placed(one, name)) for name in "ab"} if is_there else {}))
+        trades.ledger.check_fences("a", {"writer": 4} if is_there else {})
+        with pytest.raises(Fault, match="another fence"):
+            trades.ledger.check_fences("a", {"writer": 3})
+        assert trades.ledger.to_repeat() == [one]
+        with pytest.raises(Fault, match="a repeat is not known, or is"):
+            trades.ledger.repeated(one, trades.answer(one, 1, deduped=not is_there))
+        trades.ledger.repeated(one, trades.answer(one, 1, deduped=is_there))
+        trades.judge(**{name: view(placed(one, name)) for name in "ab"})
+        with pytest.raises(Fault, match="a repeat is elsewhere"):
+            trades.ack(one, 3, deduped=True)
+
+
 # ----------------------------------------------------------------- streams
 
 
@@ -523,3 +633,16 @@ def test_a_daemon_that_is_killed_at_random_moments_keeps_all_its_promises(
     assert figures["records acked"] > 500
     assert figures["records delivered to watchers"] > 500
     assert figures["jobs acked"] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 3])
+def test_transactions_of_a_daemon_that_is_killed_are_whole_or_not_there(
+    tmp_path: Path, record_property: Callable[[str, object], None], shards: int
+) -> None:
+    figures = torment(Plan(seed=5, minutes=0.4, kills=6, only_transactions=True, shards=shards), tmp_path)
+    for name, figure in figures.items():
+        record_property(name, figure)
+    print(figures)
+    assert figures["transactions acked"] > 30
+    assert figures["transactions there after a restart"] > 30

@@ -29,6 +29,8 @@ from tests.simulation.wal_content import scan_of
 from tests.simulation.world import Life, World
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
+from topics.engine.consumers.consumer_calls import ConsumerCalls
+from topics.engine.consumers.consumer_reads import ConsumerReads
 from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine import Engine
@@ -40,10 +42,13 @@ from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
 from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
+from topics.engine.operations.fence_removal import FenceRemovals
 from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
 from topics.engine.operations.stage_lifecycle import StageLifecycle
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
+from topics.engine.operations.topic_seals import TopicSeals
+from topics.engine.operations.transactions import Transactions
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic_states import TopicStates
@@ -86,16 +91,28 @@ def test_damage_of_every_kind_is_met_as_the_specification_says(name: str) -> Non
 # ----------------------------------------------------------------- the table is complete
 
 WRITES: Final[dict[type, tuple[str, ...]]] = {
-    Engine: ("announce_last_checkpoint", "checkpoint", "expire_stages", "recover"),
+    Engine: ("announce_last_checkpoint", "checkpoint", "expire_unused", "recover"),
     TopicLifecycle: ("delete", "put"),
     Appends: ("append",),
-    Deletions: ("delete_records",),
+    Deletions: ("delete_records", "trim"),
+    FenceRemovals: ("remove",),
+    TopicSeals: ("seal",),
     StageLifecycle: ("append", "delete"),
     StageCommits: ("commit",),
+    Transactions: ("append",),
     RouterLifecycle: ("catch_up", "delete", "put"),
     QueueCalls: ("ack", "claim", "close_work", "extend", "give_back", "nack", "next_jobs", "open_work"),
+    ConsumerCalls: ("acquire", "commit", "delete", "put", "release", "seek"),
     Ceilings: ("lower_all", "lower_idle"),
-    Compactor: ("announce", "change_layout", "checkpoint", "checkpoint_at_start", "name_files", "try_checkpoint"),
+    Compactor: (
+        "announce",
+        "change_layout",
+        "checkpoint",
+        "checkpoint_at_start",
+        "name_files",
+        "seal",
+        "try_checkpoint",
+    ),
     Reclaimer: ("cold_pass", "hot_pass", "pass_over", "remove_topic"),
     Relocator: ("pass_over",),
 }
@@ -103,8 +120,11 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
 READS: Final[dict[type, tuple[str, ...]]] = {
     Engine: ("open_for_business", "quiesce", "run", "start_draining", "wake_all"),
     RouterLifecycle: ("ends", "page", "state"),
-    QueueCalls: ("has_window", "ready_jobs"),
-    Reads: ("read",),
+    QueueCalls: ("ready_jobs", "window_ms"),
+    ConsumerCalls: ("page", "placed", "state"),
+    ConsumerReads: ("read",),
+    Deletions: ("is_ready",),
+    Reads: ("read", "record", "wait_for_news"),
     Exports: ("open",),
     TopicStates: ("of", "page"),
     EngineMetrics: ("figures",),
@@ -128,16 +148,21 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
         "admit",
         "append_to",
         "check_caps",
+        "check_quota",
         "create",
+        "decided_watermark",
         "expire_all",
         "inline_config",
+        "is_loaded",
         "quota_left",
         "watermark",
     ),
     StageLifecycle: ("drop_damaged", "ended", "expire", "forget"),
     StageCommits: ("ended", "expire"),
+    Transactions: ("expire",),
     RouterLifecycle: ("adopt", "forget_topic", "samples"),
     QueueCalls: ("figures", "look_after", "state", "sweep"),
+    ConsumerCalls: ("adopt_all", "advance", "find", "samples"),
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
 }

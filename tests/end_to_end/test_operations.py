@@ -23,7 +23,7 @@ from topics.auth.keys import ALL, parse_key_file
 from topics.config import CLIENT_VARIABLES, SETTINGS, load_settings
 from topics.http.answers.metrics import families
 from topics.http.answers.request_figures import RequestFigures
-from topics.http.connections.server import KEEP_ALIVE_S
+from topics.http.connections.connection import KEEP_ALIVE_S
 from topics.http.routes import ROUTES
 from topics.telemetry.figures import EngineFigures
 
@@ -194,7 +194,7 @@ def test_links_lead_to_files_and_headings() -> None:
 def test_scripts_that_are_named_exist() -> None:
     for page in PAGES:
         for name in re.findall(r"\bscripts/[a-z_/]*[a-z_](?:\.(?:py|sh))?", page.read_text()):
-            assert (ROOT / name).is_file(), f"{page.name}: {name}"
+            assert (ROOT / name).exists(), f"{page.name}: {name}"
         for name in re.findall(r"/opt/topics/((?:docs|scripts|requirements)/[\w./-]+)", page.read_text()):
             assert (ROOT / name.rstrip(".")).exists(), f"{page.name}: {name}"
 

@@ -361,7 +361,7 @@ def data_of(client: Client, topic: str) -> list[Any]:
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert len(RECIPES) == 6
+    assert len(RECIPES) == 12
     for title, blocks in RECIPES.items():
         assert {block.language for block in blocks} <= {"sh", "python", ""}, title
         assert all(block.file for block in blocks if block.language == "python")
@@ -369,7 +369,21 @@ def test_every_block_says_what_it_is() -> None:
     assert PAGE.read_text().count("```") == 2 * sum(map(len, RECIPES.values()))
 
 
-@pytest.mark.parametrize("title", ["Job queue", "Publish and subscribe", "Outbox", "Log shipping"])
+@pytest.mark.parametrize(
+    "title",
+    [
+        "Job queue",
+        "Publish and subscribe",
+        "Outbox",
+        "Log shipping",
+        "Read model",
+        "Event-sourced aggregate",
+        "One leader",
+        "Unique user names",
+        "Outbox without an outbox",
+        "Backfill",
+    ],
+)
 def test_a_recipe_does_what_it_shows(title: str, daemon: Daemon, open_place: Callable[..., Place]) -> None:
     open_place(title, daemon.url).walk()
 
@@ -549,6 +563,35 @@ def test_a_killed_subscriber_misses_nothing(daemon: Daemon, open_place: Callable
     assert sum(seen_again.values()) <= 300 * kills + 1 + kills
 
 
+def test_a_read_model_is_what_is_there_whoever_dies(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("Read model", daemon.url)
+    place.write_all()
+    expected: dict[str, int] = {}
+
+    def table() -> dict[str, int]:
+        _, printed = place.type("python totals.py")
+        return {name: int(total) for name, total in (line.split() for line in printed.splitlines() if "no" not in line)}
+
+    with Client(daemon.url) as client:
+        for n in range(3):
+            model = place.start("exec python baskets.py")
+            for k in range(6):
+                name = f"basket.{k}"
+                client.append(name, list(range(1, 200)))
+                expected[name] = expected.get(name, 0) + 199 * 100
+            place.until(lambda: bool(table()))
+            place.kill(model)
+            client.delete_topic(f"basket.{n}")  # for good
+            del expected[f"basket.{n}"]
+            client.delete_topic("basket.5")
+            client.append("basket.5", [n])
+            expected["basket.5"] = n
+            client.append(f"basket.later-{n}", [7])
+            expected[f"basket.later-{n}"] = 7
+        place.start("exec python baskets.py")
+        place.until(lambda: table() == expected, every_s=1)
+
+
 def test_the_outbox_sends_everything_once_whoever_dies(daemon: Daemon, open_place: Callable[..., Place]) -> None:
     """Killed while the answer to a batch is held up, at any moment, and twice at once; the daemon dies as well."""
     with Proxy(daemon.port) as proxy, Client(daemon.url) as client:
@@ -686,3 +729,135 @@ def test_lines_are_shipped_once_whoever_dies(daemon: Daemon, open_place: Callabl
         log(1)
         place.until(lambda: shipped() >= len(lines))
         assert data_of(client, "shipped-log") == lines
+
+
+# ----------------------------------------------------------------- conditions
+
+
+def ended(jobs: list[subprocess.Popen[bytes]]) -> list[int]:
+    """The exit codes of programs that end by themselves, ascending."""
+    return sorted(job.wait(LONG_S) for job in jobs)
+
+
+def test_an_account_is_never_overdrawn(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("Event-sourced aggregate", daemon.url)
+    place.write_all()
+    with Client(daemon.url) as client:
+        client.append("account-7", [{"amount": 4}])
+        assert ended([place.start("python account.py -1") for _ in range(8)]) == [0] * 4 + [1] * 4
+        assert [event["amount"] for event in data_of(client, "account-7")] == [4, -1, -1, -1, -1]
+
+
+def test_an_account_goes_on_behind_seqs_without_an_event(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("Event-sourced aggregate", daemon.url)
+    place.write_all()
+    with Client(daemon.url) as client:
+        client.append("account-7", [{"amount": 4}, {"amount": 100}])
+        client.delete_records("account-7", after_seq=1)
+        assert ended([place.start("python account.py -5")]) == [1]
+        assert ended([place.start("python account.py -3")]) == [0]
+        assert [event["amount"] for event in data_of(client, "account-7")] == [4, -3]
+
+
+def test_a_leader_that_was_away_writes_nothing_more(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("One leader", daemon.url)
+    place.write_all()
+    with Client(daemon.url) as client:
+        client.create("decisions")
+
+        def decisions() -> list[str]:
+            return data_of(client, "decisions")
+
+        ann = place.start("exec python leader.py ann 1000")
+        place.until(lambda: len(decisions()) > 2)
+        os.killpg(ann.pid, signal.SIGSTOP)
+        others = [place.start(f"exec python leader.py {name} 5") for name in ("bob", "cid", "dan")]
+        place.until(lambda: decisions()[-1].split()[0] != "ann")
+        os.killpg(ann.pid, signal.SIGCONT)
+        assert ended([ann]) == [1]
+        assert 0 in ended(others), "the newest has written to the end"
+        leaders = data_of(client, "elections")
+        tokens = [leaders.index(decision.split()[0]) for decision in decisions()]
+        assert tokens == sorted(tokens), "nobody writes after a newer one"
+
+
+def test_a_name_is_given_once(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("Unique user names", daemon.url)
+    place.write_all()
+    programs = [place.start(f"python register.py {name} {i}@x") for i in range(4) for name in ("ann", "bob")]
+    assert ended(programs) == [0] * 2 + [1] * 6
+    with Client(daemon.url) as client:
+        assert sorted(user["name"] for user in data_of(client, "users")) == ["ann", "bob"]
+
+
+def test_state_and_event_are_stored_together_and_once_whoever_dies(
+    daemon: Daemon, open_place: Callable[..., Place]
+) -> None:
+    """All writers are killed in the middle of their race and do it again; then the daemon dies under them."""
+    place = open_place("Outbox without an outbox", daemon.url)
+    place.write_all()
+    place.type(place.sh("topics create levels"))
+    changes = {"delivery-1": 100} | {f"sale-{n}": -n for n in range(1, 9)}
+    with Client(daemon.url) as client:
+
+        def events() -> list[dict[str, Any]]:
+            return data_of(client, "movements")
+
+        def race() -> list[subprocess.Popen[bytes]]:
+            return [place.start(f"python stock.py {name} apples {change}") for name, change in changes.items()]
+
+        writers = race()
+        place.until(lambda: len(events()) > 1)
+        for writer in writers:
+            place.kill(writer)
+        seen = len(events())
+        writers = race()
+        place.until(lambda: len(events()) > seen or all(writer.poll() is not None for writer in writers))
+        daemon.end(signal.SIGKILL)
+        daemon.start().close()
+        assert ended(writers) == [0] * len(writers)
+
+        left = 0
+        for event in events():
+            left += event["change"]
+            assert event["left"] == left, "decided by the state before it"
+        assert {event["movement"]: event["change"] for event in events()} == changes
+        assert len(events()) == len(changes), "each movement once"
+        assert data_of(client, "levels") == [{"item": "apples", "left": event["left"]} for event in events()]
+
+
+# ----------------------------------------------------------------- consumers
+
+
+def test_a_backfill_does_everything_again_whoever_dies(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    """It begins while the owner has records in hand, one instance dies after it, and new records come all the time."""
+    place = open_place("Backfill", daemon.url)
+    place.write_all()
+    count = 0
+
+    def append(client: Client) -> None:
+        nonlocal count
+        client.append("deliveries", [100 * n for n in range(count + 1, count + 501)])
+        count += 500
+
+    def bills() -> dict[int, int]:
+        _, printed = place.type("python show.py")
+        rows = (line.split() for line in printed.splitlines() if line[0].isdigit())
+        return {int(seq): int(gross) for seq, gross in rows}
+
+    def rate(percent: int) -> None:
+        place.type(f"echo {percent} > rate.new; mv rate.new rate.txt")
+
+    with Client(daemon.url) as client:
+        client.create("deliveries")
+        append(client)
+        rate(10)
+        instances = [place.start("exec python bills.py") for _ in range(2)]
+        place.until(lambda: len(bills()) > 100)
+        rate(20)
+        append(client)
+        assert place.type("python backfill.py deliveries bills 0") == (0, "")
+        place.until(lambda: bills().get(1) == 120)
+        place.kill(instances[0])
+        append(client)
+        place.until(lambda: bills() == {seq: 120 * seq for seq in range(1, count + 1)}, every_s=1)

@@ -20,6 +20,7 @@ from tests.simulation.offload import InlineOffload
 from tests.simulation.wal_content import scan_of
 from topics.config import Settings
 from topics.engine.engine import Engine
+from topics.engine.transaction import MemberCommit
 from topics.errors import ApiError
 from topics.log.tag_match import parse_match
 from topics.model import (
@@ -60,19 +61,24 @@ class Life:
         return await self.engine.topic_lifecycle.put(name, TopicConfigPatch(**patch))
 
     async def append(self, name: str, *datas: Any, **options: Any) -> AppendResult:
-        """Append JSON values; a dict with a "data" key is a whole record. `config` is a dict."""
+        """Append JSON values, or JSON as `msgspec.Raw`; a dict with a "data" key is a whole record. `config` is a
+        dict."""
         records = []
         for data in datas:
             parts = data if isinstance(data, dict) and "data" in data else {"data": data}
-            records.append(RecordIn(**{**parts, "data": msgspec.Raw(json.dumps(parts["data"]).encode())}))
+            value = parts["data"]
+            raw = value if isinstance(value, msgspec.Raw) else msgspec.Raw(json.dumps(value).encode())
+            records.append(RecordIn(**{**parts, "data": raw}))
         if "config" in options:
             options["config"] = TopicConfigPatch(**options["config"])
         request = AppendRequest(records=records, **options)
         return await self.engine.appends.append(name, request, Performance())
 
-    async def delete(self, name: str, before_seq: int | None = None, match: Any = None) -> DeleteResult:
+    async def delete(
+        self, name: str, before_seq: int | None = None, match: Any = None, **bounds: int | None
+    ) -> DeleteResult:
         wanted = parse_match(match) if match is not None else None
-        return await self.engine.deletions.delete_records(name, before_seq, wanted, Performance())
+        return await self.engine.deletions.delete_records(name, before_seq, wanted, Performance(), **bounds)
 
     async def read(self, name: str, from_seq: int = 0, **options: Any) -> ReadResult:
         options.setdefault("limit", 1000)
@@ -142,6 +148,7 @@ class Life:
         engine = self.engine
         for topic in engine.registry.by_id.values():
             topic.log.check()
+            assert topic.undecided == sum(isinstance(commit, MemberCommit) for commit in topic.pending or ())
         assert engine.registry.total_records == sum(topic.log.count for topic in engine.registry.by_id.values())
         assert engine.registry.total_bytes == sum(topic.log.bytes for topic in engine.registry.by_id.values())
         assert engine.registry.common.bytes_on_the_way == sum(

@@ -18,12 +18,16 @@ MOST_REQUESTS: Final = 6
 
 APPEND: Final = b'{"records":[{"data":1,"tag":"t"}]}'
 LINES: Final = b'{"data":1}\n{"data":2,"tag":"t"}\n'
+RAW: Final = b"\x00\r\n\r\nGET / HTTP/1.1\r\n\r\n\xff"
+"""Raw bytes that look like a request."""
 
 _CALLS: Final[tuple[tuple[bytes, bytes, bytes], ...]] = (
     (b"POST", b"/v0/topics/a", APPEND),
     (b"POST", b"/v0/topics/a", b'{"records":[{"data":{"a":[1,2]}},{"data":null}],"return_seqs":true}'),
     (b"POST", b"/v0/topics/b?create=0", APPEND),
     (b"POST", b"/v0/topics/a?stage=s1", b'{"records":[{"data":1}],"idempotency_key":"k"}'),
+    (b"POST", b"/v0/topics/a?tag=t&node=n&meta=%7B%22k%22%3A%22v%22%7D", RAW),
+    (b"POST", b"/v0/topics/a?expected_head_seq=1&fence=%7B%22name%22%3A%22f%22%2C%22token%22%3A1%7D", RAW),
     (b"POST", b"/v0/topics/a/commit", b'{"stages":["s1"],"idempotency_key":"k"}'),
     (b"GET", b"/v0/topics/a/diff", b""),
     (b"GET", b"/v0/topics/a/diff?from_seq=1&limit=3", b""),
@@ -108,6 +112,7 @@ _ODD_HOSTS: Final = (
 _FIELDS: Final = (
     b"accept: */*",
     b"Accept: application/json",
+    b"accept: image/*, application/cbor",
     b"accept-encoding: gzip",
     b"Accept-Encoding: gzip;q=0, identity",
     b"user-agent: a client/1.0 (of a kind)",
@@ -131,6 +136,17 @@ _FIELDS: Final = (
     b"keep-alive: timeout=5",
     b"last-event-id: e30",
 )
+_RAW_TYPES: Final = (
+    b"application/octet-stream",
+    b"image/png",
+    b"IMAGE/Png ; Charset=utf-8;",
+    b'video/mp4; codecs="a, b"',
+    b"image/png; a",
+    b"image/*",
+    b"image/" + b"a" * 300,
+    b"text/plain",
+)
+
 _ODD_FIELDS: Final = (
     b"connection: close",
     b"Connection: keep-alive, close",
@@ -169,6 +185,9 @@ _ODD_FIELDS: Final = (
     b"content-length: 99999999999999999999999",
     b"content-length: 999999",
     b"content-type: text/plain",
+    b"content-type: application/cbor",
+    b"content-type: image/png\x0b",
+    b"content-type: image/png, image/png",
     b"content-encoding: br",
     b"content-encoding: gzip",
     b"host: a",
@@ -238,7 +257,7 @@ def drawn_request(chance: Random, odd: float) -> bytes:
     if is_odd():
         version = chance.choice(_VERSIONS)
     if is_odd() or chance.random() < 0.05:
-        body = chance.choice((b"", b"hello", APPEND, LINES, b" " * 3000, b"x" * 20000, b"[" * 40))
+        body = chance.choice((b"", b"hello", APPEND, LINES, RAW, b" " * 3000, b"x" * 20000, b"[" * 40))
     host = chance.choice(_ODD_HOSTS) if is_odd() else chance.choice(_HOSTS[:2] if chance.random() < 0.9 else _HOSTS)
     fields = [b"host: " + host]
     if is_odd() and chance.random() < 0.3:
@@ -262,8 +281,10 @@ def drawn_body(chance: Random, body: bytes, odd: float) -> tuple[Sequence[bytes]
     """The fields for a body, and its bytes as they are sent."""
     fields = []
     if body or chance.random() < 0.1:
-        lines = b"application/x-ndjson" if body == LINES or chance.random() < 0.05 else b"application/json"
-        fields.append(b"content-type: " + lines)
+        kind = b"application/x-ndjson" if body == LINES or chance.random() < 0.05 else b"application/json"
+        if body == RAW or chance.random() < 0.05:
+            kind = chance.choice(_RAW_TYPES)
+        fields.append(b"content-type: " + kind)
     if body and chance.random() < 0.1:
         body = gzip.compress(body, mtime=0)
         fields.append(b"content-encoding: gzip")

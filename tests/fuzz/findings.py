@@ -103,7 +103,7 @@ _ALL: Final[tuple[Found, ...]] = (
     Found(
         "type of a newer version",
         "offline",
-        lambda: mend_log(_bare(FrameType.STAGE, b"\xa0").replace(b"\x13", b"\x14", 1)),
+        lambda: mend_log(_bare(FrameType.STAGE, b"\xa0").replace(b"\x13", b"\x7f", 1)),
     ),
     Found(
         "nothing vouched for behind bad bytes",

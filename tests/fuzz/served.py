@@ -269,6 +269,9 @@ def _requests() -> list[bytes]:
         _request(b"GET /v0/topics/orders/records?match=t%2A&to_ts=9", b"", b"accept-encoding: gzip;q=0.5"),
         b"POST /v0/topics/orders?stage=s1 HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-ndjson\r\n"
         b"transfer-encoding: chunked\r\n\r\n" + chunked,
+        b"POST /v0/topics/orders?tag=t&meta=%7B%22k%22%3A%22v%22%7D&fence=null HTTP/1.1\r\nhost: a\r\n"
+        b'content-type: Image/Png; a="b c"\r\ncontent-length: 3\r\n\r\n\x00\xff\n'
+        + _request(b"GET /v0/topics/orders/records/1", b"", b"accept: image/*, */*;q=0.5"),
         _request(b"POST /v0/topics/orders/commit", encode({"stages": ["s1"], "idempotency_key": "q/1"})),
         _request(b"GET /v0/topics?prefix=o&page_size=1&cursor=dDphYQ", b"", b"x-request-id: one", b"origin: http://b"),
         _request(b"OPTIONS /v0/topics/orders") + _request(b"DELETE /v0/topics/copies?if_empty=1"),

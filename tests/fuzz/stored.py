@@ -283,7 +283,7 @@ def _segment_file(kind: str, data: bytes) -> None:
             segment.sealed = sealed
             loaded = load_columns(tiers, segment, segment.first, segment.n)
             assert {len(column) for column in loaded.columns} == {segment.n}
-            tags = load_tags(tiers, segment)
+            tags = load_tags(tiers, segment, segment.n).tags
             for _tag, positions in tags.items():
                 assert all(position < segment.n for position in positions)
 

@@ -17,7 +17,7 @@ from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.engine.operations.export import Export, ExportRequest
 from topics.engine.record_columns import columns_of
-from topics.errors import ApiError, invalid, router_not_found, topic_not_found
+from topics.errors import ApiError, invalid, record_not_found, router_not_found, topic_not_found
 from topics.log.tag_match import TagMatch, parse_match
 from topics.log.topic_config import resolve_config
 from topics.model import (
@@ -27,6 +27,7 @@ from topics.model import (
     ClaimRequest,
     ClaimResult,
     CommitResult,
+    Conditions,
     DeleteResult,
     HeldRequest,
     HeldResult,
@@ -78,6 +79,7 @@ class FakeTopic:
     records: list[dict[str, Any]] = field(default_factory=list)
     head_seq: int = 0
     stages: dict[str, list[CheckedAppend]] = field(default_factory=dict)
+    fences: dict[str, int] = field(default_factory=dict)
 
 
 class FakeEngine:
@@ -128,14 +130,16 @@ class FakeEngine:
                 catch_up="catch_up",
             ),
             appends=part(append="append"),
-            reads=part(read="read"),
+            reads=part(read="read", record="record"),
             exports=part(open="export"),
             deletions=part(delete_records="delete_records"),
             stages=part(append="stage", delete="delete_stage"),
             stage_commits=part(commit="commit_stages"),
+            fence_removals=part(remove="remove_fence"),
+            topic_seals=part(seal="seal"),
             queues=part(
                 claim="claim",
-                has_window="has_window",
+                window_ms="window_ms",
                 ready_jobs="ready_jobs",
                 give_back="give_back",
                 ack="ack",
@@ -342,6 +346,13 @@ class FakeEngine:
             lag=topic.head_seq - last,
         )
 
+    async def record(self, name: str, seq: int, perf: Performance) -> bytes:
+        await self._enter()
+        for record in self._topic(name).records:
+            if record["$seq"] == seq:
+                return msgspec.json.encode(record)
+        raise record_not_found(name, seq, "not_yet")
+
     async def export(self, name: str, request: ExportRequest) -> Export:
         await self._enter()
         self._topic(name)
@@ -365,7 +376,13 @@ class FakeEngine:
         return StageResult(topic=topic, stage=stage, count=count, created=created, deduped=False)
 
     async def commit_stages(
-        self, topic: str, stages: Sequence[str], idempotency_key: str, perf: Performance
+        self,
+        topic: str,
+        stages: Sequence[str],
+        idempotency_key: str,
+        perf: Performance,
+        *,
+        conditions: Conditions | None = None,
     ) -> CommitResult:
         await self._enter()
         known = self._topic(topic)
@@ -383,15 +400,32 @@ class FakeEngine:
         known = self.topics.get(topic)
         return known is not None and known.stages.pop(stage, None) is not None
 
+    async def remove_fence(self, topic: str, fence: str, perf: Performance) -> bool:
+        await self._enter()
+        return self._topic(topic).fences.pop(fence, None) is not None
+
+    async def seal(self, topic: str) -> int:
+        await self._enter()
+        return min(1, len(self._topic(topic).records))
+
     async def delete_records(
-        self, name: str, before_seq: int | None, match: TagMatch | None, perf: Performance
+        self,
+        name: str,
+        before_seq: int | None,
+        match: TagMatch | None,
+        perf: Performance,
+        *,
+        after_seq: int | None = None,
+        before_ts: int | None = None,
     ) -> DeleteResult:
         await self._enter()
         topic = self._topic(name)
         kept = [
             record
             for record in topic.records
-            if (before_seq is not None and record["$seq"] >= before_seq)
+            if (after_seq is not None and record["$seq"] <= after_seq)
+            or (before_ts is not None and record["$ts"] >= before_ts)
+            or (before_seq is not None and record["$seq"] >= before_seq)
             or (match is not None and not match.matches(record.get("$tag")))
         ]
         deleted = len(topic.records) - len(kept)
@@ -415,8 +449,8 @@ class FakeEngine:
         ]
         return ClaimResult(jobs, 5)
 
-    def has_window(self, name: str) -> bool:
-        return False
+    def window_ms(self, name: str) -> int:
+        return 0
 
     async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
         await self._enter()

@@ -130,3 +130,16 @@ def test_a_front_that_passes_holes_leaves_their_reasons_behind() -> None:
     assert (lost.evict_floor, lost.holes) == (15, None)
     assert [lost.reason_from(first) for first in (8, 9, 13)] == ["mixed", "mixed", "cap"]
     assert losses.Losses.load(lost.dump() | {"evict_floor": 15}, RecordIndex()).dump() == lost.dump()
+
+
+def test_each_missing_record_has_the_reason_why_it_is_missing() -> None:
+    log = log_of(12)
+    log.delete_seqs([2, 6, 9])
+    log.add_hole(5, 7, "corrupt")
+    log.add_hole(13, 14, "lost")
+    reasons = [log.losses.why_missing(seq, log.earliest_seq) for seq in (2, 5, 6, 7, 9, 13, 14)]
+    assert reasons == ["deleted", "corrupt", "deleted", "corrupt", "deleted", "lost", "lost"]
+    log.evict_below(4, "ttl")
+    log.evict_below(9, "cap")
+    reasons = [log.losses.why_missing(seq, log.earliest_seq) for seq in range(1, 10)]
+    assert reasons == ["ttl", "deleted", "ttl", "corrupt", "corrupt", "deleted", "corrupt", "cap", "deleted"]

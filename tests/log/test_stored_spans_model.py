@@ -18,7 +18,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from tests.log.logs import tiny_limits
 from tests.log.stored_logs import Disk, Driven, Segment, T
-from tests.log.test_topic_log_model import BATCH, PLACE, TopicLogMachine, everything
+from tests.log.test_topic_log_model import BATCH, DELETED, LIVE, PLACE, TopicLogMachine, everything
 from topics.log.dumped_spans import grow_dump
 from topics.log.frame_ranges import FrameRange, locate
 from topics.log.record_index import RawRun
@@ -299,6 +299,22 @@ class StoredMachine(TopicLogMachine):
                 span = log.stored.at(seq)
                 assert span is not None
                 assert not span.loaded
+
+    @invariant()
+    def a_missing_record_has_its_reason(self) -> None:
+        """Likewise; and what was deleted in spans that were not loaded may count as lost."""
+        losses, model = self.driven.log.losses, self.model
+        for seq, it in model.seqs.items():
+            if it.fate == LIVE:
+                continue
+            try:
+                reason = losses.why_missing(seq, model.earliest)
+            except NotLoaded:
+                continue
+            if seq >= model.evict_floor or (it.fate == DELETED and not self.driven.forgetful):
+                assert reason == it.fate
+            else:
+                assert reason in model.lost(seq, model.evict_floor - 1) or reason == it.fate == DELETED
 
     def teardown(self) -> None:
         for from_seq in self.starts():

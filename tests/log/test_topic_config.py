@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from topics.config import ConfigError, load_settings
 from topics.errors import ApiError
 from topics.log.topic_config import config_from_wire, config_to_wire, resolve_config
 from topics.model import TopicConfig, TopicConfigPatch
@@ -121,3 +122,34 @@ def test_a_config_from_disk_may_lack_fields_and_have_unknown_ones() -> None:
 def test_a_config_from_disk_with_a_wrong_type_is_an_error() -> None:
     with pytest.raises(ValueError, match="topic config"):
         config_from_wire({"ttl_ms": "9"})
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("segment_max_events", 1, 1_000_000),
+        ("segment_max_bytes", 1024, 1 << 30),
+        ("segment_max_age_ms", 0, 365 * 86_400_000),
+    ],
+)
+def test_a_limit_of_segments_has_the_range_of_the_setting_of_the_daemon(field: str, least: int, most: int) -> None:
+    environment = f"TOPICS_{field.upper()}"
+    for value in (least, most):
+        config = resolve(**{field: value})
+        assert getattr(config, field) == value
+        assert config_from_wire(config_to_wire(config)) == config
+        assert getattr(load_settings({environment: str(value)}), field) == value
+        assert resolve(config, **{field: None}) == TopicConfig()
+    for value in (least - 1, most + 1):
+        with pytest.raises(ApiError) as caught:
+            resolve(**{field: value})
+        assert (caught.value.status, caught.value.detail["field"]) == (400, field)
+        with pytest.raises(ConfigError):
+            load_settings({environment: str(value)})
+
+
+def test_fields_that_most_topics_lack_are_not_on_disk() -> None:
+    """Parts of topics without them are byte for byte what they were before there were such fields."""
+    later = {"schema", "segment_max_events", "segment_max_bytes", "segment_max_age_ms"}
+    assert set(config_to_wire(TopicConfig())) == set(TopicConfig.__struct_fields__) - later
+    assert config_to_wire(resolve(segment_max_age_ms=0))["segment_max_age_ms"] == 0

@@ -362,6 +362,18 @@ class TopicLogMachine(RuleBasedStateMachine):
             if seq in live:
                 assert self.log.index.ts_of(seq) == self.model.seqs[seq].ts
 
+    @invariant()
+    def a_missing_record_has_its_reason(self) -> None:
+        log, model = self.log, self.model
+        for seq, it in model.seqs.items():
+            if it.fate == LIVE:
+                continue
+            reason = log.losses.why_missing(seq, log.earliest_seq)
+            if it.fate == DELETED or seq >= model.evict_floor:
+                assert reason == it.fate
+            else:
+                assert reason in model.lost(seq, model.evict_floor - 1)
+
     def starts(self) -> range:
         """Where reading begins in the end: everywhere, but of a long log at a sample, as each reads the rest."""
         stride = 1 + self.model.head // 40

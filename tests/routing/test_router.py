@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import ApiError
+from topics.filters.record_filter import parse_filter
 from topics.log.tag_match import TagMatch
 from topics.model import RouterPatch
 from topics.routing.router import RouterConfig, resolve_router, router_from_wire, router_to_wire
+
+FILTERS = [parse_filter('["node","Eq","n"]'), parse_filter('["data","/a","Gt",9007199254740992.5]')]
 
 configs = st.builds(
     RouterConfig,
@@ -22,6 +25,7 @@ configs = st.builds(
     preserve_tag=st.booleans(),
     create_dest=st.booleans(),
     filter=st.none() | st.builds(TagMatch, st.text(), prefix=st.booleans()),
+    record_filter=st.none() | st.sampled_from(FILTERS),
     allow_cycle=st.booleans(),
     guarantee=st.sampled_from(["at_least_once", "exactly_once"]),
     start=st.sampled_from(["tail", "earliest"]),
@@ -88,7 +92,7 @@ def test_a_creation_takes_every_field() -> None:
         ({"source": "a", "dest": ""}, "dest"),
         ({"source": "a", "dest": "b\n"}, "dest"),
         ({"source": "a", "dest": "a"}, "dest"),
-        ({"source": "a", "dest": "b", "filter": ["node", "Eq", "x"]}, "filter"),
+        ({"source": "a", "dest": "b", "filter": ["node", "Ne", "x"]}, "filter[1]"),
         ({"source": "a", "dest": "b", "filter": False}, "filter"),
         ({"source": "a", "dest": "b", "guarantee": "at_most_once"}, "guarantee"),
         ({"source": "a", "dest": "b", "guarantee": None}, "guarantee"),
@@ -106,6 +110,18 @@ def test_an_update_replaces_what_is_present_and_keeps_the_rest() -> None:
     assert updated == RouterConfig(
         source="a", dest="b", filter=TagMatch("x", prefix=False), guarantee="exactly_once", allow_cycle=True
     )
+
+
+def test_a_filter_that_is_no_match_takes_its_place_and_gives_it_back() -> None:
+    wanted = ["data", "/total", "Ge", 10.5]
+    current = resolve(source="a", dest="b", filter="x")
+    filtered = resolve(current, filter=wanted)
+    assert (filtered.filter, filtered.record_filter) == (None, parse_filter('["data","/total","Ge",10.5]'))
+    assert router_from_wire(router_to_wire(filtered)) == filtered
+    assert resolve(filtered, preserve_tag=False).record_filter == filtered.record_filter
+    again = resolve(filtered, filter=["tag", "Glob", "x*"])
+    assert (again.filter, again.record_filter) == (TagMatch("x", prefix=True), None)
+    assert resolve(filtered, filter=None).record_filter is None
 
 
 def test_a_filter_is_taken_away_by_null_and_not_by_silence() -> None:
@@ -145,7 +161,11 @@ def test_a_config_comes_back_from_its_wire_form(config: RouterConfig) -> None:
 @given(configs, configs)
 def test_an_update_with_every_field_keeps_topics_and_start_only(current: RouterConfig, other: RouterConfig) -> None:
     fields = router_to_wire(other) | {"source": current.source, "dest": current.dest}
-    updated = resolve(current, start=fields.pop("from"), **fields)
+    patch = {name: value for name, value in fields.items() if name not in ("from", "record_filter")}
+    if other.record_filter is not None:
+        patch["filter"] = other.record_filter
+        fields["filter"] = None
+    updated = resolve(current, start=fields["from"], **patch)
     assert router_to_wire(updated) == fields | {"from": current.start}
 
 
@@ -163,6 +183,8 @@ def test_a_missing_key_has_its_default_and_an_unknown_one_is_ignored() -> None:
         {"source": "a", "dest": 1},
         {"source": "a", "dest": "b", "preserve_node": 1},
         {"source": "a", "dest": "b", "filter": 7},
+        {"source": "a", "dest": "b", "record_filter": 7},
+        {"source": "a", "dest": "b", "record_filter": '["tag"]'},
         {"source": "a", "dest": "b", "filter": ["tag", "Glob", "x"]},
         {"source": "a", "dest": "b", "guarantee": "never"},
         {"source": "a", "dest": "b", "from": None},

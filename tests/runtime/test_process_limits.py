@@ -65,6 +65,14 @@ def test_connections_leave_a_share_of_the_descriptors(files: int | None, connect
     assert process_limits.most_connections(files) == connections
 
 
+@pytest.mark.parametrize(
+    ("files", "wanted", "connections"),
+    [(1024, 100, 100), (1024, 768, 768), (1024, 5000, 768), (None, 5000, 5000), (None, 0, None)],
+)
+def test_fewer_connections_can_be_asked_for(files: int | None, wanted: int, connections: int | None) -> None:
+    assert process_limits.most_connections(files, wanted) == connections
+
+
 def test_the_number_of_memory_pools_can_be_limited() -> None:
     assert process_limits.limit_arenas(2)
 

@@ -714,8 +714,7 @@ class SimFs:
         rng = random.Random(f"{kind} {seed}")
         born = SimFs(seed, journal=journal, capacity=self.capacity, inodes=self.inodes)
         born._state = self._state.after_machine_crash(kind, rng)
-        born._boot = self._boot + 1
-        born._mounts = self._mounts + 1
+        born._boot = self._boot + 1  # and the mounts are counted anew: their names are unique in one boot only
         born._salts = self._salts
         return born
 
@@ -723,7 +722,7 @@ class SimFs:
         """What the next process finds after a SIGKILL now, and after the file system was unmounted, with the disk
         refusing some of what was to be written by that, and mounted again: as after a crash, but in the same boot."""
         born = self.after_machine_crash(kind, seed, journal=journal)
-        born._boot, born.seed = self._boot, self.seed
+        born._boot, born._mounts, born.seed = self._boot, self._mounts + 1, self.seed
         return born
 
     def after_process_kill(self, *, journal: list[Op] | None = None) -> SimFs:

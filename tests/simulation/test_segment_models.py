@@ -7,6 +7,7 @@ few seeds of every day: `SEGMENT_SEEDS=1000:1400 pytest tests/simulation/test_se
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 from contextlib import suppress
@@ -24,11 +25,13 @@ from tests.simulation.segment_model import Row, TopicModel, compare, slots_of
 from tests.simulation.world import COLD, ROOT, Life, World, settings
 from topics.config import Settings
 from topics.errors import ApiError
+from topics.filters.record_filter import parse_filter
 from topics.log.tag_match import TagMatch
 from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, TopicConfigPatch
 from topics.storage.cache import index_cache
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.segments import tag_directory
 from topics.storage.segments.segment_format import MIN_FRAME_BYTES
 
 TAGS = ["a", "ab", "abc", "b", "b*", "c:1", "c:2", "é"]
@@ -38,8 +41,9 @@ TTL_MS = 20_000
 
 @pytest.fixture(autouse=True)
 def _tiny_index_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for the columns of two segments or so."""
+    """Room for the columns of two segments or so; tags are read by parts."""
     monkeypatch.setattr(index_cache, "LEAST_BYTES", 600)
+    monkeypatch.setattr(tag_directory, "PART_NAMES", 2)
 
 
 def tiny(rng: random.Random, **changes: Any) -> Settings:
@@ -424,8 +428,12 @@ class Crowd:
             known, gone = set(self.sent), set(self.gone)
             start = position = rng.choice([0, 0, rng.randint(0, max(self.sent, default=0))])
             seen: dict[int, bytes] = {}
+            match = rng.choice([None, TagMatch(rng.choice(TAGS), prefix=rng.random() < 0.3)])
+            wanted = parse_filter(json.dumps(match.to_wire())) if match is not None else None
             while True:
-                request = ReadRequest(from_seq=position, limit=rng.choice([3, 20, 1000]), include_tags=True)
+                request = ReadRequest(
+                    from_seq=position, limit=rng.choice([3, 20, 1000]), include_tags=True, filter=wanted
+                )
                 result = await self.life.engine.reads.read("t", request, Performance())
                 assert result.tombstone is None, f"{result.tombstone} at {position}"
                 rows = msgspec.json.decode(b"[" + result.records + b"]", type=list[Row])
@@ -433,7 +441,9 @@ class Crowd:
                 position = result.next_from_seq
                 if result.caught_up:
                     break
-            missed = {seq for seq in known if seq > start} - set(seen) - set(self.dead)
+            assert match is None or all(match.matches(self.tags.get(seq, match.pattern)) for seq in seen)
+            known = {seq for seq in known if seq > start and (match is None or match.matches(self.tags[seq]))}
+            missed = known - set(seen) - set(self.dead)
             assert not missed, f"live records {sorted(missed)} were not delivered"
             assert not gone & set(seen), f"deleted records {sorted(gone & set(seen))} were delivered"
             assert all(self.sent.get(seq, data) == data for seq, data in seen.items())

@@ -287,7 +287,7 @@ async def dropped(life: Life, script: Script) -> None:
     await trio.sleep(61)
     await script.stage(life, "c", [20])
     script.history.append(("deleting", "b"))
-    life.engine.expire_stages()
+    life.engine.expire_unused()
     await trio.sleep(1)
     assert len(life.engine.registry.stages) == 1
     await script.commit(life, "q/1", "c")

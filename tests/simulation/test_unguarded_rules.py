@@ -28,6 +28,7 @@ from tests.storage.offline.test_verify import damage
 from topics.errors import ApiError
 from topics.model import RouterPatch
 from topics.runtime.offload import Pool
+from topics.storage.maintenance.segment_rewrite import Replacement
 from topics.storage.recovery.recovered_state import shard_of
 from topics.storage.snapshots.snapshot import decode_part
 from topics.storage.wal.frames import FrameType
@@ -323,6 +324,38 @@ def test_a_segment_that_was_written_anew_says_what_was_deleted_from_it() -> None
     assert damage(world.fs.after_process_kill()) == []
     view = see(world)["a"]
     assert (sorted(view.records), view.gaps) == ([4, 8], [])
+
+
+def test_rule_12_a_cold_segment_that_is_written_anew_keeps_what_was_deleted_since_its_part_was_made() -> None:
+    """A deletion comes right before the reclaimer looks at the segment, and is never synced. For a hot segment the sync
+    of the removed names would sync it, because that covers the whole data directory."""
+
+    async def script(life: Life, client: Client) -> None:
+        await client.create("a", durability="disk")
+        await client.append("a", 2, tag="x")
+        await client.append("a", 1, tag="y")
+        await client.append("a", 1)
+        await client.append("a", 4)
+        for _ in range(2):
+            await life.compactor.checkpoint()
+        await life.relocator.pass_over()
+        await client.delete("a", match=exactly("x"))
+        await life.compactor.checkpoint()
+        prepare = life.reclaimer._prepare
+
+        async def prepared(*args: Any) -> Replacement | None:
+            life.fs.inject(Fault(error=errno.EIO, name="fdatasync", path="*/wal/*", times=None))
+            await client.delete("a", match=exactly("y"))
+            return await prepare(*args)
+
+        life.reclaimer._prepare = prepared  # type: ignore[assignment, method-assign]
+        with pytest.raises(ApiError):  # the log has failed
+            await life.reclaimer.pass_over()
+
+    config: dict[str, Any] = {"segment_max_events": 4, "hot_retain_segments": 0, "cold_dir": Path("/cold")}
+    view = see(lived(script, **config, rewrite_live_ratio=0.8).after("drop"))["a"]
+    assert sorted(view.records) == [3, 4, 5, 6, 7, 8]
+    assert not [gap for gap in view.gaps if gap[0] <= 8]
 
 
 @pytest.mark.parametrize("after", ["relocation", "deletion"])

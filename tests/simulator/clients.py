@@ -7,8 +7,8 @@ something. Once the machine is dead nobody is told anything any more.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -16,21 +16,23 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from tests.engine.delivery.client import Connection, Frame, Streams
 from tests.simulation import forgery
-from tests.simulation.disk import SimCrash
-from tests.simulation.model import Record, canonical, numbered, view_of
+from tests.simulation.model import numbered, view_of
 from tests.simulation.world import Life
-from tests.simulator.known import Batch, Commit, Instance, Lease, Stage, broken, promise_of
+from tests.simulator.caller import Memory, exported
+from tests.simulator.consumer_steps import ConsumerSteps
+from tests.simulator.known import Batch, Commit, Instance, Lease, Stage, promise_of
 from tests.simulator.plan import Actor
+from tests.simulator.transactions import Transaction
 from tests.simulator.truth import Truth
-from topics.engine.operations.export import ExportEnd, ExportRequest
 from topics.errors import ApiError
 from topics.log.tag_match import TagMatch
 from topics.model import (
     AppendRequest,
     CheckedAppend,
     ClaimRequest,
+    Conditions,
+    Fence,
     HeldRequest,
     HeldResult,
     Job,
@@ -38,8 +40,7 @@ from topics.model import (
     RecordIn,
     RouterPatch,
     TopicConfigPatch,
-    WatchRequest,
-    WatchStart,
+    TransactionRequest,
 )
 
 WINDOW_MS: Final = 100_000
@@ -47,19 +48,6 @@ WINDOW_MS: Final = 100_000
 
 REPEATS: Final = 6
 """Keys that an owner remembers, and leases that a worker does."""
-
-
-class Memory:
-    """What actors remember from one life to the next."""
-
-    def __init__(self) -> None:
-        self.keyed: dict[str, list[tuple[Batch, str]]] = {}
-        self.leases: dict[str, list[Lease]] = {}
-        self.filling: dict[str, dict[str, Stage]] = {}
-        self.commits: dict[str, list[Commit]] = {}
-        self.names: int = 0
-        self.positions: dict[str, dict[str, tuple[Instance, int]]] = {}
-        """How far watchers have got."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +75,14 @@ def _forged(number: int) -> str:
     return (text + "." * 7) * (1200 // len(text.encode()) + 1)
 
 
-class Clients:
+class Clients(ConsumerSteps):
     """The actors of one life."""
 
     def __init__(self, life: Life, truth: Truth, memory: Memory, offset_ms: int) -> None:
-        self.life = life
-        self.engine = life.engine
-        self.truth = truth
-        self.memory = memory
-        self._offset_ms = offset_ms
+        super().__init__(life, truth, memory, offset_ms)
         self._file_holds = trio.Lock()
         self._cold_removal = trio.Lock()
         """What waits for the cold store is a task of its own, as in the daemon."""
-        self.followers: list[Follower] = []
 
     async def run(self, actors: list[Actor]) -> None:
         """All of them, until they are done."""
@@ -112,26 +95,6 @@ class Clients:
             await trio.sleep(step.after / 1000)
             do: Callable[[str, Any], Awaitable[None]] = getattr(self, f"do_{step.do}")
             await do(actor.name, step.what)
-
-    def now(self) -> int:
-        """Time that no step moves, over all lives, ms."""
-        return self._offset_ms + self.life.clock.monotonic_ms()
-
-    def _alive(self) -> None:
-        """Nobody is told anything by a dead machine."""
-        if self.life.fs.dead:
-            raise SimCrash("the machine is dead")
-
-    @contextmanager
-    def _refusable(self) -> Iterator[None]:
-        """The body asks for something, and may be refused."""
-        with suppress(ApiError):
-            yield
-        self._alive()
-
-    def _is(self, instance: Instance) -> bool:
-        """Whether a topic is still this instance of it."""
-        return instance.deletion == "no" and self.truth.latest(instance.name) is instance
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -149,6 +112,7 @@ class Clients:
     async def _put(self, name: str, patch: Mapping[str, Any]) -> None:
         instance, asked = self.truth.current(name), self.truth.tick()
         self.truth.config_asked(instance, patch)
+        self.truth.consumers_of(instance).note(self._head(instance))
         try:
             config, _ = await self.engine.topic_lifecycle.put(name, TopicConfigPatch(**patch))
         except ApiError as error:
@@ -157,6 +121,7 @@ class Clients:
                 self.truth.config_refused(instance)
             return
         self._alive()
+        self.truth.consumers_of(instance).note(self._head(instance))
         self.truth.config_answered(instance, config, self.engine.registry.topics[name].id, asked)
         await self._synced(instance)
 
@@ -204,15 +169,32 @@ class Clients:
             keyed = self.memory.keyed.setdefault(instance.name, [])
             keyed.append((batch, batch.key))
             del keyed[:-REPEATS]
-        await self._append(batch)
+        await self._append(batch, self._conditions(instance, what))
         await self._synced(instance)
 
-    async def _append(self, batch: Batch) -> None:
-        request = AppendRequest(records=list(batch.records), idempotency_key=batch.key, create=False)
+    def _conditions(self, instance: Instance, what: Mapping[str, Any]) -> Conditions | None:
+        """What the append expects: the head as it is now, which others may move meanwhile, or a fence."""
+        topic = self.engine.registry.topics.get(instance.name)
+        if topic is not None and what.get("expects") == "head":
+            return Conditions(topic.assigned)
+        return Conditions(fence=Fence("f", what["token"])) if "token" in what else None
+
+    async def _append(self, batch: Batch, conditions: Conditions | None = None) -> None:
+        request = AppendRequest(
+            records=list(batch.records), idempotency_key=batch.key, create=False, conditions=conditions
+        )
         with self._refusable():
-            result = await self.engine.appends.append(batch.instance.name, request, Performance())
+            try:
+                result = await self.engine.appends.append(batch.instance.name, request, Performance())
+            except ApiError as error:
+                self._alive()
+                if conditions is not None and error.code in ("condition_failed", "fenced"):
+                    self.truth.condition_failed(batch, conditions, error)
+                raise
             self._alive()
             if self._is(batch.instance):
+                if conditions is not None and not result.deduped:
+                    self.truth.condition_held(batch, conditions, result.first_seq)
                 self.truth.append_answered(batch, result.first_seq, result.count, deduped=result.deduped)
 
     async def do_burst(self, actor: str, what: Mapping[str, Any]) -> None:
@@ -228,16 +210,72 @@ class Clients:
                 self.truth.repeat_asked(batch)
                 await self._append(batch)
 
+    async def do_transaction(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Append to several topics, all or none; with a key, so that it can be repeated."""
+        appends = [(one, self.truth.latest(one["topic"])) for one in what["appends"]]
+        wanted = [(one, instance) for one, instance in appends if instance is not None and instance.options]
+        if len(wanted) < 2:
+            return
+        batches = []
+        for one, instance in wanted:
+            numbers, records = self._records(one)
+            batches.append(self.truth.append_asked(instance, records, numbers))
+        conditions = [self._conditions(instance, one) for one, instance in wanted]
+        transaction = self.truth.transaction_asked(batches, conditions)
+        if what["key"]:
+            transaction.key, transaction.sent_ms = f"transaction-{batches[0].numbers[0]}", self.now()
+            self.memory.transactions.append(transaction)
+            del self.memory.transactions[:-REPEATS]
+        await self._transact(transaction)
+        for batch in batches:
+            await self._synced(batch.instance)
+
+    async def do_repeat_transaction(self, _actor: str, _what: Mapping[str, Any]) -> None:
+        """Send a transaction again under its key."""
+        for transaction in self.memory.transactions[-2:]:
+            instances = [batch.instance for batch in transaction.batches]
+            forgets = any("ephemeral" in instance.ever for instance in instances) or self.truth.clock_moved
+            if all(map(self._is, instances)) and self.now() - transaction.sent_ms < WINDOW_MS and not forgets:
+                self.truth.transaction_repeated(transaction)
+                await self._transact(transaction)
+
+    async def _transact(self, transaction: Transaction) -> None:
+        batches = transaction.batches
+        request = TransactionRequest(
+            topics=[batch.instance.name for batch in batches],
+            appends=[
+                AppendRequest(records=list(batch.records), create=False, conditions=conditions)
+                for batch, conditions in zip(batches, transaction.conditions, strict=True)
+            ],
+            idempotency_key=transaction.key,
+        )
+        with self._refusable():
+            try:
+                result = await self.engine.transactions.append(request, Performance())
+            except ApiError as error:
+                self._alive()
+                if error.status < 500 and all(self._is(batch.instance) for batch in batches):
+                    self.truth.transaction_refused(transaction, error)
+                raise
+            self._alive()
+            for batch, conditions, one in zip(batches, transaction.conditions, result.appends, strict=True):
+                if not self._is(batch.instance):
+                    continue
+                if conditions is not None and not result.deduped:
+                    self.truth.condition_held(batch, conditions, one.first_seq)
+                self.truth.append_answered(batch, one.first_seq, one.count, deduped=result.deduped)
+
     async def do_delete(self, _actor: str, what: Mapping[str, Any]) -> None:
-        """Delete what is before some place, or what has some tag."""
+        """Delete what is before some place, or what has some tag; what is behind another place, or all of it."""
         instance = self.truth.latest(what["topic"])
         if instance is None or not instance.options or instance.name not in self.engine.registry.topics:
             return
         before = int(what["share"] * instance.head) + 1 if "share" in what else None
+        after = int(what["above"] * instance.head) if "above" in what else None
         match = TagMatch(what["tag"], prefix=what["prefix"]) if "tag" in what else None
-        deletion = self.truth.deletion_asked(instance, before, match)
+        deletion = self.truth.deletion_asked(instance, before, match, after)
         with self._refusable():
-            await self.engine.deletions.delete_records(instance.name, before, match, Performance())
+            await self.engine.deletions.delete_records(instance.name, before, match, Performance(), after_seq=after)
             self._alive()
             topic = self.engine.registry.topics.get(instance.name)
             if topic is not None and self._is(instance):
@@ -488,48 +526,6 @@ class Clients:
             with self._refusable():
                 await self.engine.stages.delete(stage.instance.name, stage.name)
 
-    # -- watching ----------------------------------------------------------------------------------------------------
-
-    async def do_watch(self, actor: str, what: Mapping[str, Any]) -> None:
-        """Watch topics for some time, from where this actor has got to."""
-        positions = self.memory.positions.setdefault(actor, {})
-        starts, followers = {}, {}
-        for name in what["topics"]:
-            instance = self.truth.latest(name)
-            if instance is None or not instance.created or name not in self.engine.registry.topics:
-                continue
-            known, position = positions.get(name, (instance, 0))
-            position = position if known is instance else 0
-            starts[name] = WatchStart(from_seq=position)
-            followers[name] = Follower(self.truth, instance, position)
-        if not starts:
-            return
-        self.followers += followers.values()
-        async with trio.open_nursery() as nursery:
-            with self._refusable():
-                asked = WatchRequest(topics=starts, include_tags=True, strong=what.get("strong", False))
-                session, _ = self.engine.watch_sessions.open(asked)
-                streams = Streams(self.life, nursery)  # type: ignore[arg-type]
-                connection = await streams.connect(
-                    session, stopped=what["slow"], on_frame=lambda got: self._arrived(followers, got.frame)
-                )
-                await self._watch(connection, what)
-            nursery.cancel_scope.cancel()
-        for name, follower in followers.items():
-            positions[name] = follower.instance, follower.position
-
-    async def _watch(self, connection: Connection, what: Mapping[str, Any]) -> None:
-        if what["slow"]:
-            await trio.sleep(what["ms"] / 1000)
-            connection.go_on_reading()
-        await trio.sleep(what["ms"] / 1000)
-        connection.cut()
-
-    def _arrived(self, followers: Mapping[str, Follower], frame: Frame) -> None:
-        self._alive()
-        if frame.topic in followers:
-            followers[frame.topic].take(frame)
-
     # -- the daemon's own work ---------------------------------------------------------------------------------------
 
     async def do_checkpoint(self, _actor: str, _what: Mapping[str, Any]) -> None:
@@ -556,84 +552,13 @@ class Clients:
 
     async def do_expire(self, _actor: str, _what: Mapping[str, Any]) -> None:
         """As housekeeping does."""
-        self.engine.expire_stages()
+        for name, topic in self.engine.registry.topics.items():
+            instance = self.truth.latest(name)
+            if instance is not None and instance.epoch == topic.id:
+                self.truth.consumers_of(instance).note(topic.log.head_seq)
+        self.engine.expire_unused()
 
     async def do_clock(self, _actor: str, what: Mapping[str, Any]) -> None:
         """Set the wall clock."""
         self.truth.stepped = True
         self.life.clock.step(what["ms"])
-
-
-class Follower:
-    """One topic of one watcher: ranges and gaps follow one another, and what is passed over was asked to go."""
-
-    def __init__(self, truth: Truth, instance: Instance, position: int) -> None:
-        self.truth = truth
-        self.instance = instance
-        self.position = position
-        self.silent: set[int] = set()
-        self.over = False
-
-    def take(self, frame: Frame) -> None:
-        """The next frame. Raises Broken."""
-        if self.over:
-            return
-        if frame.kind == "topic_deleted" or not self._is_current():
-            self.over = True
-        elif frame.kind == "record":
-            self._records(frame)
-        elif frame.kind == "tombstone":
-            self._tombstone(frame)
-        elif frame.kind == "caught_up":
-            self._pass_over(frame.head_seq)
-
-    def _is_current(self) -> bool:
-        return self.truth.latest(self.instance.name) is self.instance and self.instance.deletion == "no"
-
-    def _records(self, frame: Frame) -> None:
-        if frame.from_seq != self.position:
-            broken(f"{self.instance.name}: a watcher at {self.position} is told of what is after {frame.from_seq}")
-        for sent in frame.records:
-            if sent.seq <= self.position:
-                broken(f"{self.instance.name}: a watcher at {self.position} is given seq {sent.seq}")
-            self._pass_over(sent.seq - 1)
-            self.position = sent.seq
-            self.truth.delivered(self.instance, sent.seq, sent.ts, msgspec.json.decode(sent.data)["n"])
-        self._pass_over(frame.to_seq)
-
-    def _tombstone(self, frame: Frame) -> None:
-        if frame.reason == "recreated":
-            self.position = frame.earliest_seq - 1
-            return
-        if frame.gap_from <= self.position:
-            broken(f"{self.instance.name}: a watcher at {self.position} is told of a gap from {frame.gap_from}")
-        self._pass_over(frame.gap_from - 1)
-        self.position = frame.gap_to
-
-    def _pass_over(self, to: int) -> None:
-        self.silent.update(range(self.position + 1, to + 1))
-        self.position = max(self.position, to)
-
-    def judge(self) -> None:
-        """All that was asked for is known now: what it was not told of was asked to go."""
-        if not self._is_current():
-            return
-        for seq in self.silent:
-            if not self.instance.may_be_deleted(seq):
-                broken(f"{self.instance.name}: a watcher was told nothing of seq {seq}")
-        self.silent.clear()
-
-
-async def exported(life: Life, name: str) -> tuple[dict[int, Record], list[tuple[int, int, str]], ExportEnd]:
-    """A topic by way of an export: its records, its gaps, and the end. Raises ApiError."""
-    export = await life.engine.exports.open(name, ExportRequest())
-    records: dict[int, Record] = {}
-    gaps: list[tuple[int, int, str]] = []
-    while (piece := await export.next_slice()) is not None:
-        if piece.tombstone is not None:
-            gaps.append((piece.tombstone.gap_from, piece.tombstone.gap_to, piece.tombstone.reason))
-        for line in piece.lines.split(b"\n") if piece.lines else ():
-            row = msgspec.json.decode(line)
-            seq, ts = row.pop("$seq"), row.pop("$ts")
-            records[seq] = Record(seq, ts, row["data"]["n"], canonical(row))
-    return records, gaps, export.end

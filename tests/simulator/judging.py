@@ -18,6 +18,7 @@ from tests.simulator.known import (
     broken,
     survives,
 )
+from tests.simulator.transactions import sums_of
 from topics.log.tag_match import parse_match
 from topics.model import RouterState, TopicConfig
 
@@ -185,14 +186,23 @@ class TopicCase:
         return self.truth.rot > 0 and reason in ("corrupt", "mixed")
 
     def check_absences(self) -> None:
-        """Nothing is away silently that nobody has asked to go; nothing is there and announced to be away."""
+        """Nothing is away silently that nobody has asked to go, but for transactions that are undone; nothing is there
+        and announced to be away."""
+        empty: set[int] = set()
         for seq in range(1, self.view.head + 1):
             reason = self.view.gap_of(seq)
             if seq in self.view.records:
                 if reason is not None:
                     self.fail(f"seq {seq} is there and {reason}")
             elif reason is None and not self.excused(seq):
-                self.fail(f"seq {seq} is gone silently, and nobody has asked for that")
+                if seq in self.instance.at:
+                    self.fail(f"seq {seq} is gone silently, and nobody has asked for that")
+                empty.add(seq)
+        found = {record.data for record in self.view.records.values()}
+        undone = [batch for batch in self.instance.undecided() if found.isdisjoint(batch.numbers)]
+        if len(empty) not in sums_of(len(batch.numbers) for batch in undone):
+            self.fail(f"seqs {empty} are empty, and nobody has asked for that: {[one.numbers for one in undone]}")
+        self.instance.undone |= empty
 
     def check_tombstones(self) -> None:
         """No tombstone without a loss that is possible, of the kind that it says."""
@@ -256,6 +266,7 @@ class TopicCase:
             if commit.answer is None and found.isdisjoint(commit.most()):
                 continue
             loose = self.instance.retained or self.instance.deletions or self.instance.gone or self.truth.rot
+            loose = loose or self.instance.consumed_to
             missing = [number for number in commit.least() if number not in found]
             if missing and not loose:
                 self.fail(f"the commit {commit.key} is there without {missing}")
@@ -305,10 +316,30 @@ def _judge_router(truth: Truth, state: RouterState, start: int, source: View, de
             continue
         if (passes is not None and not passes.matches(tag)) or truth.batch_of[record.data][0].instance is instance:
             continue
-        if instance.deleted_more or any(reason != "source_trim" for _, _, reason in dest.gaps):
+        if instance.deleted_more or instance.consumed_to or any(reason != "source_trim" for _, _, reason in dest.gaps):
             continue
         broken(f"router {state.router}: record {record.data}, seq {seq} of {state.source}, is not in {state.dest}")
+    _judge_consumed(truth, state, there | went)
     truth.checked["arrivals"] += len(source.records)
+
+
+def _judge_consumed(truth: Truth, state: RouterState, arrived: set[int]) -> None:
+    """What the consumers of a source have finished is deleted there when it has been copied."""
+    source, known, plan = truth.latest(state.source), truth.routers[state.router], truth.plans[state.router]
+    assert source is not None
+    if source.retained or "ephemeral" in source.ever:
+        return
+    passes = parse_match(plan["filter"], "filter") if plan["filter"] is not None else None
+    for seq in source.consumed:
+        number = source.at.get(seq)
+        if number is None or source.told[seq] <= known.since:
+            continue
+        batch, i = truth.batch_of[number]
+        if batch.instance is not source or (passes is not None and not passes.matches(batch.records[i].tag)):
+            continue
+        if number not in arrived:
+            broken(f"router {state.router}: record {number}, seq {seq} of {state.source}, was deleted and not copied")
+        truth.checked["consumed and copied"] += 1
 
 
 def judge_salvaged(truth: Truth, views: Mapping[str, View]) -> None:

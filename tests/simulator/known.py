@@ -48,6 +48,8 @@ class Batch:
     sent_ms: int = 0
     unsure: bool = False
     """A restart may have taken it, and its key."""
+    repeated: bool = False
+    """Somebody has sent it again: if it was lost, it may be elsewhere before the answer."""
     again: bool = False
     """It was appended once more, after it had been lost."""
     dead: bool = False
@@ -56,6 +58,8 @@ class Batch:
     """It went to a stage: it is in the topic once that was committed, and where is known of the commit."""
     committing: bool = False
     """Somebody has asked to commit that stage."""
+    is_part: bool = False
+    """It is of a transaction: acked, it survives everything; where that is undone, its seqs stay empty."""
 
     def seqs(self) -> range:
         """Where it is, once that is known."""
@@ -70,13 +74,14 @@ class Deletion:
     match: TagMatch | None
     asked: int
     classes: set[str]
+    after: int = 0
     answered: int | None = None
     head: int | None = None
     """The head when it was answered: it is about nothing behind that."""
 
     def selects(self, seq: int, tag: str | None, *, sure_of_tag: bool) -> bool:
         """Whether it is about this record; about one whose tag nobody knows if it may be."""
-        if self.before is not None and seq >= self.before:
+        if seq <= self.after or (self.before is not None and seq >= self.before):
             return False
         if self.head is not None and seq > self.head:
             return False
@@ -113,9 +118,15 @@ class Instance:
         self.ended: Counter[int] = Counter()
         """Seqs of jobs that somebody may have acked."""
         self.batches: list[Batch] = []
+        self.undone: set[int] = set()
+        """Seqs of transactions that were not there after a restart."""
         self.deleted_more = False
         """A deletion may have taken what nobody was told of."""
         self.head = 0
+        self.consumed_to = 0
+        """Up to where every consumer may have finished, while that was a reason to delete it."""
+        self.consumed: set[int] = set()
+        """Seqs that are away, for which there is no other reason."""
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -170,9 +181,15 @@ class Instance:
             self.gone_since.setdefault(seq, now)
             self.gone[seq] = max(promise, self.gone.get(seq, Promise.NONE))
 
-    def may_be_deleted(self, seq: int) -> bool:
-        """Whether somebody may have asked for this to go."""
-        if seq in self.gone or self.ended[seq] > 0:
+    def undecided(self) -> list[Batch]:
+        """The batches of transactions of which nobody knows whether they are there."""
+        return [batch for batch in self.batches if batch.is_part and not batch.first and not batch.dead]
+
+    def may_be_deleted(self, seq: int, *, consumed: bool = True) -> bool:
+        """Whether somebody may have asked for this to go; or have finished with it, where `consumed` counts."""
+        if seq in self.gone or self.ended[seq] > 0 or seq in self.undone:
+            return True
+        if consumed and seq <= self.consumed_to:
             return True
         sure = seq in self.tags
         return any(deletion.selects(seq, self.tags.get(seq), sure_of_tag=sure) for deletion in self.deletions)
@@ -250,6 +267,8 @@ class RouterFate:
     """How often it may have been made."""
     start: int | None = None
     """Its cursor when it was first answered for."""
+    since: int = 0
+    """When that was."""
     asking: int = 0
     """Requests for it that are not answered."""
     removals: int = 0

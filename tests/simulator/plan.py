@@ -26,6 +26,22 @@ CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
 FORGERIES: Final = 16
 """Tags that hold frames, as `clients` makes them."""
 TAGS: Final = (None, None, "x", "y", "xy")
+FILTERS: Final = (
+    '["tag","Eq","x"]',
+    '["tag","Glob","x*"]',
+    '["tag","In",["xy","y"]]',
+    '["Not",["tag","Glob","*"]]',
+    '["And",["tag","In",["x","y"]],["node","Eq","n"]]',
+    '["Or",["tag","Eq","y"],["tag","Glob","xy*"]]',
+    '["node","Eq","n"]',
+    '["meta","m","Exists",true]',
+    '["Not",["meta","m","Eq","1"]]',
+    '["data","/x","Glob","xxxxxxxxxxxxxxxx*"]',
+    '["data","/missing","Exists",true]',
+    '["And",["data","/n","Ge",0],["tag","Glob","*"]]',
+)
+"""What readers want; besides, numbers of records are compared (`_Maker.wish`)."""
+CONSUMERS: Final = ("one", "two")
 ENDS: Final[tuple[End | Literal["stop"], ...]] = (
     *("stop", "kill", "drop", "keep", "tear", "reorder", "garble", "remount"),
 )
@@ -159,6 +175,15 @@ class _Maker:
         self.seed = seed
         self.random = random.Random(f"plan {seed}")
         self.adversary = random.Random(f"adversary {seed}")
+        self.ranges = random.Random(f"ranges {seed}")
+        self.doubter = random.Random(f"conditions {seed}")
+        self.dealer = random.Random(f"transactions {seed}")
+        self.wishes = random.Random(f"filters {seed}")
+        self.habits = random.Random(f"consumers {seed}")
+        self.consumed = [name for name in PLAIN if self.habits.random() < 0.3]
+        """Topics of which what all consumers have finished is deleted, unless somebody changes that."""
+        self.made = list(PLAIN)
+        """Topics that are made in the first life."""
         self.size = self.random.choice((0.5, 1.0, 1.0, 1.6))
         """How much goes on in a life."""
 
@@ -178,6 +203,7 @@ class _Maker:
             "segment_max_bytes": rng.choice((1000, 2048, 8000)),
             "hot_retain_segments": rng.choice((1, 2)),
             "delivery_workers": rng.choice((1, 2)),
+            "max_scan": self.wishes.choice((1, 3, 20, 10_000)),
         }
         return Plan(self.seed, settings, rng.random() < 0.7, routers, lives)
 
@@ -216,11 +242,18 @@ class _Maker:
             actors.append(self.keeper())
         if rng.random() < 0.2:
             actors.append(self.astronomer())
+        actors += [self.trader(f"trader{i}") for i in range(self.dealer.choice((0, 0, 1, 2)))]
+        actors += [self.picker(f"reader{i}") for i in range(self.wishes.choice((0, 0, 1, 2)))]
+        if number == 0:
+            self.made = [actor.name[0] for actor in actors if actor.name.endswith("-owner")] or list(PLAIN)
+        actors += self.consumers()
         rotten = rng.random() < 0.15
         end = "kill" if rotten else rng.choices(ENDS, END_WEIGHTS)[0]
         crash_at = None
         if end != "stop" and not rotten and rng.random() < 0.75:
             crash_at = int(rng.choice((10, 60, 300)) * rng.random() * (1 + self.size))
+        if end != "stop" and not rotten:
+            self.die(actors)
         return LifePlan(
             actors=actors,
             end=end,
@@ -318,6 +351,10 @@ class _Maker:
             )
         )
 
+    def above(self) -> dict[str, float]:
+        """Where some deletions begin. Drawn by itself, as `hang` is."""
+        return {"above": self.ranges.random()} if self.ranges.random() < 0.4 else {}
+
     def append(self, topic: str) -> Step:
         rng = self.random
         forged = {"forged": self.adversary.randrange(FORGERIES)} if self.adversary.random() < 0.1 else {}
@@ -331,7 +368,14 @@ class _Maker:
             node=rng.choice((None, "n")),
             meta=rng.choice((None, None, {"m": "1"})),
             key=rng.random() < 0.25,
+            **self.condition(),
         )
+
+    def condition(self) -> dict[str, Any]:
+        """What an append expects; nothing of it is drawn from what the rest of the plan is."""
+        if self.doubter.random() < 0.8:
+            return {}
+        return {"expects": "head"} if self.doubter.random() < 0.6 else {"token": self.doubter.randrange(6)}
 
     def owner(self, name: str, number: int) -> Actor:
         """Writes to a topic, deletes from it, changes its config; nobody else does the last."""
@@ -347,9 +391,10 @@ class _Maker:
             if kind == "burst":
                 return self.step("burst", topic=name, writers=rng.choice((2, 4)))
             if kind == "delete":
-                return self.step("delete", topic=name, share=rng.random())
+                return self.step("delete", topic=name, share=rng.random(), **self.above())
             if kind == "match":
-                return self.step("delete", topic=name, tag=rng.choice(("x", "y")), prefix=rng.random() < 0.5)
+                tag, prefix = rng.choice(("x", "y")), rng.random() < 0.5
+                return self.step("delete", topic=name, tag=tag, prefix=prefix, **self.above())
             if kind == "change":
                 return self.step("topic", topic=name, config=self.change())
             if kind == "again":
@@ -357,7 +402,19 @@ class _Maker:
             return self.step(kind, topic=name)
 
         first = [Step("topic", 0, {"topic": name, "config": self.config()})] if number == 0 else []
-        return self.actor(f"{name}-owner", 16, step, first)
+        return self.consuming(name, self.actor(f"{name}-owner", 16, step, first))
+
+    def consuming(self, name: str, owner: Actor) -> Actor:
+        """The same owner, who has what is consumed deleted, or not any more. Drawn by itself, as `hang` is."""
+        for step in owner.steps:
+            makes = step.do == "again" or (step.do == "topic" and step is owner.steps[0])
+            if makes and name in self.consumed:
+                step.what["config"]["retention"] = "consumed"
+        if self.habits.random() < 0.15:
+            config = {"retention": self.habits.choice(("consumed", "limits"))}
+            at = self.habits.randrange(1, len(owner.steps) + 1)
+            owner.steps.insert(at, Step("topic", 0, {"topic": name, "config": config}))
+        return owner
 
     def producer(self, name: str, number: int) -> Actor:
         """The same for a queue, more gently."""
@@ -368,7 +425,7 @@ class _Maker:
             if kind == "append":
                 return self.append(name)
             if kind == "delete":
-                return self.step("delete", topic=name, tag="y", prefix=False)
+                return self.step("delete", topic=name, tag="y", prefix=False, **self.above())
             if kind == "change":
                 change = {"leases_durable": rng.random() < 0.5} if rng.random() < 0.4 else {}
                 return self.step("topic", topic=name, config=change or {"durability": rng.choice(CLASSES)})
@@ -454,6 +511,149 @@ class _Maker:
             )
 
         return self.actor(name, 4, step)
+
+    def trader(self, name: str) -> Actor:
+        """Appends to several topics, all or none. Drawn by itself, as `hang` is."""
+        rng = self.dealer
+
+        def append(topic: str) -> dict[str, Any]:
+            what = {"topic": topic, "count": rng.choice((1, 1, 2, 7)), "size": rng.choice((1, 30, 300, 1500))}
+            expects: dict[str, Any] = {}
+            if rng.random() < 0.15:
+                expects = {"expects": "head"} if rng.random() < 0.5 else {"token": rng.randrange(6)}
+            return {**what, "tag": rng.choice(TAGS), **expects}
+
+        def step() -> Step:
+            after = rng.choice((0, 0, 0, 1, 5, 30, 400))
+            if rng.random() < 0.15:
+                return Step("repeat_transaction", after)
+            chosen = rng.sample((*PLAIN, *PLAIN, *QUEUES), rng.choice((2, 2, 3, 4)))
+            appends = [append(topic) for topic in dict.fromkeys(chosen)]
+            return Step("transaction", after, {"appends": appends, "key": rng.random() < 0.4})
+
+        return Actor(name, [step() for _ in range(rng.randrange(1, max(2, int(10 * self.size))))])
+
+    def wish(self, rng: random.Random) -> str:
+        """A filter."""
+        if rng.random() < 0.4:
+            operator = rng.choice(("Lt", "Le", "Gt", "Ge", "Ne"))
+            return f'["data","/n","{operator}",{rng.randrange(1, 200)}]'
+        if rng.random() < 0.2:
+            return f'["Or",{rng.choice(FILTERS)},["data","/n","In",{sorted(rng.sample(range(1, 200), 40))}]]'
+        return rng.choice(FILTERS)
+
+    def picker(self, name: str) -> Actor:
+        """Reads with a filter: pages, exports, and as a watcher. Drawn by itself, as `hang` is."""
+        rng = self.wishes
+        mine = self.wish(rng)
+
+        def step() -> Step:
+            after = rng.choice((0, 0, 1, 5, 30, 30, 400, 2500))
+            kind = rng.choices(("filtered", "filtered_export", "watch"), (60, 15, 25))[0]
+            what: dict[str, Any] = {"filter": mine if rng.random() < 0.7 else self.wish(rng)}
+            if kind == "watch":
+                what |= {"topics": rng.sample((*PLAIN, DEAD), rng.choice((1, 2, 3)))}
+                what |= {"ms": rng.choice((1, 50, 2000)), "slow": rng.random() < 0.2}
+                if rng.random() < 0.5:
+                    return Step(kind, after, what)
+                filters = (what["filter"], self.wish(rng), self.wish(rng))
+                watches = [{"do": kind, "what": {**what, "filter": one}} for one in filters]
+                return Step("together", after, {"steps": watches})
+            what |= {"topic": rng.choice(PLAIN)}
+            if kind == "filtered":
+                what |= {"pages": rng.choice((1, 3, 20)), "limit": rng.choice((1, 2, 50))}
+                what |= {"anew": rng.random() < 0.4, "wait_ms": rng.choice((0, 0, 40, 400))}
+            return Step(kind, after, what)
+
+        return Actor(name, [step() for _ in range(rng.randrange(1, max(2, int(10 * self.size))))])
+
+    def consumers(self) -> list[Actor]:
+        """Some who use named consumers, most of them the same one. Drawn by themselves, as `hang` is."""
+        consumed = [name for name in self.consumed if name in self.made]
+        topics = (*self.made, *consumed, *consumed)
+        shared = self.habits.choice(topics), self.habits.choice(CONSUMERS)
+        found = []
+        for i in range(self.habits.choice((0, 2, 2, 3))):
+            mine = shared
+            if self.habits.random() < 0.5:
+                topic = shared[0] if self.habits.random() < 0.6 else self.habits.choice(topics)
+                mine = topic, self.habits.choice(CONSUMERS)
+            found.append(self.consumer(f"consumer{i}", *mine))
+        return found
+
+    def consumer(self, name: str, topic: str, mine: str) -> Actor:
+        """Uses a named consumer, and others now and then."""
+        rng = self.habits
+        owns = rng.random() < 0.5
+
+        def step() -> Step:
+            after = rng.choice((0, 0, 0, 0, 1, 5, 5, 30, 400))
+            kinds = ("put", "show", "commit", "consume", "watch", "seek", "acquire", "release", "delete", "expire")
+            kind = rng.choices(kinds, (10, 8, 20, 34, 4, 4, 10 if owns else 2, 3, 2, 8))[0]
+            at, which = (topic, mine) if rng.random() < 0.85 else (rng.choice(PLAIN), rng.choice(CONSUMERS))
+            what = {"topic": at, "consumer": which}
+            if rng.random() < 0.1:
+                several = rng.choices(
+                    ("commit", "consume", "acquire", "seek", "put", "delete"), (5, 9, 3, 1, 1, 1), k=2
+                )
+                return Step("together", after, {"steps": [self.consumer_call(one, what, owns=owns) for one in several]})
+            return self.consumer_step(kind, after, what, owns=owns)
+
+        put = {"topic": topic, "consumer": mine, "from": "earliest", "share": 0.0}
+        steps = [step() for _ in range(rng.randrange(5, 6 + int(25 * self.size)))]
+        if rng.random() < 0.5:  # done with all there is
+            all_of_it = {"topic": topic, "consumer": mine, "share": 1.0, "owned": owns}
+            at = rng.randrange(len(steps))
+            steps[at:at] = [Step("commit_consumer", 0, all_of_it), Step("expire", rng.choice((0, 1, 30)))]
+        return Actor(name, [Step("put_consumer", rng.choice((1, 5, 30)), put), *steps])
+
+    def die(self, actors: list[Actor]) -> None:
+        """In some lives the machine dies soon after something was told of a consumer, or deleted because of them."""
+        told = [actor for actor in actors if actor.name.startswith("consumer")]
+        if told and self.habits.random() < 0.4:
+            actor = self.habits.choice(told)
+            calls = ("commit_consumer", "consume", "acquire", "put_consumer", "seek", "release", "expire")
+            places = [i + 1 for i, step in enumerate(actor.steps) if i > 2 and step.do in calls]
+            if places:
+                actor.steps.insert(self.habits.choice(places), Step("die", self.habits.choice((0, 0, 1, 5))))
+
+    def consumer_call(self, kind: str, what: dict[str, Any], *, owns: bool) -> dict[str, Any]:
+        """One of several things that are done at the same time."""
+        step = self.consumer_step(kind, 0, dict(what), owns=owns)
+        return {"do": step.do, "what": step.what}
+
+    def consumer_step(self, kind: str, after: int, what: dict[str, Any], *, owns: bool) -> Step:
+        """One thing that is done with a consumer."""
+        rng = self.habits
+        if kind == "expire":
+            return Step(kind, after)
+        if kind in ("commit", "consume", "seek", "watch"):
+            what |= {"owned": owns and rng.random() < 0.9, "epoch": rng.choices((False, True, "old"), (5, 4, 1))[0]}
+            what |= {"share": rng.choice((rng.random(), 1.0)), "read": rng.random() < 0.75}
+        if kind in ("consume", "watch") and rng.random() < 0.2:
+            what["filter"] = self.wish(rng)
+        if kind == "put":
+            what |= {"from": rng.choice(("earliest", "earliest", "tail", "seq")), "share": rng.random()}
+            if rng.random() < 0.4:
+                what["filter"] = rng.choice((None, self.wish(rng)))
+            if rng.random() < 0.15:
+                what["ttl_ms"] = rng.choice((0, 500, 60_000))
+        elif kind == "show":
+            what["all"] = rng.random() < 0.4
+        elif kind == "commit":
+            what["beyond"] = rng.random() < 0.03
+        elif kind == "seek":
+            what["to"] = rng.choice(("seq", "seq", "earliest", "tail"))
+        elif kind == "acquire":
+            what["lease_ms"] = rng.choice((20, 20, 1000, 3000, 60_000))
+        elif kind == "consume":
+            way = rng.choices(("plain", "commit", "before"), (4, 3, 3))[0]
+            what |= {"limit": rng.choice((1, 3, 100)), "before": way == "before", "commit": way == "commit"}
+        elif kind == "watch":
+            what |= {"ms": rng.choice((1, 50, 2000)), "slow": rng.random() < 0.2}
+        name = {"put": "put_consumer", "show": "show_consumers", "delete": "delete_consumer"}
+        name |= {"commit": "commit_consumer", "watch": "watch_consumer"}
+        return Step(name.get(kind, kind), after, what)
 
     def keeper(self) -> Actor:
         """Does the work that the daemon does by the clock, at any moment."""

@@ -28,10 +28,13 @@ from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import check_logs
 from tests.simulation.test_damage import overwrite
 from tests.simulation.world import COLD, ROOT, End, Life, World, settings
-from tests.simulator.clients import Clients, Memory, exported
+from tests.simulator.caller import Memory, exported
+from tests.simulator.clients import Clients
+from tests.simulator.consumers import Seen, seen
 from tests.simulator.judging import judge_arrivals, judge_salvaged
 from tests.simulator.known import Broken, Fate, broken
-from tests.simulator.plan import TOLD, Hang, LifePlan, Plan, Rot, Trouble
+from tests.simulator.passages import filtered_view, lets_through, written
+from tests.simulator.plan import FILTERS, TOLD, Hang, LifePlan, Plan, Rot, Trouble
 from tests.simulator.truth import Truth
 from tests.storage.data_file import rows_of
 from topics.config import Settings
@@ -92,6 +95,8 @@ class Shown:
     routers: dict[str, RouterState]
     stages: dict[str, tuple[int, int]]
     """By name, how many records a stage was given, and how many of them are there."""
+    consumers: dict[str, dict[str, Seen]]
+    """By topic and name."""
 
 
 def run(plan: Plan) -> Figures:
@@ -226,11 +231,13 @@ class _Run:
                 raise
             self._salvage()
             return False
+        self.truth.judge_consumers(shown.consumers, shown.views, fate, self.offset_ms)
         self.truth.judge(shown.views, shown.states, fate)
         self.truth.judge_routers(shown.routers, shown.views)
         self._go_on(self.world.after("kill" if before.end_seed % 2 else "drop"), 0, 0)
         again = self._see(self.world)
         _assert_same(shown, again, "a second recovery shows something else")
+        self.truth.consumers_restarted(shown.consumers, shown.views, fate, self.offset_ms)
         self.truth.restarted(shown.views, shown.routers, fate)
         self._go_on(self.world.after("drop" if before.end_seed % 2 else "kill"), 0, 0)
         return True
@@ -336,6 +343,7 @@ class _Run:
         self.world.settings = replace(self.world.settings, recovery="salvage")
         shown = self._see(self.world)
         judge_salvaged(self.truth, shown.views)
+        self.truth.judge_salvaged_consumers(shown.consumers, shown.views)
         self.world = self.world.after("drop")
         self.world.settings = replace(self.world.settings, recovery="strict")
         again = self._see(self.world)
@@ -353,6 +361,7 @@ class _Run:
                 before = await shown_by(life)
             judge_arrivals(self.truth, before.views, before.routers)
             await self._empty(life, before)
+            await self._consume(life, before.views)
             for _ in range(3):
                 await life.compactor.checkpoint()
                 await life.reclaimer.pass_over()
@@ -389,6 +398,31 @@ class _Run:
         await until_idle(life)
         for name in queues:
             self._check_came(name, before.views[name], came[name], (await shown_by(life)).views)
+
+    async def _consume(self, life: Life, before: Mapping[str, View]) -> None:
+        """What all consumers and routers have finished is deleted, and nothing else."""
+        topics = [one for one in life.engine.registry.topics.values() if one.config.retention == "consumed"]
+        counts = {topic.name: len(topic.consumers or ()) for topic in topics}
+        for topic in topics:
+            instance = self.truth.latest(topic.name)
+            assert instance is not None
+            self.truth.consumers_of(instance).note(topic.log.head_seq)
+        for _ in range(3):
+            life.engine.expire_unused()
+            await trio.sleep(1)
+        await until_idle(life)
+        for topic in topics:
+            finished = {one.name: one.seq for one in topic.consumers or ()}
+            routers, _ = life.engine.routers.page("", topic.name, None, None, 1000)
+            finished |= {state.router: state.cursor_seq for state in routers if finished}
+            floor, earliest = min(finished.values(), default=0), topic.log.earliest_seq
+            if earliest <= min(floor, topic.log.head_seq):
+                broken(f"{topic.name}: {finished} have finished, and seq {earliest} is there")
+            gone = [seq for seq in before[topic.name].records if floor < seq < earliest]
+            expired = counts[topic.name] != len(topic.consumers or ())  # after they had finished, maybe
+            if gone and not topic.config.ttl_ms and not expired:
+                broken(f"{topic.name}: {gone} are gone, and {finished} have yet to finish them")
+            self.truth.checked["finished"] += bool(finished)
 
     def _check_came(self, name: str, view: View, came: set[int], after: Mapping[str, View]) -> None:
         instance = self.truth.latest(name)
@@ -441,6 +475,7 @@ async def shown_by(life: Life) -> Shown:
             records, gaps, _ = await exported(life, name)
             if records != view.records or gaps != view.gaps:
                 broken(f"{name}: a diff shows {view.records} {view.gaps}, an export {records} {gaps}")
+            await _check_filter(life, view)
         state = await life.engine.topic_states.of(name, touch=False)
         if isinstance(state.queue, QueueState) and not view.config.ttl_ms:
             states[name] = state.queue
@@ -448,7 +483,9 @@ async def shown_by(life: Life) -> Shown:
     assert not more
     check_logs(life)
     stages = {stage.name: (stage.log.head_seq, stage.log.count) for stage in life.engine.registry.stages.values()}
-    return Shown(views, states, {state.router: state for state in routers}, stages)
+    topics = life.engine.registry.topics
+    named = {name: {one.name: seen(one) for one in topics[name].consumers or ()} for name in views}
+    return Shown(views, states, {state.router: state for state in routers}, stages, named)
 
 
 async def _settled_view(life: Life, name: str) -> View:
@@ -466,6 +503,15 @@ async def _settled_view(life: Life, name: str) -> View:
     return view
 
 
+async def _check_filter(life: Life, view: View) -> None:
+    """A reader with a filter gets what matches of everything that is shown, and every gap."""
+    text = FILTERS[(view.epoch + view.head) % len(FILTERS)]
+    matching = {seq: one for seq, one in view.records.items() if lets_through((text,), written(one))}
+    found = await filtered_view(life.engine, view.name, text)
+    if found != (matching, view.gaps):
+        broken(f"{view.name}: of {view.records} {view.gaps} the filter {text} gives {found}")
+
+
 def _seqs(gaps: list[tuple[int, int, str]]) -> set[int]:
     return {seq for first, last, _ in gaps for seq in range(first, last + 1)}
 
@@ -480,6 +526,8 @@ def _assert_same(before: Shown, after: Shown, problem: str, *, stopped: bool = F
             continue
         if one != other:
             broken(f"{name}: {problem}\n  {one}\n  {other}")
+        if before.consumers[name] != after.consumers[name]:
+            broken(f"{name}: {problem}: consumers\n  {before.consumers[name]}\n  {after.consumers[name]}")
     if before.routers.keys() != after.routers.keys():
         broken(f"{problem}: routers {before.routers} and {after.routers}")
     if not stopped and before.stages != after.stages:

@@ -28,8 +28,12 @@ from tests.simulator.plan import Plan, decode, encode, make
 from tests.simulator.running import run
 from tests.simulator.shrinking import shrink
 from tests.storage.data_file import rows_of
+from topics.consumers.consumers import Consumers
 from topics.engine.engine import Engine
+from topics.engine.record_collector import Collector
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
+from topics.storage.recovery.topic_replay import TopicReplay
+from topics.storage.recovery.transaction_replay import TransactionReplay
 from topics.storage.wal.frames import NOTHING, UnsealedFrames
 from topics.storage.wal.shard_log import ShardLog
 from topics.storage.wal.wal_files import WalFile
@@ -65,7 +69,8 @@ def test_seeds_reach_everything() -> None:
     ends = set().union(*(one.ends for one in figures))
     assert ends >= {"stop", "kill", "drop", "keep", "tear", "reorder", "garble"}
     checked = set().union(*(one.checked for one in figures))
-    assert checked >= {"records", "topics", "deliveries", "claims", "jobs", "arrivals"}
+    assert checked >= {"records", "topics", "deliveries", "claims", "jobs", "arrivals", "transactions"}
+    assert checked >= {"consumers", "consumed", "passages", "finished"}
     assert sum(one.rot for one in figures) > 0
     assert sum(one.faults for one in figures) > 0
     actors = [actor for seed in range(200) for life in make(seed).lives for actor in life.actors]
@@ -106,6 +111,11 @@ def failures(seeds: range) -> list[str]:
     return [problem for seed in seeds if (problem := problem_of(make(seed))[0]) is not None]
 
 
+def is_noticed(seeds: range) -> bool:
+    """Whether one of them fails."""
+    return any(problem_of(make(seed))[0] is not None for seed in seeds)
+
+
 def test_a_disk_that_says_synced_and_is_not_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def lie(file: SimFile) -> None:
         with file._operation("fdatasync", mutates=True):
@@ -131,6 +141,51 @@ def test_a_log_that_forgets_what_was_acked_is_noticed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ShardLog, "write", forget)
     assert failures(range(12))
     assert groups, "nothing was forgotten"
+
+
+@pytest.mark.slow
+def test_a_recovery_that_lets_a_part_of_a_transaction_count_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = TransactionReplay.decide
+
+    def decide(self: TransactionReplay, *_: object) -> bool:
+        return original(self, lambda topic_id: True, lambda topic_id, last: True)
+
+    monkeypatch.setattr(TransactionReplay, "decide", decide)
+    assert failures(range(80, 140))
+
+
+def test_a_consumer_that_is_left_out_when_what_is_consumed_is_deleted_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    furthest = property(lambda self: max((consumer.seq for consumer in self), default=None))
+    monkeypatch.setattr(Consumers, "lowest_seq", furthest)
+    assert is_noticed(range(40))
+
+
+def test_a_restart_that_forgets_how_far_consumers_are_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = TopicReplay._change_consumer
+
+    def change(self: TopicReplay, topic: Any, frame: Any, payload: Any) -> None:
+        if payload["op"] != "committed":
+            original(self, topic, frame, payload)
+
+    monkeypatch.setattr(TopicReplay, "_change_consumer", change)
+    assert is_noticed(range(40))
+
+
+def test_a_cursor_that_passes_a_record_which_no_filter_was_asked_about_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Collector._take
+
+    def take(self: Collector, *args: Any) -> bool:
+        whole = original(self, *args)
+        if self.filtered and not whole:
+            self.position = min(self.position + 1, self.end)
+        return whole
+
+    monkeypatch.setattr(Collector, "_take", take)
+    assert is_noticed(range(40))
 
 
 def _damaged_in_two_segments() -> World:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from tests.simulation.model import Record, View
+from tests.simulator.consumers import Seen, TopicConsumers
 from tests.simulator.judging import TopicCase
 from tests.simulator.known import (
     DEAD_LETTER_META,
@@ -36,8 +37,10 @@ from tests.simulator.known import (
     promise_of,
     survives,
 )
+from tests.simulator.transactions import Transaction, judge_transactions
+from topics.errors import ApiError
 from topics.log.tag_match import TagMatch
-from topics.model import QueueState, RecordIn, RouterState, TopicConfig
+from topics.model import Conditions, QueueState, RecordIn, RouterState, TopicConfig
 
 
 class Truth:
@@ -52,6 +55,8 @@ class Truth:
         """Routers that somebody has asked for."""
         self.stages: list[Stage] = []
         self.commits: list[Commit] = []
+        self.transactions: list[Transaction] = []
+        self.consumers: dict[Instance, TopicConsumers] = {}
         self.leases: dict[tuple[int, int], Lease] = {}
         """The newest of each job, by epoch and seq."""
         self.stepped = False
@@ -90,6 +95,12 @@ class Truth:
         """The newest instance, if there may be one."""
         known = self.instances.get(name)
         return known[-1] if known and known[-1].deletion != "done" else None
+
+    def consumers_of(self, instance: Instance) -> TopicConsumers:
+        """The consumers of a topic."""
+        if instance not in self.consumers:
+            self.consumers[instance] = TopicConsumers(instance)
+        return self.consumers[instance]
 
     def config_asked(self, instance: Instance, patch: Mapping[str, Any]) -> None:
         """Somebody asks for a topic, or for another config of it."""
@@ -162,14 +173,56 @@ class Truth:
             broken(f"{batch.instance.name}: {batch.key} is said to be a repetition, and was not there")
         batch.dead = batch.unsure = False
         batch.first = first
-        promise, now = promise_of(batch.classes), self.tick()
+        is_safe = batch.is_part and batch.classes <= {"disk", "fsync"}
+        promise, now = Promise.ALL if is_safe else promise_of(batch.classes), self.tick()
         for i, number in enumerate(batch.numbers):
             batch.instance.tell(first + i, number, promise, now)
             batch.instance.tags[first + i] = batch.records[i].tag
 
+    def condition_held(self, batch: Batch, conditions: Conditions, first: int) -> None:
+        """It was appended under conditions."""
+        if conditions.head_seq is not None and first != conditions.head_seq + 1:
+            broken(f"{batch.instance.name}: the head {conditions.head_seq} was expected, and it was {first - 1}")
+
+    def condition_failed(self, batch: Batch, conditions: Conditions, error: ApiError) -> None:
+        """A condition did not hold: it is not there, and never will be unless it is sent again."""
+        if conditions.head_seq is not None and error.detail["head_seq"] == conditions.head_seq:
+            broken(f"{batch.instance.name}: the head is as expected, and the append was refused")
+        if conditions.fence is not None and error.detail["token"] <= conditions.fence.token:
+            broken(f"{batch.instance.name}: no token is higher, and the append was refused")
+        batch.dead = batch.key is None
+
+    def transaction_asked(self, batches: Sequence[Batch], conditions: Sequence[Conditions | None]) -> Transaction:
+        """Somebody asks for all of these together."""
+        transaction = Transaction(list(batches), list(conditions))
+        for batch in batches:
+            batch.is_part = True
+        self.transactions.append(transaction)
+        return transaction
+
+    def transaction_refused(self, transaction: Transaction, error: ApiError) -> None:
+        """It was refused before it had seqs: it is not there, and never will be unless it is sent again."""
+        batch = transaction.named(error.detail.get("topic"))
+        conditions = transaction.conditions[transaction.batches.index(batch)] if batch is not None else None
+        if error.code in ("condition_failed", "fenced"):
+            if batch is None or conditions is None:
+                broken(f"a condition is said to have failed that nobody has made: {error.detail}")
+            self.condition_failed(batch, conditions, error)
+        transaction.is_over = True
+        for one in transaction.batches:
+            one.dead = one.dead or transaction.key is None
+
+    def transaction_repeated(self, transaction: Transaction) -> None:
+        """Somebody sends it again."""
+        transaction.is_over = False
+        for batch in transaction.batches:
+            batch.dead = False
+            self.repeat_asked(batch)
+
     def repeat_asked(self, batch: Batch) -> None:
         """Somebody sends it again."""
         batch.classes |= batch.instance.classes
+        batch.repeated = True
 
     def synced(self, instance: Instance, seq: int) -> None:
         """`synced_seq` was shown to be so."""
@@ -179,9 +232,11 @@ class Truth:
             if known <= seq:
                 instance.promised[known] = Promise.ALL
 
-    def deletion_asked(self, instance: Instance, before: int | None, match: TagMatch | None) -> Deletion:
+    def deletion_asked(
+        self, instance: Instance, before: int | None, match: TagMatch | None, after: int | None
+    ) -> Deletion:
         """Somebody deletes records."""
-        deletion = Deletion(before, match, self.tick(), set(instance.classes))
+        deletion = Deletion(before, match, self.tick(), set(instance.classes), after or 0)
         instance.deletions.append(deletion)
         instance.deleted_more = True
         return deletion
@@ -225,7 +280,8 @@ class Truth:
         direct = batch.instance is instance
         if batch.staged and not batch.committing:
             broken(f"{instance.name}: seq {seq} is record {number} of a stage that nobody has committed")
-        if direct and batch.first and batch.first + i != seq:
+        moved = batch.unsure and batch.repeated
+        if direct and batch.first and batch.first + i != seq and not moved:
             broken(f"{instance.name}: record {number} was acknowledged as {batch.first + i} and is {seq}")
         if direct and batch.dead:
             broken(f"{instance.name}: record {number} was not there after a restart, and is at {seq}")
@@ -275,7 +331,7 @@ class Truth:
             known.puts += 1
             return
         if known.start is None:
-            known.start = state.cursor_seq
+            known.start, known.since = state.cursor_seq, self.tick()
         ends = (self.instances.get(self.plans[name][end], [])[-1:] for end in ("source", "dest"))
         if not any(instance.deletion == "asked" for found in ends for instance in found):
             known.there = "yes"  # else it goes with the topic, and a machine that dies now may have done that
@@ -389,6 +445,7 @@ class Truth:
                 broken(f"{name} is an instance that was deleted")
             TopicCase(self, instance, view, views, fate).check()
             self.checked["topics"] += 1
+        judge_transactions(self, self.transactions, views)
         for name, state in states.items():
             total = state.ready + state.in_flight + state.delayed
             if total != views[name].count:
@@ -424,12 +481,42 @@ class Truth:
             if known.there == "yes" and name not in shown:
                 broken(f"router {name} was created and is not there")
 
+    def judge_consumers(
+        self, shown: Mapping[str, Mapping[str, Seen]], views: Mapping[str, View], fate: Fate, now: int
+    ) -> None:
+        """The consumers that a recovery shows, and what is gone because they have passed it. Before `judge`, which goes
+        by how far that may be."""
+        for name, view in views.items():
+            instance = self.latest(name)
+            if instance is None or instance.epoch not in (0, view.epoch):
+                continue
+            self.consumers_of(instance).judge(shown[name], view, "machine" if self.failed else fate, now)
+
+    def judge_salvaged_consumers(self, shown: Mapping[str, Mapping[str, Seen]], views: Mapping[str, View]) -> None:
+        """The consumers that are left after a salvage."""
+        for name, view in views.items():
+            instance = self.instances[name][-1]
+            if instance.epoch == view.epoch:
+                self.consumers_of(instance).judge_salvaged(shown[name], view.head)
+
+    def consumers_restarted(
+        self, shown: Mapping[str, Mapping[str, Seen]], views: Mapping[str, View], fate: Fate, now: int
+    ) -> None:
+        """A new life begins with these."""
+        for name in views:
+            instance = self.latest(name)
+            if instance is not None:
+                worst: Fate = "machine" if self.failed else fate
+                self.consumers_of(instance).restarted(shown[name], worst, now, clock_moved=self.clock_moved)
+
     def restarted(self, views: Mapping[str, View], routers: Mapping[str, RouterState], fate: Fate) -> None:
         """A new life begins with this: it is on disk, and what is not in it never comes back."""
         worst: Fate = "machine" if self.failed else fate
         for stage in self.stages:
             stage.may_be_gone |= not survives(stage.promise, worst) or "ephemeral" in stage.instance.ever
             stage.may_be_gone |= self.rot > 0  # one that has lost a record is dropped
+        for transaction in self.transactions:
+            transaction.is_over = True
         self.failed = False
         self.life += 1
         for name in self.instances:
@@ -463,7 +550,10 @@ class Truth:
         if view.config.durability != "ephemeral":
             instance.promised = dict.fromkeys(view.records, Promise.ALL)
         expires = any(config.ttl_ms for config in instance.configs)
-        absent = (seq for seq in range(1, view.head + 1) if seq not in view.records)
+        absent = [seq for seq in range(1, view.head + 1) if seq not in view.records]
+        instance.consumed |= {
+            seq for seq in absent if view.gap_of(seq) is None and not instance.may_be_deleted(seq, consumed=False)
+        }
         # What has expired is back where the clock goes back before the floor was written (docs/spec/crash.md 6).
         gone = (seq for seq in absent if not (expires and view.gap_of(seq) in ("ttl", "mixed")))
         instance.remove(gone, Promise.ALL, self.tick())
@@ -472,6 +562,8 @@ class Truth:
             if batch.staged:
                 continue
             base = next((found[n] - i for i, n in enumerate(batch.numbers) if n in found), 0)
+            if base and batch.first != base and batch.unsure and batch.repeated:
+                batch.first, batch.again = base, True
             batch.first = batch.first or base
             batch.dead = not batch.first and not expires
             batch.unsure = not base

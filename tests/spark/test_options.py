@@ -72,6 +72,8 @@ def test_names_of_options_ignore_case_as_sparks_do() -> None:
         ({"columns": "seq,reason"}, "columns: 'reason' is none"),
         ({"columns": "seq,tag", "tombstones": "true"}, "columns: with `tombstones` it needs one of gap_from"),
         ({"node": "[]"}, "node: takes the name of a writer"),
+        ({"filter": '["tag","Eq",5]'}, "filter: [2]: must be a string"),
+        ({"filter": "tag = eu"}, "filter: at character 7 ('eu'): expected a string"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options: dict[str, str], said: str) -> None:
@@ -113,6 +115,20 @@ def test_writers_to_leave_out_are_one_or_a_list() -> None:
     assert parsed(node='["a", "b"]').nodes == ("a", "b")
 
 
+def test_a_filter_is_json_or_text() -> None:
+    assert parsed().filter is None
+    as_json = '["And",["tag","Glob","eu:*"],["data","/total","Ge",10.0]]'
+    assert parsed(filter=f" {as_json.replace(',', ', ')} ").filter == as_json
+    assert parsed(filter='tag ~ "eu:*" and data./total >= 10.0').filter == as_json
+    assert ReadOptions.parsed({"path": "/data", "topic": "orders", "filter": as_json}).filter == as_json
+    parsed(filter=as_json).check_streaming()
+
+
+def test_a_filter_has_to_fit_into_a_url() -> None:
+    long = " or ".join(f'tag = "{number}{"ü" * 400}"' for number in range(20))
+    assert refused(filter=long).startswith("filter: has 48")
+
+
 def test_a_stream_has_no_end_no_files_and_no_pushdown() -> None:
     for options in (
         parsed(endingSeq="9"),
@@ -130,7 +146,7 @@ def test_a_batch_does_not_begin_with_what_is_still_to_come() -> None:
 
 
 def test_options_survive_a_pickle() -> None:
-    options = parsed(startingSeq='{"orders": 3}', tokenEnv="KEY", node="me")
+    options = parsed(startingSeq='{"orders": 3}', tokenEnv="KEY", node="me", filter='tag = "eu"')
     assert pickle.loads(pickle.dumps(options)) == options
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.client.proxy import Fate, Proxy
 from tests.conformance.client import Client, Daemon
+from tests.spark.asked import asked
 from topics.client import bulk
 from topics.spark import partition_fetch
 from topics.spark.errors import DaemonError, DataLoss
@@ -18,6 +19,7 @@ from topics.spark.options import DaemonAccess as Where
 from topics.spark.options import ReadOptions
 from topics.spark.partition_fetch import FetchRequest, fetch
 from topics.spark.plan import RestPart
+from topics.spark.pushdown import QueryScope
 from topics.spark.schema import arrow_schema
 
 pytestmark = pytest.mark.slow
@@ -31,7 +33,8 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def wanted(**texts: str) -> FetchRequest:
-    return FetchRequest.by(ReadOptions.parsed({"url": "http://127.0.0.1:1", "topic": "t"} | texts))
+    options = ReadOptions.parsed({"url": "http://127.0.0.1:1", "topic": "t"} | texts)
+    return FetchRequest.by(options, QueryScope.of(options))
 
 
 def whole(http: Client, topic: str) -> RestPart:
@@ -108,6 +111,45 @@ def test_a_writer_can_be_left_out(daemon: Daemon, http: Client, topic: str) -> N
 
 
 @pytest.mark.usefixtures("either")
+def test_what_does_not_match_the_filter_is_left_out(daemon: Daemon, http: Client, topic: str) -> None:
+    http.append(topic, records=[{"data": {"n": n}, "tag": f"t{n % 2}"} for n in range(10)])
+    part = whole(http, topic)
+    found = rows(daemon.url, part, wanted(filter='["And",["data","/n","Ge",4],["tag","Eq","t0"]]', columns="data,tag"))
+    assert found == [{"data": f'{{"n":{n}}}', "tag": "t0"} for n in (4, 6, 8)]
+    assert rows(daemon.url, part, wanted(filter='tag = "none"')) == []
+
+
+def test_a_filter_without_an_index_is_asked_in_steps(
+    daemon: Daemon, http: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_fetch, "FILTER_STEP", 40)
+    http.append(topic, records=[{"data": n, "tag": "t"} for n in range(1, 101)])
+    part = RestPart(topic, 5, 99, whole(http, topic).epoch)
+    with asked(http) as steps:
+        assert seqs(fetch(Where(daemon.url), part, wanted(filter="data in (5, 6, 99, 100)"))) == [6, 99]
+    assert (steps.exports_with_data, steps.seqs, steps.records) == (3, 94, 2)
+    with asked(http) as whole_range:
+        assert len(seqs(fetch(Where(daemon.url), part, wanted(filter='tag = "t"')))) == 94
+    assert whole_range.exports_with_data == 1
+
+
+ONE_STEP = 1500
+"""Bytes of answers: more than those of one export without records, less than those of two."""
+
+
+def test_steps_that_found_nothing_are_not_repeated_when_the_connection_breaks(
+    daemon: Daemon, http: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_fetch, "FILTER_STEP", 25)
+    monkeypatch.setattr(partition_fetch, "REPEAT_FOR_S", 5.0)
+    http.append(topic, *range(1, 101))
+    with Proxy(daemon.port, lambda _: Fate(down=ONE_STEP)) as proxy, asked(http) as steps:
+        assert seqs(fetch(Where(proxy.url), whole(http, topic), wanted(filter="data = 100"))) == [100]
+    assert proxy.accepted > 1
+    assert steps.seqs <= 100 + 25 * (proxy.accepted - 1)
+
+
+@pytest.mark.usefixtures("either")
 def test_an_export_that_breaks_goes_on_with_nothing_twice(daemon: Daemon, http: Client, topic: str) -> None:
     fill(http, topic, 8000, size=200)
 
@@ -176,6 +218,20 @@ def test_a_gap_may_be_a_row_in_its_place_cut_to_the_partition(daemon: Daemon, ht
     second = rows(daemon.url, RestPart(topic, 2, 5, part.epoch), want)
     assert second[0] == gap | {"gap_from": 3, "gap_to": 3}
     assert [row["seq"] for row in second[1:]] == [4, 5]
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("nothing", ['tag = "none"', "data < 0"])
+def test_a_gap_is_met_though_no_record_matches(daemon: Daemon, http: Client, topic: str, nothing: str) -> None:
+    part = capped(http, topic)
+    with pytest.raises(DataLoss, match="the records 1 to 3 of topic"):
+        rows(daemon.url, part, wanted(filter=nothing))
+    want = wanted(filter=nothing, tombstones="true", columns="seq,gap_from,gap_to,reason")
+    assert rows(daemon.url, part, want) == [{"seq": None, "gap_from": 1, "gap_to": 3, "reason": "cap"}]
+    http.delete_topic(topic)
+    http.append(topic, -1)
+    gone = {"seq": None, "gap_from": 1, "gap_to": 5, "reason": "recreated"}
+    assert rows(daemon.url, part, want) == [gone]
 
 
 @pytest.mark.usefixtures("either")

@@ -25,6 +25,8 @@ from pyspark.sql.datasource import (
     Filter,
     GreaterThan,
     GreaterThanOrEqual,
+    In,
+    IsNull,
     LessThan,
     StringStartsWith,
 )
@@ -211,6 +213,8 @@ def test_records_of_an_ephemeral_topic_are_in_no_file(left: Path) -> None:
         (GreaterThan(("seq",), 100), lambda row: row["seq"] > 100),
         (EqualTo(("tag",), "blue"), lambda row: row["tag"] == "blue"),
         (StringStartsWith(("tag",), "bl"), lambda row: (row["tag"] or "").startswith("bl")),
+        (IsNull(("tag",)), lambda row: row["tag"] is None),
+        (In(("tag",), ("blue", "a")), lambda row: row["tag"] in ("blue", "a")),
         (LessThan(("ts",), datetime.fromtimestamp(0, UTC)), lambda _: False),
         (GreaterThanOrEqual(("ts",), datetime.fromtimestamp(0, UTC)), lambda _: True),
         (EqualTo(("topic",), "quick"), lambda row: row["topic"] == "quick"),
@@ -223,6 +227,23 @@ def test_filters_are_applied_to_files(left: Path, condition: Filter, holds: Call
     assert list(reader.pushFilters([condition])) == []
     expected = [row for row in joined_of({"path": str(left), "topics": "tagged,quick"}) if holds(row)]
     assert rows_from(reader, options.columns) == expected
+
+
+def test_the_option_filters_what_files_have_and_no_gap(left: Path) -> None:
+    plain = {"path": str(left), "topics": "tagged,quick,capped", "startingSeq": "100", "tombstones": "true"}
+    every = joined_of(plain)
+    some = {**plain, "filter": 'tag = "blue" or data ~ "xxxxx*" and not tag ~ "*"'}
+    expected = [
+        row
+        for row in every
+        if row["seq"] is None or row["tag"] == "blue" or (row["tag"] is None and row["data"].startswith('"xxxxx'))
+    ]
+    assert (100, 150, "cap") in gaps_of(expected)
+    assert 0 < len(seqs_of(expected)) < len(seqs_of(every))
+    assert joined_of(some) == expected
+    narrow = joined_of({**some, "columns": "topic,seq,gap_from,gap_to,reason"})
+    assert seqs_of(narrow) == seqs_of(expected)
+    assert gaps_of(joined_of({**plain, "filter": 'node = "nobody"'})) == gaps_of(every)
 
 
 def test_a_bad_frame_is_loss_that_names_file_and_offset(left: Path) -> None:

@@ -114,6 +114,18 @@ def test_a_query_that_is_to_end_does_not_follow_what_comes_meanwhile(streams: An
     assert stream.reader.latestOffset(end, ReadMaxRows(6)) == end
 
 
+def test_what_does_not_match_the_filter_moves_the_offset(streams: Any, http: Client, topic: str) -> None:
+    http.append(topic, records=[{"data": n, "tag": f"t{n % 4}"} for n in range(1, 21)])
+    stream = streams(topic=topic, filter='tag = "t0"', maxRecordsPerTrigger="7", columns="topic,seq")
+    offset, found = stream.reader.initialOffset(), []
+    for expected in (7, 14, 20, 20):
+        end = stream.reader.latestOffset(offset, stream.reader.getDefaultReadLimit())
+        assert end[topic]["seq"] == expected
+        found.append([seq for _, seq in stream.seqs(offset, end)])
+        offset = end
+    assert found == [[4], [8, 12], [16, 20], []]
+
+
 def test_new_topics_join_from_what_there_is_of_them(streams: Any, http: Client) -> None:
     stem = fresh_name("join")
     http.append(f"{stem}.a", 1)
@@ -204,6 +216,19 @@ def test_a_query_goes_on_where_it_ended_and_takes_new_topics_in(
     assert query.offsets()[-1] == {
         name: {"seq": seq, "epoch": epoch(http, name)} for name, seq in ((f"{stem}.a", 26), (f"{stem}.b", 2))
     }
+
+
+def test_a_query_with_a_filter_gets_each_match_once_over_restarts(
+    spark: SparkSession, daemon: Daemon, http: Client, topic: str, tmp_path: Path
+) -> None:
+    http.append(topic, *range(1, 26))
+    query = Query(spark, daemon, tmp_path, topic=topic, filter="data > 23")
+    query.run()
+    assert query.rows() == [(topic, 24), (topic, 25)]
+    http.append(topic, 26, 1, 27)
+    query.run()
+    assert query.rows() == [(topic, 24), (topic, 25), (topic, 26), (topic, 28)]
+    assert [offsets[topic]["seq"] for offsets in query.offsets()] == [25, 28]
 
 
 def test_a_query_that_retention_has_overtaken_fails_and_may_be_told_to_go_on(

@@ -2,10 +2,12 @@
 
     app                which commands there are, shared options, how a command line ends
     serve              the daemon in the foreground
-    topic_commands     ls, show, create, set, rm
-    records/           append, and records as text
+    topic_commands     ls, show, create, set, rm, seal
+    records/           append, transaction, and records as text
     read_commands      read and tail
+    fence_commands     fence rm
     router_commands    router ...
+    consumer_commands  consumer ...
     queue_commands     queue ...
     exec_jobs          jobs as commands, for `queue work --exec`
     metrics_command    metrics
@@ -17,7 +19,7 @@
     completion         completion for shells
     guide              docs/commands.md, made of the commands
     output             tables, JSON, progress bars
-    values             durations and sizes as people write them
+    values             durations, sizes, times and filters as people write them
     failures           messages and exit codes
     stop_signals       signals that ask a command to end
     signal_exceptions  signals that end a command as an exception would

@@ -181,13 +181,14 @@ class CommandRunner:
 
     async def _run(self, job: Job) -> tuple[Outcome, int | None]:
         try:
-            process = await anyio.open_process(
-                self._command.words,
-                stdout=self._output,
-                stderr=None,
-                env=job_environment(job, self._environ, pass_token=self._pass_token),
-                start_new_session=True,
-            )
+            with anyio.CancelScope(shield=True):  # a start that is cut off would kill the first process alone
+                process = await anyio.open_process(
+                    self._command.words,
+                    stdout=self._output,
+                    stderr=None,
+                    env=job_environment(job, self._environ, pass_token=self._pass_token),
+                    start_new_session=True,
+                )
         except OSError as error:
             self.unstartable = f"{self._command.words[0]!r} cannot be run: {error.strerror or error}"
             return "not started", None

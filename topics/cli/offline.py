@@ -268,6 +268,8 @@ def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
     if topic.queue is not None:
         jobs = f"{topic.queue.ready:,} ready, {topic.queue.leased:,} leased, {topic.queue.delayed:,} delayed"
         yield f"    jobs: {jobs}, {topic.queue.parked:,} parked; {topic.queue.dead_lettered:,} dead-lettered so far"
+    for name, token in sorted(topic.fences.items()):
+        yield f"    fence {printable(name)}: {token}"
     for router in topic.routers:
         source = router.source or f"topic {router.source_id}"
         yield f"    router {router.name} from {source}: cursor {router.cursor}, {router.copies:,} copies"

@@ -21,6 +21,7 @@ import click
 from topics.cli import failures
 from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
 from topics.cli.output import on_terminal
+from topics.cli.values import filter_json
 
 if TYPE_CHECKING:
     from topics.cli.records.record_lines import Style, Value
@@ -48,10 +49,12 @@ class RecordSelection:
     tag: str | None = None
     tag_prefix: str | None = None
     meta: bool = True
+    filter: str | None = None
+    """The JSON of a filter, which the daemon applies."""
 
     @property
     def is_everything(self) -> bool:
-        return not self.nodes and self.tag is None and self.tag_prefix is None
+        return not self.nodes and self.filter is None and self.tag is None and self.tag_prefix is None
 
     def takes(self, record: Record) -> bool:
         if self.tag is not None and record.tag != self.tag:
@@ -62,16 +65,26 @@ class RecordSelection:
         """Yield the selected records after `after` up to `to_seq`, and all tombstones."""
         from topics.client.results import Record  # noqa: PLC0415
 
-        for value in client.read(topic, after, to_seq=to_seq, node=self.nodes, include_meta=self.meta):
+        for value in client.read(
+            topic, after, to_seq=to_seq, node=self.nodes, include_meta=self.meta, filter=self.filter
+        ):
             if not isinstance(value, Record) or self.takes(value):
                 yield value
 
 
 def selection_options(command: Command) -> Command:
-    """Add the options that select records. The command gets `node`, `tag`, `tag_prefix`, `no_meta` and `data_only`."""
+    """Add the options that select records. The command gets `node`, `tag`, `tag_prefix`, `filter_text`, `no_meta` and
+    `data_only`."""
     for decorate in (
         click.option("--data-only", is_flag=True, help="Print the data alone, as it was appended, a line each."),
         click.option("--no-meta", is_flag=True, help="Leave metadata out."),
+        click.option(
+            "--filter",
+            "filter_text",
+            metavar="TEXT",
+            callback=filter_json,
+            help="Only records that match, such as 'tag ~ \"eu:*\" and data./total >= 10' (docs, filters).",
+        ),
         click.option(
             "--tag-prefix", metavar="PREFIX", help="Only records whose tag begins with this (filtered by the command)."
         ),
@@ -133,10 +146,14 @@ def last(client: Client, topic: str, wanted: int, selection: RecordSelection) ->
         "topics read orders",
         "topics read orders --last 10",
         "topics read orders --from-seq 1000 --limit 100 --tag customer:7",
+        "topics read orders --seq 1000",
         "topics read orders --data-only | jq .total",
+        "topics read pictures --seq 7 --bytes > cat.png",
     ),
 )
 @click.argument("topic", shell_complete=complete_topics)
+@click.option("--seq", type=click.IntRange(min=1), metavar="SEQ", help="Only the record with this seq.")
+@click.option("--bytes", "as_bytes", is_flag=True, help="With --seq, only the raw bytes of the record, as they were.")
 @click.option(
     "--from-seq",
     type=click.IntRange(min=0),
@@ -152,6 +169,8 @@ def last(client: Client, topic: str, wanted: int, selection: RecordSelection) ->
 def read(
     options: CommandOptions,
     topic: str,
+    seq: int | None,
+    as_bytes: bool,
     from_seq: int | None,
     to_seq: int | None,
     last_n: int | None,
@@ -159,6 +178,7 @@ def read(
     node: tuple[str, ...],
     tag: str | None,
     tag_prefix: str | None,
+    filter_text: str | None,
     no_meta: bool,
     data_only: bool,
 ) -> None:
@@ -166,17 +186,32 @@ def read(
 
     A line each: for people on a terminal; as NDJSON with --json or into a pipe, with the data as it was appended, byte
     for byte. Where records are gone that nobody has deleted there is a line that says so ({"$tombstone": ...} in
-    NDJSON; on stderr with --data-only).
+    NDJSON; on stderr with --data-only). With --seq the command fails if the record is not there, and says why.
     """
+    if seq is not None and (
+        node or any(given is not None for given in (from_seq, to_seq, last_n, limit, tag, tag_prefix, filter_text))
+    ):
+        raise click.UsageError("--seq goes with no other option that selects records.")
+    if as_bytes:
+        if seq is None or data_only or no_meta or options.as_json:
+            raise click.UsageError("--bytes goes with --seq, and with no other option about what is printed.")
+        _write_bytes(options, topic, seq)
+        return
     if last_n is not None and (from_seq is not None or to_seq is not None):
         raise click.UsageError("--last does not go with --from-seq or --to-seq.")
     style = _style(options, data_only=data_only)
-    selection = RecordSelection(node, tag, tag_prefix, not no_meta)
+    selection = RecordSelection(node, tag, tag_prefix, not no_meta, filter_text)
     from topics.cli.records.record_lines import printer  # noqa: PLC0415
     from topics.client.results import Record  # noqa: PLC0415
 
     show = printer(style, named=False, prompt=on_terminal())
     with connect(options) as client:
+        if seq is not None:
+            record = client.record(topic, seq)
+            if no_meta:
+                record.meta = {}
+            show(record)
+            return
         if last_n is not None:
             from_seq, to_seq, _ = last(client, topic, last_n, selection)
         left = limit
@@ -186,6 +221,18 @@ def read(
                 left -= 1
                 if not left:
                     return
+
+
+def _write_bytes(options: CommandOptions, topic: str, seq: int) -> None:
+    """Write the raw bytes of a record to standard output."""
+    if on_terminal():
+        raise click.UsageError("--bytes writes raw bytes, which are for a file or a pipe.")
+    with connect(options) as client:
+        record = client.record(topic, seq)
+    if record.content_type is None:
+        raise failures.CommandFailure(f"record {seq} of {topic!r} is JSON, no raw bytes")
+    sys.stdout.buffer.write(record.content)
+    sys.stdout.buffer.flush()
 
 
 # ----------------------------------------------------------------- tail
@@ -211,7 +258,9 @@ def read(
 )
 @click.option("--from-seq", type=click.IntRange(min=0), metavar="SEQ", help="Begin after this seq.")
 @click.option("--from-start", is_flag=True, help="Begin with the earliest record.")
-@click.option("--prefix", metavar="PREFIX", help="Also all existing topics whose names begin with this.")
+@click.option(
+    "--prefix", metavar="PREFIX", help="Also all topics whose names begin with this; with -f those made later, too."
+)
 @click.option("--create", is_flag=True, help="With -f, wait for topics that do not exist yet. Creates none.")
 @selection_options
 @client_options
@@ -228,6 +277,7 @@ def tail(
     node: tuple[str, ...],
     tag: str | None,
     tag_prefix: str | None,
+    filter_text: str | None,
     no_meta: bool,
     data_only: bool,
 ) -> None:
@@ -236,7 +286,8 @@ def tail(
     Lines are those of `topics read`; with several topics or --prefix they begin with the name of the topic ("topic" in
     NDJSON). With -f nothing is missed or repeated between the last records and the new ones, nor when the connection
     breaks or the daemon restarts: it goes on by itself, and says so on stderr. A topic that is deleted has a line that
-    says so ({"$deleted": ...} in NDJSON); when none is left the exit code is 3. With --create a topic that is not
+    says so ({"$deleted": ...} in NDJSON); when none is left the exit code is 3, but with --prefix, which goes on with
+    topics that are made later, from their first record. With --create a topic that is not
     there yet is shown from its first record on once somebody has made it; without, it is not found (3). Ctrl-C ends it
     with 0.
     """
@@ -247,10 +298,10 @@ def tail(
     if create and not follow:
         raise click.UsageError("--create waits for topics: it needs -f.")
     style = _style(options, data_only=data_only)
-    selection = RecordSelection(node, tag, tag_prefix, not no_meta)
+    selection = RecordSelection(node, tag, tag_prefix, not no_meta, filter_text)
     try:
         with connect(options) as client:
-            names = _names(client, topics, prefix)
+            names = _names(client, topics, prefix, may_come=follow)
             if follow and len(names) > MAX_FOLLOWED:
                 raise failures.CommandFailure(f"{len(names)} topics are too many to follow: {MAX_FOLLOWED} at most")
             from topics.cli.records.record_lines import printer  # noqa: PLC0415
@@ -263,7 +314,7 @@ def tail(
                 for name in names:
                     stretch = _last_or_nothing(client, name, wanted, selection, create=create)
                     starts[name] = from_seq or 0 if chosen else (stretch.after, stretch.epoch)
-                _follow(client, starts, selection, show, create=create)
+                _follow(client, starts, selection, show, create=create, prefix=prefix)
             for name in names:
                 stretch = last(client, name, wanted, selection)
                 for value in selection.read(client, name, from_seq or 0 if chosen else stretch.after, stretch.head):
@@ -273,12 +324,13 @@ def tail(
             raise
 
 
-def _names(client: Client, topics: tuple[str, ...], prefix: str | None) -> list[str]:
-    """The topics that were named, each once, and those that begin with `prefix`. Raises Failed if there is none."""
+def _names(client: Client, topics: tuple[str, ...], prefix: str | None, *, may_come: bool) -> list[str]:
+    """The topics that were named, each once, and those that begin with `prefix`. Raises Failed if there is none, unless
+    one `may_come` later."""
     names = list(dict.fromkeys(topics))
     if prefix is not None:
         names += [found.topic for found in client.list_all(prefix=prefix) if found.topic not in topics]
-    if not names:
+    if not names and not may_come:
         raise failures.CommandFailure(f"no topic begins with {prefix!r}", failures.EXIT_NOT_FOUND)
     return names
 
@@ -304,10 +356,12 @@ def _follow(
     show: Callable[[Value], None],
     *,
     create: bool,
+    prefix: str | None,
 ) -> NoReturn:
     """Show the records of topics and new ones as they are appended, until all topics are deleted; then raise Failed.
-    With `create` it waits for topics that do not exist. Raises BrokenPipeError when nobody reads standard output."""
-    from topics.client.results import Record  # noqa: PLC0415
+    With `create` it waits for topics that do not exist. With a prefix it also follows topics that are made later, and
+    does not end. Raises BrokenPipeError when nobody reads standard output."""
+    from topics.client.results import Record, TopicAdded, TopicsLeftOut  # noqa: PLC0415
 
     told = False
 
@@ -326,15 +380,19 @@ def _follow(
 
     with client.watch(
         starts,
+        prefixes=() if prefix is None else (prefix,),
         node=selection.nodes,
         include_meta=selection.meta,
+        filter=selection.filter,
         create=create,
         on_break=on_break,
         on_resume=on_resume,
     ) as following:
         watch_reader(following.close)
         for value in following:
-            if not isinstance(value, Record) or selection.takes(value):
+            if isinstance(value, TopicsLeftOut):
+                failures.tell(f"{value.count} topics are too many to follow: {', '.join(value.topics)}")
+            elif not isinstance(value, TopicAdded) and (not isinstance(value, Record) or selection.takes(value)):
                 show(value)
     if reader_has_gone():
         raise BrokenPipeError

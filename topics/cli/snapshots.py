@@ -71,6 +71,14 @@ class RouterLine(Struct, kw_only=True):
     copies: int
 
 
+class ConsumerLine(Struct, kw_only=True):
+    """One named consumer."""
+
+    topic: str
+    consumer: str
+    lag: int
+
+
 class Outage(Struct, kw_only=True):
     """A line of `topics top --json` while the daemon does not answer."""
 
@@ -107,6 +115,8 @@ class TopSnapshot(Struct, kw_only=True):
     topics: list[TopicLine]
     routers_total: int
     routers: list[RouterLine]
+    consumers_total: int = 0
+    consumers: list[ConsumerLine] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +188,8 @@ def snapshot(before: DaemonObservation | None, now: DaemonObservation, wanted: L
         topics=lines[: wanted.limit],
         routers_total=int(number(metrics, "routers")),
         routers=_router_lines(before, now, seconds)[: wanted.limit],
+        consumers_total=int(number(metrics, "consumers")),
+        consumers=_consumer_lines(now)[: wanted.limit],
     )
 
 
@@ -222,6 +234,16 @@ def _router_lines(before: DaemonObservation | None, now: DaemonObservation, seco
         for name, lag in by_label(now.metrics, "router_lag", "router").items()
     ]
     return sorted(lines, key=lambda line: (-line.lag, -(line.copies_per_s or 0.0), line.router))
+
+
+def _consumer_lines(now: DaemonObservation) -> list[ConsumerLine]:
+    """Those that are behind first."""
+    values = now.metrics.get("topics_consumer_lag")
+    lines = [
+        ConsumerLine(topic=entry["labels"]["topic"], consumer=entry["labels"]["consumer"], lag=int(entry["value"]))
+        for entry in (values if isinstance(values, list) else [])
+    ]
+    return sorted(lines, key=lambda line: (-line.lag, line.topic, line.consumer))
 
 
 def _rate(name: str, before: DaemonObservation | None, now: DaemonObservation, seconds: float) -> float | None:

@@ -71,6 +71,7 @@ TOPIC_COLUMNS: Final = (
         for title in ("records/s", "bytes/s", "records", "bytes", "head", "ready", "in flight")
     ),
 )
+CONSUMER_COLUMNS: Final = (Column("topic"), Column("consumer"), Column("lag", right=True))
 ROUTER_COLUMNS: Final = (Column("router"), *(Column(title, right=True) for title in ("lag", "copies/s", "copies")))
 
 Pause = Callable[[float], bool]
@@ -93,14 +94,14 @@ Pause = Callable[[float], bool]
     "--limit",
     metavar="N",
     type=click.IntRange(1, MAX_LIMIT),
-    help=f"Topics and routers shown, at most.  [{DEFAULT_LIMIT}; on a terminal what fits]",
+    help=f"Topics, routers and consumers shown, at most.  [{DEFAULT_LIMIT}; on a terminal what fits]",
 )
 @client_options
 @click.pass_obj
 def top(
     options: CommandOptions, interval: int, times: int | None, sort: SortBy, prefix: str, limit: int | None
 ) -> None:
-    """Show what a daemon does: topics with their rates and jobs, routers with their lag, pressure, syncs.
+    """Show what a daemon does: topics with their rates and jobs, routers and consumers with their lag, pressure, syncs.
 
     q or Ctrl-C ends it. Rates are those between two looks, in records and in bytes of their data. Where there is no
     terminal, or with --json, one snapshot is printed after each interval. A daemon that does not answer any more is
@@ -256,6 +257,10 @@ def _router_rows(seen: TopSnapshot) -> list[tuple[str, ...]]:
     return [(line.router, count(line.lag), _rate(line.copies_per_s), count(line.copies)) for line in seen.routers]
 
 
+def _consumer_rows(seen: TopSnapshot) -> list[tuple[str, ...]]:
+    return [(line.topic, line.consumer, count(line.lag)) for line in seen.consumers]
+
+
 def _print(seen: TopSnapshot | Outage, url: str) -> None:
     """One snapshot as plain text, with an empty line after it."""
     if isinstance(seen, Outage):
@@ -269,6 +274,9 @@ def _print(seen: TopSnapshot | Outage, url: str) -> None:
     if seen.routers:
         print_line("")
         print_table(ROUTER_COLUMNS, _router_rows(seen))
+    if seen.consumers:
+        print_line("")
+        print_table(CONSUMER_COLUMNS, _consumer_rows(seen))
     print_line("")
     sys.stdout.flush()
 
@@ -320,9 +328,14 @@ def _picture(seen: TopSnapshot, trouble: str, url: str, console: Console) -> Ren
     routers = _router_rows(seen)[: max(rows // 4, 1)]
     if routers:
         rows = max(rows - len(routers) - 2, 1)
+    consumers = _consumer_rows(seen)[: max(rows // 4, 1)]
+    if consumers:
+        rows = max(rows - len(consumers) - 2, 1)
     parts: list[RenderableType] = [*header, Text(), _table(TOPIC_COLUMNS, _topic_rows(seen)[:rows], style)]
     if routers:
         parts += [Text(), _table(ROUTER_COLUMNS, routers, style)]
+    if consumers:
+        parts += [Text(), _table(CONSUMER_COLUMNS, consumers, style)]
     for line in header:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(*parts)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -110,6 +112,8 @@ def _state_facts(state: TopicState) -> Iterator[tuple[str, str]]:
     yield "priority", str(state.effective_priority)
     yield "last write", moment(state.last_write_ts)
     yield "last read", moment(state.last_read_ts)
+    for name, token in sorted(state.fences.items()):
+        yield "fence", f"{printable(name)}: {token}"
     if state.queue is not None:
         jobs = f"{count(state.queue.ready)} ready, {count(state.queue.in_flight)} in flight"
         yield "jobs", f"{jobs}, {count(state.queue.delayed)} delayed"
@@ -121,14 +125,16 @@ def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
 
     for field, value in asdict(config).items():
         if value is None:
-            yield field, "none"
+            yield field, DAEMON if field in _LIMITS else "none"
         elif isinstance(value, bool):
             yield field, "yes" if value else "no"
         elif value == 0 and field in _OFF_AT_0:
             yield field, "off"
         elif field.endswith("_ms"):
             yield field, duration(value)
-        elif field == "cap_bytes":
+        elif field == "schema":
+            yield field, json.dumps(value, ensure_ascii=False)
+        elif field in ("cap_bytes", "segment_max_bytes"):
             yield field, f"{count(value)} ({size(value)})"
         else:
             yield field, str(value)
@@ -136,7 +142,12 @@ def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
 
 _OFF_AT_0: Final = frozenset(
     {"ttl_ms", "cap_records", "cap_bytes", "max_deliveries", "idempotency_window_ms", "claim_jitter_ms"}
+    | {"segment_max_age_ms"}
 )
+
+DAEMON: Final = "daemon"
+"""A limit of segments that is that of the daemon."""
+_LIMITS: Final = frozenset({"segment_max_events", "segment_max_bytes", "segment_max_age_ms"})
 
 
 def print_routers(routers: list[RouterState]) -> None:
@@ -153,8 +164,11 @@ def _router_names(router: RouterState) -> tuple[str, str, str, str]:
 
 
 def filter_text(found: Any) -> str:
-    """A filter as it is shown: `-`, the tag, or the prefix with its `*`."""
-    return "-" if found is None else str(found[2]) if isinstance(found, list) and len(found) == 3 else str(found)
+    """A filter as it is shown: `-`, the tag, the prefix with its `*`, or the JSON of any other."""
+    if found is None:
+        return "-"
+    is_match = isinstance(found, list) and found[:2] in (["tag", "Eq"], ["tag", "Glob"])
+    return str(found[2]) if is_match else json.dumps(found, ensure_ascii=False)
 
 
 # ----------------------------------------------------------------- create and set
@@ -169,6 +183,33 @@ class Priority(click.ParamType[Any]):
         if isinstance(value, str) and value.lower() in NONE:
             return "none"
         return click.INT.convert(value, param, ctx)
+
+
+class SchemaFile(click.ParamType[Any]):
+    """A file with a JSON Schema, or `none`, which is handed on as the text and becomes null."""
+
+    name = "schema"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str) or value.lower() in NONE:
+            return "none" if isinstance(value, str) else value
+        try:
+            return json.loads(Path(value).read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            self.fail(f"{value!r} holds no JSON: {error}", param, ctx)
+
+
+class Limit(click.ParamType[Any]):
+    """A limit of segments, or `daemon`, which is handed on as the text and becomes null."""
+
+    def __init__(self, kind: click.ParamType[int]) -> None:
+        self.kind = kind
+        self.name = kind.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value.lower() == DAEMON:
+            return DAEMON
+        return self.kind.convert(value, param, ctx)
 
 
 def config_options(command: Command) -> Command:
@@ -223,9 +264,33 @@ def config_options(command: Command) -> Command:
                 help="Queue: topic for jobs that were delivered that often.",
             ),
             click.option(
+                "--retention",
+                type=click.Choice(["limits", "consumed"]),
+                help="consumed: delete what all consumers and routers of the topic have passed.",
+            ),
+            click.option(
                 "--leases-durable/--no-leases-durable",
                 default=None,
                 help="Queue: sync leases before a claim is answered.",
+            ),
+            click.option(
+                "--schema",
+                type=SchemaFile(),
+                metavar="FILE",
+                help="File with a JSON Schema for the data of records; `none` removes it.",
+            ),
+            click.option(
+                "--segment-max-events", type=Limit(Count()), help="Records of a segment; `daemon` for its setting."
+            ),
+            click.option(
+                "--segment-max-bytes", type=Limit(Size()), help="Bytes of a segment; `daemon` for its setting."
+            ),
+            click.option(
+                "--segment-max-age",
+                "--segment-max-age-ms",
+                "segment_max_age_ms",
+                type=Limit(Duration(off=True)),
+                help="Age at which a segment is sealed; `daemon` for its setting.",
             ),
         )
     ):
@@ -236,9 +301,11 @@ def config_options(command: Command) -> Command:
 def _said(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the interface takes them."""
     said = {field: value for field, value in config.items() if value is not None}
-    for field in ("priority", "dead_letter"):
+    for field in ("priority", "dead_letter", "schema"):
         if isinstance(said.get(field), str) and said[field].lower() in NONE:
             said[field] = None
+    for field in _LIMITS & said.keys():
+        said[field] = None if said[field] == DAEMON else said[field]
     return said
 
 
@@ -329,5 +396,29 @@ def rm(options: CommandOptions, names: tuple[str, ...], yes: bool, if_empty: boo
             if not options.as_json:
                 routers = f", with routers {', '.join(done.routers_removed)}" if done.routers_removed else ""
                 print_line(printable(f"{name}: deleted{routers}"))
+
+        for_each(names, one)
+
+
+# ----------------------------------------------------------------- seal
+
+
+@click.command(epilog=examples("topics seal orders"))
+@names_argument
+@client_options
+@click.pass_obj
+def seal(options: CommandOptions, names: tuple[str, ...]) -> None:
+    """Seal the active segment of topics.
+
+    The daemon takes a checkpoint. Afterwards all records that could be read before are in sealed segments.
+    """
+    with connect(options) as client, json_results(as_json=options.as_json, many=len(names) > 1) as sealed:
+
+        def one(name: str) -> None:
+            done = client.seal(name)
+            sealed.append(done)
+            if not options.as_json:
+                segments = f"{count(done.segments)} segment{'' if done.segments == 1 else 's'}"
+                print_line(f"{printable(done.topic)}: sealed, {segments}")
 
         for_each(names, one)

@@ -1,4 +1,5 @@
-"""Values of options as people write them: durations (`7d`, `500ms`) and sizes (`10MB`, `64KiB`).
+"""Values of options as people write them: durations (`7d`, `500ms`), sizes (`10MB`, `64KiB`), times
+(`2026-01-31T12:00`) and filters (`docs/filters.md`).
 
 Pure. A plain number is in the unit of the interface, which the caller of `Duration` names.
 """
@@ -6,6 +7,7 @@ Pure. A plain number is in the unit of the interface, which the caller of `Durat
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -51,6 +53,34 @@ def parse_size(text: str) -> int:
     if scale is None:
         raise ValueError(f"{text!r} is no size: there is no unit {unit!r}")
     return int(number) * scale if "." not in number else round(_decimal(number) * scale)
+
+
+def parse_time(text: str) -> int:
+    """Milliseconds since the Unix epoch of an ISO 8601 time (UTC, if it names no zone), or of a plain number of
+    milliseconds. Raises ValueError."""
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        ms = round(at.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        ms = -1
+    if ms < 0:
+        raise ValueError(f"{text!r} is no time: ISO 8601 from 1970 on, or ms since the epoch")
+    return ms
+
+
+def filter_json(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    """The JSON of a filter that was written as text, for the `callback` of an option. Raises BadParameter, which names
+    the place of a mistake."""
+    from topics.filters.filter_error import FilterError  # noqa: PLC0415
+    from topics.filters.filter_text import json_of  # noqa: PLC0415
+
+    try:
+        return None if text is None else json_of(text)
+    except FilterError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _decimal(number: str) -> float:
@@ -100,6 +130,20 @@ class Size(click.ParamType[int]):
             return 0
         try:
             return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Time(click.ParamType[int]):
+    """A time, as milliseconds since the Unix epoch."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_time(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

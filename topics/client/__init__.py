@@ -2,6 +2,8 @@
 
     sync, concurrent          `Client` and `AsyncClient`: the I/O of both, and their lists of methods
     calls                     each call of `/v0`, as a value that both clients send
+    consumer_calls            the calls on named consumers
+    consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
     transport                 the request of a call, the result or error of an answer
     retry                     which calls are repeated, and when
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
     from topics.client.concurrent import AsyncClient as AsyncClient
     from topics.client.errors import ApiError as ApiError
     from topics.client.errors import BadRequest as BadRequest
+    from topics.client.errors import ConditionFailed as ConditionFailed
     from topics.client.errors import Conflict as Conflict
     from topics.client.errors import ConnectionFailed as ConnectionFailed
+    from topics.client.errors import Fenced as Fenced
     from topics.client.errors import Forbidden as Forbidden
     from topics.client.errors import NotFound as NotFound
     from topics.client.errors import ProtocolError as ProtocolError
@@ -58,10 +62,13 @@ if TYPE_CHECKING:
     from topics.client.producer_buffer import ProducerClosed as ProducerClosed
     from topics.client.results import CaughtUp as CaughtUp
     from topics.client.results import Job as Job
+    from topics.client.results import NewAppend as NewAppend
     from topics.client.results import NewRecord as NewRecord
     from topics.client.results import Record as Record
     from topics.client.results import Tombstone as Tombstone
+    from topics.client.results import TopicAdded as TopicAdded
     from topics.client.results import TopicDeleted as TopicDeleted
+    from topics.client.results import TopicsLeftOut as TopicsLeftOut
     from topics.client.retry import Retry as Retry
     from topics.client.sync import Client as Client
     from topics.client.tails import Jobs as Jobs
@@ -74,8 +81,10 @@ _PLACES = {
     "errors": (
         "ApiError",
         "BadRequest",
+        "ConditionFailed",
         "Conflict",
         "ConnectionFailed",
+        "Fenced",
         "Forbidden",
         "NotFound",
         "ProtocolError",
@@ -87,7 +96,17 @@ _PLACES = {
         "Unauthorized",
         "Unavailable",
     ),
-    "results": ("CaughtUp", "Job", "NewRecord", "Record", "Tombstone", "TopicDeleted"),
+    "results": (
+        "CaughtUp",
+        "Job",
+        "NewAppend",
+        "NewRecord",
+        "Record",
+        "Tombstone",
+        "TopicAdded",
+        "TopicDeleted",
+        "TopicsLeftOut",
+    ),
     "retry": ("Retry",),
     "sync": ("Client",),
     "producer_buffer": ("BufferFull", "DeliveryFailed", "ProducerClosed"),

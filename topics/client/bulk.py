@@ -21,9 +21,13 @@ from topics.client.errors import ConnectionFailed, ProtocolError
 from topics.client.lines import LineDecoder
 from topics.client.results import Record, Tombstone
 
-LINES: Final = "application/x-ndjson"
+LINES: Final = calls.LINES
 ARROW: Final = "application/vnd.apache.arrow.stream"
 """What an export can be asked for as. The daemon has Arrow where pyarrow is installed."""
+
+STEP: Final = 20_000
+"""Seqs of one stream of an export that may find nothing for long. The daemon looks at 160,000 records a second or more,
+which all exports share."""
 
 PIECE_BYTES: Final = 256 << 10
 """An upload is sent in pieces of about this size, or of one record."""
@@ -35,6 +39,8 @@ class _TombstoneLine(msgspec.Struct):
 
 class _End(msgspec.Struct):
     next_from_seq: int
+    head_seq: int
+    epoch: int
 
 
 class _EndLine(msgspec.Struct):
@@ -59,6 +65,7 @@ def export_stream(
     include_meta: bool = True,
     include_data: bool = True,
     epoch: int | None = None,
+    filter: calls.Filter | None = None,
     accept: str = LINES,
 ) -> ClientCall[bytes]:
     """The bytes of an export as the daemon sends them, for a `with` block, at whose end the stream is closed.
@@ -80,6 +87,7 @@ def export_stream(
         include_meta=include_meta,
         include_data=None if include_data else False,
         epoch=epoch,
+        filter=None if filter is None else calls.filter_text(filter),
     )
     return ClientCall(method="GET", target=where, accept=accept, repeatable=True)
 
@@ -97,17 +105,20 @@ def export(
     include_meta: bool = True,
     include_data: bool = True,
     epoch: int | None = None,
+    filter: calls.Filter | None = None,
 ) -> ExportDownload:
     """The records of a topic from after `from_seq` up to and including `to_seq` (None: the head when the export
     begins), in one stream.
 
     `from_ts` and `to_ts` keep only the records that were appended between these two times (ms since the epoch). `match`
     keeps only the records with that tag; with a final `*` it is a prefix of tags. `node` leaves out what these nodes
-    have appended. `epoch` is the instance of the topic that `from_seq` belongs to (None: the current one); if the topic
-    was made again since, the export begins with a Tombstone whose reason is `recreated`.
+    have appended, `filter` what does not match it. `epoch` is the instance of the topic that `from_seq` belongs to
+    (None: the current one); if the topic was made again since, the export begins with a Tombstone whose reason is
+    `recreated`.
 
     A stream that breaks is opened again where it ended, for as long as the client's `retry` allows since the last
-    record that has come. Raises NotFound where there is no such topic.
+    record that has come. With `match`, `node` or `filter` the daemon may find nothing for longer than the client's
+    `timeout`: after a stream that has broken, the rest is read in steps. Raises NotFound where there is no such topic.
     """
     nodes = [node] if isinstance(node, str) else list(node)
     return ExportDownload(
@@ -115,7 +126,7 @@ def export(
         from_seq,
         to_seq,
         epoch,
-        ExportOptions(from_ts, to_ts, match, nodes, include_tags, include_meta, include_data),
+        ExportOptions(from_ts, to_ts, match, nodes, include_tags, include_meta, include_data, filter),
     )
 
 
@@ -130,24 +141,37 @@ class ExportOptions:
     include_tags: bool = True
     include_meta: bool = True
     include_data: bool = True
+    filter: calls.Filter | None = None
+
+    @property
+    def leaves_out(self) -> bool:
+        """Return True if there may be records that the export does not bring."""
+        return self.match is not None or bool(self.node) or self.filter is not None
 
 
 class ExportDownload:
-    """One export, over as many connections as it takes. `begin` it with the answer to `state_call`; then, until it is
-    `done`, `feed` it the bytes of the stream that `call` asks for."""
+    """One export, over as many streams as it takes. `begin` it with the answer to `state_call`; then, until it is
+    `done`, `feed` it the bytes of the stream that `call` asks for, and say that the stream is `finished`."""
 
     def __init__(
         self, topic: str, from_seq: int, to_seq: int | None, epoch: int | None, options: ExportOptions = ExportOptions()
     ) -> None:
         self.position = from_seq
-        """The last seq that was read, or is known to be missing."""
+        """The last seq that was read, was looked at, or is known to be missing."""
         self.done = False
-        """The stream has said that it is complete."""
+        """True if the export is complete."""
         self._topic = topic
         self._to_seq = to_seq
         self._epoch = epoch
         self._options = options
         self._lines = LineDecoder()
+        self._in_steps = False
+        self._asked_to: int | None = None
+        """The last seq that the present stream was asked for; None before the first, and for all that there is."""
+        self._end: _End | None = None
+        """The end that the present stream has said."""
+        self._is_broken = False
+        """True until the present stream is finished."""
 
     def state_call(self) -> ClientCall[results.TopicState]:
         """The call for the state of the topic, which says where the export ends."""
@@ -159,13 +183,19 @@ class ExportDownload:
         self._epoch = state.epoch if self._epoch is None else self._epoch
 
     def call(self) -> ClientCall[bytes]:
-        """The call for the records after `position`. The rest of a line that was cut off is forgotten."""
-        self._lines.clear()
+        """The call for the next stream, with the records after `position`. The rest of a line that was cut off is
+        forgotten."""
         options = self._options
+        self._in_steps = self._in_steps or (self._is_broken and options.leaves_out)
+        self._lines.clear()
+        self._end, self._is_broken = None, True
+        self._asked_to = self._to_seq
+        if self._in_steps and self._to_seq is not None:
+            self._asked_to = min(self._to_seq, self.position + STEP)
         return export_stream(
             self._topic,
             self.position,
-            to_seq=self._to_seq,
+            to_seq=self._asked_to,
             from_ts=options.from_ts,
             to_ts=options.to_ts,
             match=options.match,
@@ -174,6 +204,7 @@ class ExportDownload:
             include_meta=options.include_meta,
             include_data=options.include_data,
             epoch=self._epoch,
+            filter=options.filter,
         )
 
     def feed(self, piece: bytes) -> Iterator[Record | Tombstone]:
@@ -188,8 +219,7 @@ class ExportDownload:
 
     def _value(self, line: bytes) -> Record | Tombstone | None:
         if line.startswith(b'{"$end"'):
-            self.position = max(self.position, _end.decode(line).end.next_from_seq)
-            self.done = True
+            self._end = _end.decode(line).end
             return None
         if line.startswith(b'{"$tombstone"'):
             gap = _tombstone.decode(line).gap
@@ -202,9 +232,17 @@ class ExportDownload:
         return record
 
     def finished(self) -> None:
-        """Note that the stream has ended. Raises ConnectionFailed if it is not complete."""
-        if not self.done:
+        """Note that the stream has ended. The export is `done` if that was the last one. Raises ConnectionFailed if the
+        stream is not complete."""
+        end, asked_to = self._end, self._asked_to
+        if end is None:
             raise ConnectionFailed("the export was cut off", outcome_unknown=True)
+        self._is_broken = False
+        self._epoch = end.epoch
+        self.position = max(self.position, end.next_from_seq)
+        self.done = asked_to == self._to_seq or asked_to is None or asked_to >= end.head_seq
+        if not self.done and asked_to is not None:
+            self.position = asked_to  # all up to there was looked at
 
 
 # --- uploads ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from topics.client import results
-from topics.client.results import NewRecord
+from topics.client.results import NewAppend, NewRecord
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ Match = str | Sequence[str]
 """`["tag", "Eq", "x"]`, `["tag", "Glob", "x*"]`, or a bare string, which means Eq (`docs/spec/api.md` section 1)."""
 
 JSON: Final = "application/json"
+LINES: Final = "application/x-ndjson"
 AUTO: Final = "auto"
 """As an `idempotency_key`: make a new, random key for each call."""
 
@@ -77,6 +78,11 @@ class TopicSettings(TypedDict, total=False):
     max_deliveries: int
     dead_letter: str | None
     leases_durable: bool
+    schema: Mapping[str, Any] | None
+    segment_max_events: int | None
+    segment_max_bytes: int | None
+    segment_max_age_ms: int | None
+    retention: Literal["limits", "consumed"]
 
 
 class RouterSettings(TypedDict, total=False):
@@ -85,7 +91,7 @@ class RouterSettings(TypedDict, total=False):
     preserve_node: bool
     preserve_tag: bool
     create_dest: bool
-    filter: Match | None
+    filter: Match | Sequence[object] | None
     allow_cycle: bool
     guarantee: Literal["at_least_once", "exactly_once"]
     from_: Literal["tail", "earliest"]
@@ -99,6 +105,10 @@ def topic_path(topic: str, *more: str) -> str:
 def router_path(router: str) -> str:
     """The path of a router. A name with slashes stays one segment of the path."""
     return f"/v0/routers/{quote(router, safe=':')}"
+
+
+Filter = Sequence[object] | str
+"""What records must match: a list as the interface takes it, such as `["tag", "Eq", "eu"]`, or its JSON."""
 
 
 def target(path: str, **parameters: object) -> str:
@@ -123,6 +133,16 @@ def encode(value: object) -> bytes:
 def _body(**fields: object) -> bytes:
     """The JSON of the fields that are not None."""
     return encode({name: value for name, value in fields.items() if value is not None})
+
+
+def filter_text(filter: Filter) -> str:
+    """The JSON of a filter."""
+    return filter if isinstance(filter, str) else encode(filter).decode()
+
+
+def filter_json(filter: Filter | None) -> msgspec.Raw | None:
+    """A filter as a field of a body; None for none."""
+    return None if filter is None else msgspec.Raw(filter_text(filter).encode())
 
 
 def _names(node: str | Iterable[str]) -> list[str]:
@@ -249,6 +269,9 @@ def append(
     config: TopicSettings | None = None,
     disable_backpressure: bool = False,
     return_seqs: bool = True,
+    expected_head_seq: int | None = None,
+    expected_tag_seqs: Mapping[str, int] | None = None,
+    fence: tuple[str, int] | None = None,
 ) -> ClientCall[results.Appended]:
     """Append records, all or none (`docs/spec/api.md` section 4). Returns when they are as safe as the `durability` of
     the topic says.
@@ -262,6 +285,12 @@ def append(
     `disable_backpressure` the daemon lets the append wait under pressure where it would refuse it (Throttled); the
     client waits up to 300 s for the answer. `return_seqs=False` leaves `seqs` of the result empty. Raises TopicFull
     where the topic rejects records beyond its caps, and TooLarge for a body that is larger than the daemon takes.
+
+    The last three are conditions (`docs/spec/consumers.md` section 1). Raises ConditionFailed if the last seq of the
+    topic is not `expected_head_seq` (0: nothing was ever written, or there is no topic), or if the newest live record
+    with a tag does not have its seq in `expected_tag_seqs` (0: there is none). Raises Fenced if the token of `fence`, a
+    name and a token, is below the highest that the topic has seen under this name; a higher one becomes that. An append
+    with a key that was done already returns its first result without being judged.
     """
     if isinstance(records, str | bytes | Mapping | NewRecord):
         raise TypeError(f"records are a list of records, not one {type(records).__name__}")
@@ -272,8 +301,20 @@ def append(
         "create": create,
         "config": config,
         "disable_backpressure": disable_backpressure or None,
+        **_conditions(expected_head_seq, expected_tag_seqs, fence),
     }
     return encoded_append(topic, map(encode_record, records), rest, return_seqs=return_seqs)
+
+
+def _conditions(
+    head_seq: int | None, tag_seqs: Mapping[str, int] | None, fence: tuple[str, int] | None
+) -> dict[str, object]:
+    """The fields of a body for these conditions."""
+    return {
+        "expected_head_seq": head_seq,
+        "expected_tag_seqs": dict(tag_seqs) if tag_seqs is not None else None,
+        "fence": {"name": fence[0], "token": fence[1]} if fence is not None else None,
+    }
 
 
 def encoded_append(
@@ -293,6 +334,84 @@ def encoded_append(
     )
 
 
+def append_bytes(
+    topic: str,
+    content: bytes | bytearray | memoryview,
+    content_type: str = "application/octet-stream",
+    *,
+    tag: str | None = None,
+    node: str | None = None,
+    meta: Mapping[str, str] | None = None,
+    idempotency_key: str | None = AUTO,
+    create: bool | None = None,
+    disable_backpressure: bool = False,
+    expected_head_seq: int | None = None,
+    expected_tag_seqs: Mapping[str, int] | None = None,
+    fence: tuple[str, int] | None = None,
+) -> ClientCall[results.Appended]:
+    """Append one record of raw bytes (`docs/spec/consumers.md` section 7). `content_type` is
+    `application/octet-stream`, `application/cbor`, `application/protobuf`, or any type of images, audio or video.
+
+    The other arguments are as in `append`, and so is what is raised. Raises BadRequest (`record_too_large`) for bytes
+    that do not fit into a record as base64, and ApiError (415) for another type. Readers find the bytes in
+    `Record.content`.
+    """
+    if content_type.partition(";")[0].strip().lower() in (JSON, LINES) or not content_type.isprintable():
+        raise ValueError(f"content_type: {content_type!r} is no type of raw bytes")
+    key = uuid.uuid4().hex if idempotency_key == AUTO else idempotency_key
+    objects = {"meta": meta or None, **_conditions(expected_head_seq, expected_tag_seqs, fence)}
+    where = target(
+        topic_path(topic),
+        tag=tag,
+        node=node,
+        idempotency_key=key,
+        create=create,
+        disable_backpressure=disable_backpressure or None,
+        **{name: None if value is None else encode(value).decode() for name, value in objects.items()},
+    )
+    return ClientCall(
+        method="POST",
+        target=where,
+        answer=results.Appended,
+        body=bytes(content),
+        content_type=content_type,
+        repeatable=key is not None,
+        waits=300.0 if disable_backpressure else 0.0,
+    )
+
+
+def transaction(
+    appends: Iterable[NewAppend], *, idempotency_key: str | None = AUTO
+) -> ClientCall[results.TransactionCommitted]:
+    """Append to 2 to 32 different topics: all records are stored, or none (`docs/spec/consumers.md` section 1). Returns
+    when all are synced, whatever the `durability` of the topics; readers see all of them from the same moment on.
+
+    The first topic remembers the `idempotency_key` for its `idempotency_window_ms`, apart from the keys of appends; by
+    default each call has a new key. With None there is no key, and a transaction whose outcome is unknown is not
+    repeated. Raises what an append would raise, with the topic in `error.detail["topic"]`, and Conflict for a topic of
+    class `ephemeral` or `memory`; nothing is stored then, also if the condition of one append does not hold.
+    """
+    key = uuid.uuid4().hex if idempotency_key == AUTO else idempotency_key
+    members = []
+    for append in appends:
+        rest = {
+            **{"topic": append.topic, "node": append.node, "create": append.create, "config": append.config},
+            **_conditions(append.expected_head_seq, append.expected_tag_seqs, append.fence),
+        }
+        said = encode({name: value for name, value in rest.items() if value is not None})
+        members.append(said[:-1] + b',"records":[' + b",".join(map(encode_record, append.records)) + b"]}")
+    body = b'{"appends":[' + b",".join(members) + b"]"
+    if key is not None:
+        body += b',"idempotency_key":' + encode(key)
+    return ClientCall(
+        method="POST",
+        target="/v0/transactions",
+        answer=results.TransactionCommitted,
+        body=body + b"}",
+        repeatable=key is not None,
+    )
+
+
 def diff(
     topic: str,
     from_seq: int = 0,
@@ -304,14 +423,35 @@ def diff(
     include_meta: bool = True,
     wait_ms: int = 0,
     max_batch_bytes: int | None = None,
+    filter: Filter | None = None,
 ) -> ClientCall[results.Page]:
     """One page of at most `limit` records after `from_seq` (`docs/spec/api.md` section 5).
 
     `epoch` is the instance of the topic that `from_seq` belongs to; where the topic was made again since, the page has
     a Tombstone whose reason is `recreated`, and begins at the start of the new instance. `node` leaves out the records
     of these writers. `wait_ms` is how long the daemon waits for the first record or tombstone where there is none.
-    `max_batch_bytes` bounds the size of the page.
+    `max_batch_bytes` bounds the size of the page. `filter` keeps only the records that match; a page with a filter may
+    be empty although there is more (`caught_up` is false then).
     """
+    if filter is not None:  # it may be too long for the head of a request
+        return ClientCall(
+            method="POST",
+            target=topic_path(topic, "diff"),
+            answer=results.Page,
+            body=_body(
+                from_seq=from_seq,
+                epoch=epoch,
+                limit=limit,
+                node=_names(node) or None,
+                include_tags=include_tags,
+                include_meta=include_meta,
+                wait_ms=wait_ms,
+                max_batch_bytes=max_batch_bytes,
+                filter=filter_json(filter),
+            ),
+            repeatable=True,
+            waits=wait_ms / 1000,
+        )
     where = target(
         topic_path(topic, "diff"),
         from_seq=from_seq,
@@ -326,19 +466,35 @@ def diff(
     return ClientCall(method="GET", target=where, answer=results.Page, repeatable=True, waits=wait_ms / 1000)
 
 
-def delete_records(
-    topic: str, *, before_seq: int | None = None, match: Match | None = None
-) -> ClientCall[results.RecordsDeletion]:
-    """Delete the records whose seqs are below `before_seq` and whose tags match (`docs/spec/api.md` section 6).
+def record(topic: str, seq: int) -> ClientCall[results.Record]:
+    """The record with this seq (`docs/spec/consumers.md` section 7).
 
-    At least one of the two conditions is needed. Records that are appended while the call runs stay. The deletion
-    leaves no tombstone.
+    Raises NotFound if it is not there; the `reason` in `detail` of the error is `deleted`, `evicted`, `expired`,
+    `lost`, `corrupt` or `not_yet`.
+    """
+    where = topic_path(topic, "records", str(seq))
+    return ClientCall(method="GET", target=where, answer=results.Record, repeatable=True)
+
+
+def delete_records(
+    topic: str,
+    *,
+    after_seq: int | None = None,
+    before_seq: int | None = None,
+    before_ts: int | None = None,
+    match: Match | None = None,
+) -> ClientCall[results.RecordsDeletion]:
+    """Delete the records whose seqs are above `after_seq` and below `before_seq`, which were appended before
+    `before_ts` (ms since the epoch), and whose tags match (`docs/spec/api.md` section 6).
+
+    At least one of the conditions is needed, and all that are given have to be fulfilled. Records that are appended
+    while the call runs stay. The deletion leaves no tombstone, and the seqs of the records are not used again.
     """
     return ClientCall(
         method="POST",
         target=topic_path(topic, "delete"),
         answer=results.RecordsDeletion,
-        body=_body(before_seq=before_seq, match=match),
+        body=_body(after_seq=after_seq, before_seq=before_seq, before_ts=before_ts, match=match),
         repeatable=False,
     )
 
@@ -346,20 +502,44 @@ def delete_records(
 # --- stages ----------------------------------------------------------------------------------------------------------
 
 
-def commit(topic: str, stages: Iterable[str], idempotency_key: str) -> ClientCall[results.Committed]:
+def commit(
+    topic: str,
+    stages: Iterable[str],
+    idempotency_key: str,
+    *,
+    expected_head_seq: int | None = None,
+    expected_tag_seqs: Mapping[str, int] | None = None,
+    fence: tuple[str, int] | None = None,
+) -> ClientCall[results.Committed]:
     """Append the records of stages to their topic, all at once, in the order in which the stages are named
     (`docs/spec/pipeline.md` section 1).
 
     It happens once for each `idempotency_key`: a repeat returns the result of the first call, with `deduped` set.
-    Raises NotFound if a stage does not exist, and publishes nothing then.
+    Raises NotFound if a stage does not exist, and publishes nothing then. The conditions are those of `append`.
     """
+    conditions = _conditions(expected_head_seq, expected_tag_seqs, fence)
     return ClientCall(
         method="POST",
         target=topic_path(topic, "commit"),
         answer=results.Committed,
-        body=_body(stages=_names(stages), idempotency_key=idempotency_key),
+        body=_body(stages=_names(stages), idempotency_key=idempotency_key, **conditions),
         repeatable=True,
         waits=300.0,
+    )
+
+
+def delete_fence(topic: str, fence: str) -> ClientCall[results.FenceDeletion]:
+    """Forget the highest token that a topic has seen under a name, so that any token holds again. A fence that does not
+    exist is no error."""
+    where = topic_path(topic, "fences", quote(fence, safe=":"))
+    return ClientCall(method="DELETE", target=where, answer=results.FenceDeletion, repeatable=False)
+
+
+def seal(topic: str) -> ClientCall[results.Sealed]:
+    """Seal the active segment of a topic with all records that could be read before; the daemon takes a checkpoint. An
+    empty or `ephemeral` topic usually has no segments, which is no error."""
+    return ClientCall(
+        method="POST", target=topic_path(topic, "seal"), answer=results.Sealed, repeatable=True, waits=300.0
     )
 
 
@@ -518,11 +698,15 @@ def create_watch(
     include_tags: bool = True,
     consistency: Literal["eventual", "strong"] = "eventual",
     create: bool = False,
+    prefixes: Mapping[str, Mapping[str, object]] | None = None,
+    filter: Filter | None = None,
 ) -> ClientCall[results.Watch]:
     """Make a watch session (`docs/spec/api.md` section 8).
 
-    `topics` maps names to `{"from_seq": n}` or `{"tail": true}`. A topic that does not exist raises
-    NotFound; with `lenient` it is left out, with `create` the session waits for it.
+    `topics` maps names to `{"from_seq": n}` or `{"tail": true}`, each perhaps with a `filter`. A topic that
+    does not exist raises NotFound; with `lenient` it is left out, with `create` the session waits for it. `prefixes`
+    maps beginnings of names to the same, which counts for topics that exist; those made later are added from their
+    first record.
     """
     return ClientCall(
         method="POST",
@@ -539,6 +723,8 @@ def create_watch(
             include_tags=include_tags,
             consistency=consistency,
             create=create or None,
+            prefixes=prefixes or None,
+            filter=filter_json(filter),
         ),
         repeatable=True,
     )

@@ -7,19 +7,23 @@ A shell that only does I/O, as `topics.client.sync` is, with the same core: `top
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 
 import anyio
 import httpx
 
-from topics.client import async_tails, bulk, calls, pages
+from topics.client import async_tails, bulk, calls, consumer_calls, consumption, pages
 from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
+from topics.client.consumption import Consumption
 from topics.client.errors import TopicsError
 from topics.client.pages import Pages
 from topics.client.results import Record, Tombstone
 from topics.client.transport import BaseClient, DaemonEndpoint, refusal, result, signed
+
+CLOSING_S: Final = 2.0
+"""How long the end of an iteration of `consume` may take when it is cancelled, in seconds."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,18 +57,22 @@ def _exported(
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Record | Tombstone]:
         export = make(*args, **kwargs)
         export.begin(await self.run(export.state_call()))
-        attempts = self.connection.attempts(export.call(), now=anyio.current_time(), rng=self._rng)
+        call = export.call()
+        attempts = self.connection.attempts(call, now=anyio.current_time(), rng=self._rng)
         while True:
+            wait = 0.0
             try:
-                async with self.opened(export.call()) as answer:
+                async with self.opened(call) as answer:
                     async for piece in answer.aiter_bytes():
                         for value in export.feed(piece):
                             yield value
                     export.finished()
-                return
+                if export.done:
+                    return
             except TopicsError as error:
                 wait = attempts.after(error, anyio.current_time(), position=export.position)
             await anyio.sleep(wait)
+            call = export.call()
 
     signed(method, make)
     return method
@@ -77,6 +85,31 @@ def _streamed(
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncIterator[bytes]]:
         async with self.opened(make(*args, **kwargs)) as answer:
             yield answer.aiter_bytes()
+
+    signed(method, make)
+    return method
+
+
+def _consumed(
+    make: Callable[P, Consumption],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[Record | Tombstone]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Record | Tombstone]:
+        machine = make(*args, **kwargs)
+        try:
+            while True:
+                while (value := machine.take(anyio.current_time())) is not None:
+                    yield value
+                try:
+                    machine.answered(await self.run(machine.next_call(anyio.current_time())))
+                except TopicsError as error:
+                    wait = machine.failed(error)
+                else:
+                    continue
+                await anyio.sleep(wait)
+        finally:
+            with anyio.move_on_after(CLOSING_S, shield=True), suppress(TopicsError):
+                for call in machine.closing_calls():
+                    await self.once(call)
 
     signed(method, make)
     return method
@@ -162,9 +195,14 @@ class AsyncClient(BaseClient):
     # -- records -----------------------------------------------------------------------------------------------------
 
     append = _method(calls.append)
+    append_bytes = _method(calls.append_bytes)
+    transaction = _method(calls.transaction)
     diff = _method(calls.diff)
+    record = _method(calls.record)
     read = _paged(pages.read)
     delete_records = _method(calls.delete_records)
+    delete_fence = _method(calls.delete_fence)
+    seal = _method(calls.seal)
 
     # -- records in bulk ---------------------------------------------------------------------------------------------
 
@@ -180,6 +218,20 @@ class AsyncClient(BaseClient):
     tail = async_tails.tail
     watch = async_tails.watch
     work = async_tails.work
+
+    # -- consumers ---------------------------------------------------------------------------------------------------
+
+    create_consumer = _method(consumer_calls.create_consumer)
+    consumer = _method(consumer_calls.consumer)
+    consumers = _method(consumer_calls.consumer_page)
+    all_consumers = _paged(pages.all_consumers)
+    delete_consumer = _method(consumer_calls.delete_consumer)
+    commit_consumer = _method(consumer_calls.commit_consumer)
+    seek_consumer = _method(consumer_calls.seek_consumer)
+    acquire_consumer = _method(consumer_calls.acquire_consumer)
+    release_consumer = _method(consumer_calls.release_consumer)
+    read_consumer = _method(consumer_calls.read_consumer)
+    consume = _consumed(consumption.consume)
 
     # -- routers -----------------------------------------------------------------------------------------------------
 

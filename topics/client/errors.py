@@ -85,6 +85,15 @@ class Conflict(ApiError):
     """409: the state of the topic or router forbids the call; `code` says why."""
 
 
+class ConditionFailed(Conflict):
+    """409: a condition of an append or a commit does not hold, and nothing was stored. `detail` says what is there:
+    `head_seq`, or `tag`, `expected` and `actual`."""
+
+
+class Fenced(Conflict):
+    """409: a higher token was seen under the name of the fence (`detail["token"]`), and nothing was stored."""
+
+
 class TooLarge(ApiError):
     """413: the body is larger than the daemon accepts."""
 
@@ -118,6 +127,9 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 }
 
 
+_BY_CODE: dict[str, type[ApiError]] = {"condition_failed": ConditionFailed, "fenced": Fenced}
+
+
 class _Facts(msgspec.Struct):
     code: str
     message: str
@@ -140,7 +152,7 @@ def error_of(status: int, retry_after: str | None, body: bytes) -> TopicsError:
             return ProtocolError(f"the answer with status {status} is not one of topics")
         # What stands in front of the daemon could not reach it, or gave up on it.
         facts = _Facts("server_error", f"an answer with status {status} that is not one of topics")
-    kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
+    kind = _BY_CODE.get(facts.code) or _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
     return kind(status, facts.code, facts.message, facts.detail, _seconds(retry_after, facts.detail))
 
 

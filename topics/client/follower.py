@@ -13,10 +13,15 @@ them:
     break          After a frame with an id, GET the stream of the same session again. Where the daemon does not know
                    the session any more (404, 410: the daemon was restarted, or the session has expired), drop it.
 
-Three kinds of session are dropped after a break, because the daemon cannot repeat what the break has lost. A session
-without a frame: the daemon may take frames for delivered that have not arrived, and only an id takes it back. A session
-of more than 64 topics: its ids do not name their topics, and a lost `topic-deleted` shows only in that the next id does
-not name the topic. A session that has reported `recreated`: it does not report the epoch of the new instance.
+A watch may have prefixes. Topics that begin so get a place when the daemon adds them. When such a session is dropped,
+the next one names the topics that have a place, and the prefixes for the others; those that are new in its answer were
+made meanwhile. A topic that came by a prefix and was made again is deleted and added.
+
+Four kinds of session are dropped after a break: one with prefixes, because that is simplest, and three because the
+daemon cannot repeat what the break has lost. A session without a frame: the daemon may take frames for delivered that
+have not arrived, and only an id takes it back. A session of more than 64 topics: its ids do not name their topics, and
+a lost `topic-deleted` shows only in that the next id does not name the topic. A session that has reported `recreated`:
+it does not report the epoch of the new instance.
 
 A frame is decoded whole, so the follower meets a break only after the caller has taken everything before it. The place
 of a topic moves with each value that is taken. A record that the daemon sends a second time is skipped by its seq.
@@ -38,7 +43,16 @@ from topics.client import calls
 from topics.client.calls import ClientCall
 from topics.client.errors import ApiError, NotFound, ProtocolError, Throttled, TopicsError
 from topics.client.reconnection import OnBreak, OnResume, Reconnection, decoded, ended, error_event, silence_s
-from topics.client.results import CaughtUp, Record, Tombstone, TopicDeleted, Watch, WatchedTopic
+from topics.client.results import (
+    CaughtUp,
+    Record,
+    Tombstone,
+    TopicAdded,
+    TopicDeleted,
+    TopicsLeftOut,
+    Watch,
+    WatchedTopic,
+)
 from topics.client.sse import Event, EventDecoder
 
 GONE: Final = frozenset({404, 410})
@@ -61,8 +75,8 @@ Start = int | tuple[int, int] | Literal["tail"]
 """Where to begin in a topic: after a seq; at a `Position`, which shows whether the topic was made again since; or, with
 `"tail"`, at the head."""
 
-Followed = Record | Tombstone | TopicDeleted | CaughtUp
-"""What a tail or watch yields. The field `topic` is always set."""
+Followed = Record | Tombstone | TopicAdded | TopicDeleted | TopicsLeftOut | CaughtUp
+"""What a tail or watch yields. The field `topic` is always set, except in TopicsLeftOut."""
 
 
 class WatchOptions(TypedDict):
@@ -76,6 +90,7 @@ class WatchOptions(TypedDict):
     include_meta: bool
     include_tags: bool
     consistency: Literal["eventual", "strong"]
+    filter: calls.Filter | None
 
 
 def tail(
@@ -92,6 +107,7 @@ def tail(
     include_tags: bool = True,
     consistency: Literal["eventual", "strong"] = "eventual",
     create: bool = False,
+    filter: calls.Filter | None = None,
     caught_up: bool = False,
     give_up_after: float | None = None,
     on_break: OnBreak | None = None,
@@ -113,6 +129,7 @@ def tail(
         include_tags=include_tags,
         consistency=consistency,
         create=create,
+        filter=filter,
         caught_up=caught_up,
         give_up_after=give_up_after,
         on_break=on_break,
@@ -121,8 +138,9 @@ def tail(
 
 
 def watch(
-    topics: Mapping[str, Start] | Iterable[str],
+    topics: Mapping[str, Start] | Iterable[str] = (),
     *,
+    prefixes: Mapping[str, int | Literal["tail"]] | Iterable[str] = (),
     lenient: bool = False,
     node: str | Iterable[str] = (),
     limit: int | None = None,
@@ -133,6 +151,7 @@ def watch(
     include_tags: bool = True,
     consistency: Literal["eventual", "strong"] = "eventual",
     create: bool = False,
+    filter: calls.Filter | None = None,
     caught_up: bool = False,
     give_up_after: float | None = None,
     on_break: OnBreak | None = None,
@@ -146,6 +165,12 @@ def watch(
     that topic; and with `caught_up=True` a CaughtUp whenever all records of a topic have come. The iterator ends when
     all topics are deleted, and when it is closed.
 
+    `prefixes` adds the topics whose names begin so: names, or a mapping of them to where to begin in the topics that
+    exist now (0 or `"tail"`). A topic that is made later is announced by a TopicAdded, and its records come from the
+    first one; if it is deleted and made again, TopicDeleted and TopicAdded come. With prefixes the iterator ends only
+    when it is closed. The daemon bounds the topics of one watch (`TOPICS_MAX_WATCH_TOPICS`); TopicsLeftOut names those
+    that are not followed, also when it is connected again.
+
     It survives restarts of the daemon and broken connections: no record is left out without a tombstone, and none comes
     twice. It tries to connect again without end, with waits of up to 5 s; with `give_up_after` it raises the last
     failure when it has not reached the daemon for so many seconds. In the thread or task that iterates, it calls
@@ -155,9 +180,10 @@ def watch(
     exists). With `create` it is waited for, and followed from its first record once another call has created it, also
     with `"tail"`. Unauthorized, Forbidden and BadRequest are raised whenever they occur.
 
-    `node` leaves out the records of these writers. `limit` (records) and `max_batch_bytes` bound a frame, and with it
-    what is read ahead. With `consistency="strong"` a record is delivered when it is on disk. A connection that brings
-    no byte for three heartbeats (`heartbeat_ms`; None: 15 s) counts as broken.
+    `node` leaves out the records of these writers, `filter` those that do not match it. `limit` (records) and
+    `max_batch_bytes` bound a frame, and with it what is read ahead. With `consistency="strong"` a record is delivered
+    when it is on disk. A connection that brings no byte for three heartbeats (`heartbeat_ms`; None: 15 s) counts as
+    broken.
     """
     nodes = node if isinstance(node, str) else list(node)
     options = WatchOptions(
@@ -169,21 +195,48 @@ def watch(
         include_meta=include_meta,
         include_tags=include_tags,
         consistency=consistency,
+        filter=filter,
     )
-    if isinstance(topics, str):
+    if isinstance(topics, str) or isinstance(prefixes, str):
         raise TypeError("topics are names, not one name; for one there is tail()")
+    begins = dict(prefixes) if isinstance(prefixes, Mapping) else dict.fromkeys(prefixes, 0)
     starts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, 0)
     reconnection = Reconnection(give_up_after=give_up_after, on_break=on_break, on_resume=on_resume)
-    return Follower(starts, options, lenient=lenient, create=create, caught_up=caught_up, reconnection=reconnection)
+    return Follower(
+        starts,
+        options,
+        prefixes=begins,
+        lenient=lenient,
+        create=create,
+        caught_up=caught_up,
+        reconnection=reconnection,
+    )
 
 
 class _FollowedTopic:
     """Where a follower is in one topic."""
 
-    __slots__ = ("at", "caught_up", "ended", "found", "from_tail", "made_again", "name", "told")
+    __slots__ = (
+        "at",
+        "before",
+        "by_prefix",
+        "caught_up",
+        "ended",
+        "found",
+        "from_tail",
+        "made_again",
+        "name",
+        "told",
+        "untold",
+    )
 
-    def __init__(self, name: str, start: Start) -> None:
+    def __init__(self, name: str, start: Start, *, by_prefix: bool = False) -> None:
         self.name = name
+        self.by_prefix = by_prefix
+        self.untold = False
+        """A TopicAdded is decoded, and not taken yet."""
+        self.before: _FollowedTopic | None = None
+        """The older instance of which a TopicDeleted is not taken yet."""
         self.from_tail = start == "tail"
         """The place is the head, whose seq is not known yet."""
         self.at = Position(0)
@@ -214,11 +267,18 @@ class _FrameSubject(msgspec.Struct):
     topic: str
 
 
+class _LeftOut(msgspec.Struct):
+    left_out: int = 0
+    topics: list[str] = []
+
+
 _about: Final = msgspec.json.Decoder(_FrameSubject)
 _record_frame: Final = msgspec.json.Decoder(_RecordFrame)
 _tombstone: Final = msgspec.json.Decoder(Tombstone)
 _caught_up: Final = msgspec.json.Decoder(CaughtUp)
 _topic_deleted: Final = msgspec.json.Decoder(TopicDeleted)
+_topic_added: Final = msgspec.json.Decoder(TopicAdded)
+_left_out: Final = msgspec.json.Decoder(_LeftOut)
 _cursors: Final = msgspec.json.Decoder(dict[str, int])
 
 
@@ -236,13 +296,15 @@ class Follower:
         starts: Mapping[str, Start],
         options: WatchOptions,
         *,
+        prefixes: Mapping[str, int | Literal["tail"]] | None = None,
         lenient: bool = False,
         create: bool = False,
         caught_up: bool = False,
         reconnection: Reconnection | None = None,
     ) -> None:
-        if not starts:
+        if not starts and not prefixes:
             raise ValueError("topics: there is none")
+        self._prefixes = dict(prefixes or {})
         self.begun = False
         """The daemon has accepted the topics, and the seqs at which `"tail"` begins are known."""
         self.silence_s = silence_s(options["heartbeat_ms"])
@@ -279,8 +341,10 @@ class Follower:
         while self._values:
             value, place, at = self._values.popleft()
             place.at = at
-            if isinstance(value, TopicDeleted):
-                self._places.pop(place.name, None)
+            if isinstance(value, TopicDeleted) and self._places.get(place.name) is place:
+                del self._places[place.name]
+            elif isinstance(value, TopicAdded):
+                place.untold, place.before = False, None
             if value is not None:
                 return value
         return None
@@ -288,7 +352,7 @@ class Follower:
     @property
     def ended(self) -> bool:
         """Return True if all topics are deleted and all values are taken."""
-        return self.begun and not self._places and not self._values
+        return self.begun and not self._prefixes and not self._places and not self._values
 
     def position(self, topic: str) -> Position:
         """How far a topic was taken. Raises KeyError for a topic that is not followed or was deleted, and for one that
@@ -303,7 +367,7 @@ class Follower:
     def next_call(self) -> ClientCall[Any]:
         """The next call, for when there is nothing to take and no stream is open: one with a type for its answer, which
         goes to `answered`; or one without, which is to be opened as a stream."""
-        if self._asked and not self._names_all(self._last_id):
+        if self._asked and (self._prefixes or not self._names_all(self._last_id)):
             self._stream_url = None
         if self._stream_url is not None:
             self._resuming = self._asked
@@ -319,18 +383,28 @@ class Follower:
         # Once all are there, one that is not there any more was deleted, and the daemon says so.
         create = self._create and not all(place.found for place in self._places.values())
         lenient = self._lenient and not self.begun
-        return calls.create_watch(starts, lenient=lenient, create=create, **self._options)
+        prefixes: dict[str, dict[str, object]] = {
+            prefix: {} if self.begun else {"tail": True} if start == "tail" else {"from_seq": start}
+            for prefix, start in self._prefixes.items()
+        }
+        return calls.create_watch(starts, prefixes=prefixes, lenient=lenient, create=create, **self._options)
 
     def answered(self, session: Watch) -> None:
         """Take the answer to the POST that makes a session. Raises ProtocolError if it is about other topics."""
         if self._lenient and not self.begun:
             self._places = {name: place for name, place in self._places.items() if name in session.topics}
-        if not self._places or session.topics.keys() != self._places.keys():
+        others = session.topics.keys() - self._places.keys()
+        missing = self._places.keys() - session.topics.keys()
+        if missing or ((others or not self._places) and not self._prefixes):
             raise ProtocolError("the answer to a watch is about other topics")
-        self.begun = True
-        for name, place in self._places.items():
+        for name, place in list(self._places.items()):
             self._found(place, session.topics[name])
-        if self._values:
+        changed = bool(self._values)
+        for name in session.topics:
+            if name in others:
+                self._add(name, session.topics[name], tell=self.begun)
+        self.begun = True
+        if changed:
             return  # a place has changed: it takes another session
         self._stream_url = session.stream_url
         self._asked = False
@@ -360,6 +434,10 @@ class Follower:
         if not place.made_again and epoch in (0, topic.epoch) and seq <= topic.head_seq:
             place.at = Position(seq, topic.epoch)
             return
+        if place.by_prefix:
+            self._end(place, place.at.seq)
+            self._add(place.name, topic, tell=True)
+            return
         gap = Tombstone(
             topic=place.name,
             gap_from=1,
@@ -370,6 +448,17 @@ class Follower:
         )
         place.told, place.caught_up, place.made_again = 0, None, False
         self._values.append((gap, place, Position(0, topic.epoch)))
+
+    def _add(self, name: str, topic: WatchedTopic, *, tell: bool) -> None:
+        """Make a place for a topic that a prefix has found. With `tell` it is new, and the caller is told."""
+        place = _FollowedTopic(name, 0, by_prefix=True)
+        place.found = True
+        place.before, self._places[name] = self._places.get(name), place
+        begin = Position(0 if tell else topic.from_seq, topic.epoch or 0)
+        place.at, place.told, place.untold = begin, begin.seq, tell
+        if tell:
+            added = TopicAdded(topic=name, epoch=begin.epoch, head_seq=topic.head_seq, earliest_seq=topic.earliest_seq)
+            self._values.append((added, place, begin))
 
     def opened(self, now: float) -> None:
         """Note that the stream is open, at `now` (seconds of any clock that does not jump)."""
@@ -413,7 +502,12 @@ class Follower:
         interrupted while it handed in a piece."""
         self._values.clear()
         self._drop_session()
-        for place in self._places.values():
+        for name, place in list(self._places.items()):
+            while place.untold:  # its TopicAdded is lost, and so is the TopicDeleted of the instance before it
+                if place.before is None:
+                    del self._places[name]
+                    break
+                place = self._places[name] = place.before
             place.told, place.caught_up, place.ended = place.at.seq, None, False
 
     # -- frames ------------------------------------------------------------------------------------------------------
@@ -434,7 +528,13 @@ class Follower:
             place = self._followed(deleted.topic)
             if place is not None:
                 self._end(place, deleted.head_seq)
+        elif event.name == "topic-added":
+            self._take_up_added(decoded(_topic_added, event))
         elif event.name == "error":
+            left_out = decoded(_left_out, event)
+            if left_out.left_out:
+                told = TopicsLeftOut(topics=left_out.topics, count=left_out.left_out)
+                self._values.append((told, _FollowedTopic("", 0), Position(0)))
             self._final = error_event(event)
             self.over = self._final is not None
         if event.id is not None and not self.over:
@@ -466,6 +566,15 @@ class Follower:
         elif gap.gap_to > place.told:
             place.told = gap.gap_to
             self._values.append((gap, place, Position(gap.gap_to, place.at.epoch)))
+
+    def _take_up_added(self, added: TopicAdded) -> None:
+        place = self._followed(added.topic)
+        if place is not None:
+            if place.at.epoch == added.epoch:
+                return
+            self._end(place, place.told)
+        at = WatchedTopic(from_seq=0, head_seq=added.head_seq, earliest_seq=added.earliest_seq, epoch=added.epoch)
+        self._add(added.topic, at, tell=True)
 
     def _take_up_head(self, head: CaughtUp) -> None:
         place = self._followed(head.topic)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from topics.client import calls, results
+from topics.client import calls, consumer_calls, results
 from topics.client.calls import ClientCall
 from topics.client.results import Record, Tombstone
 
@@ -38,12 +38,13 @@ def read(
     node: str | Iterable[str] = (),
     include_tags: bool = True,
     include_meta: bool = True,
+    filter: calls.Filter | None = None,
 ) -> Pages[Record | Tombstone]:
     """The records of a topic from after `from_seq` up to and including `to_seq` (None: until there is no more), fetched
     in pages of `limit` records.
 
     Where records are gone that nobody has deleted, a Tombstone stands in their place. `node` leaves out what these
-    nodes have appended. Raises NotFound where there is no such topic.
+    nodes have appended, `filter` what does not match it. Raises NotFound where there is no such topic.
     """
     nodes = (node,) if isinstance(node, str) else tuple(node)
 
@@ -56,6 +57,7 @@ def read(
             node=nodes,
             include_tags=include_tags,
             include_meta=include_meta,
+            filter=filter,
         )
 
     return _RecordPages(page, from_seq, to_seq)
@@ -74,6 +76,14 @@ def all_routers(*, prefix: str = "", source: str | None = None, dest: str | None
     return _CursorPages(
         lambda cursor: calls.router_page(prefix=prefix, source=source, dest=dest, page_size=1000, cursor=cursor),
         lambda page: page.routers,
+    )
+
+
+def all_consumers(topic: str, *, prefix: str = "") -> Pages[results.ConsumerState]:
+    """Every consumer of a topic whose name begins with `prefix`, in the order of names, fetched page by page."""
+    return _CursorPages(
+        lambda cursor: consumer_calls.consumer_page(topic, prefix=prefix, page_size=1000, cursor=cursor),
+        lambda page: page.consumers,
     )
 
 

@@ -6,13 +6,24 @@ every answer: the daemon's metrics say more. Times are in ms since the epoch, du
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 
 _NOTHING = msgspec.Raw()
+
+
+class _RawBytes(Struct, forbid_unknown_fields=True, gc=False):
+    """Raw bytes as data (`docs/spec/consumers.md` section 7). There is one way to write them, and this encodes so."""
+
+    content: bytes = field(name="$bytes")
+    content_type: str = field(name="$content_type")
+
+
+_RAW_BEGIN = b'{"$bytes":"'
+_raw_bytes = msgspec.json.Decoder(_RawBytes)
 
 
 class Record(Struct, kw_only=True, gc=False):
@@ -38,6 +49,32 @@ class Record(Struct, kw_only=True, gc=False):
         if not bytes(self.raw):
             raise ValueError(f"record {self.seq} was read without its data")
         return msgspec.json.decode(self.raw)
+
+    @property
+    def content_type(self) -> str | None:
+        """The type of the raw bytes that were appended; None if the data is any other JSON. Decoded anew on each
+        access."""
+        found = self._raw_bytes()
+        return None if found is None else found.content_type
+
+    @property
+    def content(self) -> bytes:
+        """The raw bytes that were appended, decoded anew on each access. Raises ValueError if the data is any other
+        JSON, or if the record was read without its data."""
+        found = self._raw_bytes()
+        if found is None:
+            raise ValueError(f"record {self.seq} has no raw bytes")
+        return found.content
+
+    def _raw_bytes(self) -> _RawBytes | None:
+        data = bytes(self.raw)
+        if not data.startswith(_RAW_BEGIN):
+            return None
+        try:
+            found = _raw_bytes.decode(data)
+        except msgspec.DecodeError:
+            return None
+        return found if msgspec.json.encode(found) == data else None
 
     def __repr__(self) -> str:
         named = f"{self.topic}:" if self.topic else ""
@@ -67,6 +104,19 @@ class NewRecord(Struct):
     meta: Mapping[str, str] | None = None
 
 
+class NewAppend(Struct):
+    """One append of a transaction. Its fields mean what they mean in an append (`Client.append`)."""
+
+    topic: str
+    records: Iterable[object]
+    node: str | None = None
+    create: bool | None = None
+    config: Mapping[str, object] | None = None
+    expected_head_seq: int | None = None
+    expected_tag_seqs: Mapping[str, int] | None = None
+    fence: tuple[str, int] | None = None
+
+
 class Tombstone(Struct, kw_only=True):
     """The records `gap_from` to `gap_to`, both included, are gone, and no call has deleted them (`docs/spec/api.md`
     section 5)."""
@@ -87,6 +137,23 @@ class TopicDeleted(Struct, kw_only=True):
 
     topic: str
     head_seq: int
+
+
+class TopicAdded(Struct, kw_only=True):
+    """A topic whose name begins with a prefix that is watched was made; its records follow from the first one."""
+
+    topic: str
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+
+
+class TopicsLeftOut(Struct, kw_only=True):
+    """`count` topics begin with a prefix that is watched and are not followed, because the daemon allows no more topics
+    in one watch (`TOPICS_MAX_WATCH_TOPICS`). `topics` are the first of them."""
+
+    topics: list[str]
+    count: int
 
 
 class CaughtUp(Struct, kw_only=True):
@@ -119,6 +186,11 @@ class TopicConfig(Struct, kw_only=True):
     max_deliveries: int
     dead_letter: str | None
     leases_durable: bool
+    retention: str = "limits"
+    schema: dict[str, Any] | None = None
+    segment_max_events: int | None = None
+    segment_max_bytes: int | None = None
+    segment_max_age_ms: int | None = None
 
 
 class TopicChanged(Struct, kw_only=True):
@@ -162,6 +234,8 @@ class TopicState(Struct, kw_only=True):
     last_read_ts: int | None
     queue: QueueCounts | None = None
     """None for a log."""
+    fences: dict[str, int] = {}
+    """The highest token that was seen under the name of each fence."""
 
 
 class TopicSummary(Struct, kw_only=True):
@@ -239,6 +313,28 @@ class Staged(Struct, kw_only=True):
     count: int
 
 
+class MemberAppended(Struct, kw_only=True):
+    """What a transaction has appended to one of its topics: the seqs `first_seq` to `last_seq`."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    seqs: list[int] = []
+    count: int
+    created: bool
+    """The transaction has created the topic."""
+
+
+class TransactionCommitted(Struct, kw_only=True):
+    """All records of a transaction were stored."""
+
+    appends: list[MemberAppended]
+    """In the order of the call."""
+    deduped: bool
+    """Nothing was appended, because an earlier transaction with this idempotency key has. The seqs are those of that
+    one."""
+
+
 class Committed(Struct, kw_only=True):
     """Stages were published as the records `first_seq` to `last_seq` of their topic."""
 
@@ -248,6 +344,21 @@ class Committed(Struct, kw_only=True):
     count: int
     deduped: bool
     """Nothing was published, because an earlier commit with this key has. The seqs are those of that one."""
+
+
+class FenceDeletion(Struct, kw_only=True):
+    """A fence was removed. `deleted` is False if it did not exist."""
+
+    topic: str
+    fence: str
+    deleted: bool
+
+
+class Sealed(Struct, kw_only=True):
+    """The active segment of a topic was sealed. `segments` is how many the topic has."""
+
+    topic: str
+    segments: int
 
 
 class StageDeletion(Struct, kw_only=True):
@@ -336,6 +447,72 @@ class RouterDeletion(Struct, kw_only=True):
 
     router: str
     deleted: bool
+
+
+# --- consumers -------------------------------------------------------------------------------------------------------
+
+
+class ConsumerState(Struct, kw_only=True):
+    """A named consumer: its position, and who owns it."""
+
+    topic: str
+    consumer: str
+    epoch: int
+    committed_seq: int
+    """It has finished everything up to this seq."""
+    lag: int
+    last_commit_ts: int | None
+    owner: str | None
+    generation: int
+    deadline: int | None
+    """When others may acquire it, in ms since the epoch; None without an owner."""
+    ttl_ms: int
+    filter: Any = None
+
+
+class ConsumerPage(Struct, kw_only=True):
+    """A page of a list of consumers."""
+
+    consumers: list[ConsumerState]
+    next_cursor: str | None = None
+    """The `cursor` of the next page; None on the last page."""
+
+
+class ConsumerDeletion(Struct, kw_only=True):
+    """A consumer was deleted. `deleted` is False if it did not exist."""
+
+    topic: str
+    consumer: str
+    deleted: bool
+
+
+class ConsumerMoved(Struct, kw_only=True):
+    """Where a consumer is after a commit or a seek. `moved` is False if it was there, or further, already."""
+
+    topic: str
+    consumer: str
+    epoch: int
+    committed_seq: int
+    moved: bool
+    lag: int
+
+
+class ConsumerAcquired(Struct, kw_only=True):
+    """A consumer is owned, under this generation, until `deadline` (ms since the epoch) at least."""
+
+    topic: str
+    consumer: str
+    epoch: int
+    generation: int
+    deadline: int
+
+
+class ConsumerReleased(Struct, kw_only=True):
+    """A consumer was given up. `released` is False if the generation did not own it."""
+
+    topic: str
+    consumer: str
+    released: bool
 
 
 # --- queues ----------------------------------------------------------------------------------------------------------

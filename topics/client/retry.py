@@ -15,7 +15,16 @@ from typing import Final
 from topics.client.errors import ConnectionFailed, ServerError, Throttled, TopicsError, Unavailable
 
 LASTING_LIMITS: Final = frozenset(
-    {"max_topics", "max_routers", "max_total_bytes", "max_idempotency_keys", "max_stages", "max_watch_sessions"}
+    {
+        "max_topics",
+        "max_routers",
+        "max_consumers",
+        "max_consumer_filters",
+        "max_total_bytes",
+        "max_idempotency_keys",
+        "max_stages",
+        "max_watch_sessions",
+    }
 )
 """Values of `detail.limit` of a 429 that do not pass with time: somebody has to delete something or raise the limit."""
 

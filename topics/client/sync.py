@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from topics.client import bulk, calls, pages, tails
+from topics.client import bulk, calls, consumer_calls, consumption, pages, tails
 from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
+from topics.client.consumption import Consumption
 from topics.client.errors import TopicsError
 from topics.client.pages import Pages
 from topics.client.results import Record, Tombstone
@@ -53,17 +54,21 @@ def _exported(make: Callable[P, ExportDownload]) -> Callable[Concatenate[Client,
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Record | Tombstone]:
         export = make(*args, **kwargs)
         export.begin(self.run(export.state_call()))
-        attempts = self.connection.attempts(export.call(), now=time.monotonic(), rng=self._rng)
+        call = export.call()
+        attempts = self.connection.attempts(call, now=time.monotonic(), rng=self._rng)
         while True:
+            wait = 0.0
             try:
-                with self.opened(export.call()) as answer:
+                with self.opened(call) as answer:
                     for piece in answer.iter_bytes():
                         yield from export.feed(piece)
                     export.finished()
-                return
+                if export.done:
+                    return
             except TopicsError as error:
                 wait = attempts.after(error, time.monotonic(), position=export.position)
             time.sleep(wait)
+            call = export.call()
 
     signed(method, make)
     return method
@@ -76,6 +81,26 @@ def _streamed(
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Iterator[bytes]]:
         with self.opened(make(*args, **kwargs)) as answer:
             yield answer.iter_bytes()
+
+    signed(method, make)
+    return method
+
+
+def _consumed(make: Callable[P, Consumption]) -> Callable[Concatenate[Client, P], Iterator[Record | Tombstone]]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Record | Tombstone]:
+        machine = make(*args, **kwargs)
+        try:
+            while True:
+                while (value := machine.take(time.monotonic())) is not None:
+                    yield value
+                try:
+                    machine.answered(self.run(machine.next_call(time.monotonic())))
+                except TopicsError as error:
+                    time.sleep(machine.failed(error))
+        finally:
+            with suppress(TopicsError):
+                for call in machine.closing_calls():
+                    self.once(call)
 
     signed(method, make)
     return method
@@ -168,9 +193,14 @@ class Client(BaseClient):
     # -- records -----------------------------------------------------------------------------------------------------
 
     append = _method(calls.append)
+    append_bytes = _method(calls.append_bytes)
+    transaction = _method(calls.transaction)
     diff = _method(calls.diff)
+    record = _method(calls.record)
     read = _paged(pages.read)
     delete_records = _method(calls.delete_records)
+    delete_fence = _method(calls.delete_fence)
+    seal = _method(calls.seal)
 
     # -- records in bulk ---------------------------------------------------------------------------------------------
 
@@ -186,6 +216,20 @@ class Client(BaseClient):
     tail = tails.tail
     watch = tails.watch
     work = tails.work
+
+    # -- consumers ---------------------------------------------------------------------------------------------------
+
+    create_consumer = _method(consumer_calls.create_consumer)
+    consumer = _method(consumer_calls.consumer)
+    consumers = _method(consumer_calls.consumer_page)
+    all_consumers = _paged(pages.all_consumers)
+    delete_consumer = _method(consumer_calls.delete_consumer)
+    commit_consumer = _method(consumer_calls.commit_consumer)
+    seek_consumer = _method(consumer_calls.seek_consumer)
+    acquire_consumer = _method(consumer_calls.acquire_consumer)
+    release_consumer = _method(consumer_calls.release_consumer)
+    read_consumer = _method(consumer_calls.read_consumer)
+    consume = _consumed(consumption.consume)
 
     # -- routers -----------------------------------------------------------------------------------------------------
 

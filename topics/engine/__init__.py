@@ -6,6 +6,7 @@ engine_metrics     figures for a scrape of the metrics
 restoration        makes live topics of what recovery has found
 registry           the live topics by name and id, their totals, and the clocks that they are judged by
 topic              a live topic, and `Commit`: a change on its way through its shard
+transaction        a transaction on its way: its commits are published or undone together
 commits            queues a decided change at its shard if that can take it, and bounds the waits of clients for changes
 doubts             names whose last change has failed, so that only a restart tells its outcome
 ceilings           the seqs that a topic may give out before the next synced reserve
@@ -13,9 +14,11 @@ idempotency_keys   keys of appends over all topics
 record_columns     the records of an append, column by column
 loader             loads records and index columns that are not in memory
 record_collector   the deliverable records after a position
+filtered_records   records as filters ask about them, and where the tag index says that they may be
 job_queue          the jobs of one queue, its claimers and its streams
 operations/        append, read, export, delete, topics and stages as a whole
 queues/            claim, ack, nack, extend; dead letters
+consumers/         named consumers: their calls, and reads at their positions
 forwarding/        routers at work
 delivery/          watch sessions and streams
 """

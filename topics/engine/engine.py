@@ -7,8 +7,10 @@ a client should see:
     appends          one append: seqs, frames, publication      deletions     one deletion of records
     reads            one diff and its long poll                 exports       all of a range, slice by slice
     stages           stages, and appends to them                stage_commits what was staged, published
+    transactions     appends to several topics, all or none
     routers          routers created, deleted; catching up      forwarding    who forwards for them
     queues           the calls of a queue                       watching      sessions and streams, live
+    consumers        named consumers                            consumer_reads reads at their positions
     registry         which topics there are, totals, the clock  keys          idempotency keys over all topics
     ceilings         reserves of seqs                           loader        what is not in memory
     store            the shards and their files                 metrics       figures for whoever scrapes
@@ -31,6 +33,11 @@ import trio
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
+from topics.engine.consumers.consumed import ConsumedTopics
+from topics.engine.consumers.consumer_calls import ConsumerCalls
+from topics.engine.consumers.consumer_commits import ConsumerCommits
+from topics.engine.consumers.consumer_reads import ConsumerReads
+from topics.engine.consumers.unused import UnusedConsumers
 from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine_metrics import EngineMetrics
@@ -41,10 +48,14 @@ from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
 from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
+from topics.engine.operations.fence_removal import FenceRemovals
+from topics.engine.operations.judge import Judge
 from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
 from topics.engine.operations.stage_lifecycle import StageLifecycle
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
+from topics.engine.operations.topic_seals import TopicSeals
+from topics.engine.operations.transactions import Transactions
 from topics.engine.queues.claims import Claims
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.lease_commits import LeaseCommits
@@ -142,6 +153,7 @@ class Engine:
             loader=loader,
             background=self._background,
         )
+        judge = Judge(registry, commits=commits, loader=loader)
         self.appends = Appends(
             settings,
             self.clock,
@@ -152,7 +164,19 @@ class Engine:
             topic_lifecycle=self.topic_lifecycle,
             loader=loader,
             turns=self.turns,
+            judge=judge,
         )
+        self.transactions = Transactions(
+            settings,
+            self.clock,
+            registry,
+            commits=commits,
+            ceilings=self.ceilings,
+            keys=self.keys,
+            appends=self.appends,
+            turns=self.turns,
+        )
+        self.fence_removals = FenceRemovals(settings, self.clock, registry, commits=commits)
         self.deletions = Deletions(
             settings, self.clock, registry, commits=commits, loader=loader, background=self._background
         )
@@ -186,7 +210,9 @@ class Engine:
         common.news = self._scheduler.mark
         common.is_synced = self._is_synced
         common.when_synced = self._when_synced
-        self.delivery = TopicDelivery(self.registry, self.loader, self._background, self._scheduler)
+        self.delivery = TopicDelivery(
+            self.registry, self.loader, self._background, self._scheduler, max_scan=self.settings.max_scan
+        )
         self.watch_sessions = WatchSessions(self.settings, self.registry, self.delivery)
         controls = GovernorControls(
             busy_share=self._offload.busy_share,
@@ -214,6 +240,7 @@ class Engine:
         self.compactor = Compactor(
             settings, self.store, registry, checkpoints, file_holds, fs=self._fs, offload=offload
         )
+        self.topic_seals = TopicSeals(registry, self.compactor, commits=self._commits)
         self.reclaimer = Reclaimer(
             settings,
             registry,
@@ -285,13 +312,13 @@ class Engine:
             background=self._background,
             catch_up=self.routers.catch_up,
         )
-        self.topic_lifecycle.on_changed = self.queues.look_after
 
     def _make_answers(self) -> None:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
-        self.reads = Reads(self.status, registry, loader, catch_up=catch_up)
+        self.reads = Reads(self.settings, self.status, registry, loader, catch_up=catch_up)
         self.exports = Exports(self.status, registry, loader, self.clock, self.turns, catch_up=catch_up)
+        self._make_consumers()
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)
         self.metrics = EngineMetrics(
             self.clock,
@@ -301,11 +328,30 @@ class Engine:
             routers=self.routers,
             forwarders=self.forwarders,
             queues=self.queues,
+            consumers=self.consumers,
             watch_sessions=self.watch_sessions,
             scheduler=self._scheduler,
             governor=self.governor,
             restarts=self.restarts,
         )
+
+    def _make_consumers(self) -> None:
+        """Positions that the daemon keeps for readers."""
+        self._consumed = ConsumedTopics(
+            self.registry, commits=self._commits, deletions=self.deletions, background=self._background
+        )
+        commits = ConsumerCommits(self.settings, self.clock, self.registry, self._commits, self._consumed)
+        self._unused = UnusedConsumers(self.registry, commits)
+        self.consumers = ConsumerCalls(
+            self.settings, self.registry, commits=commits, unused=self._unused, loader=self.loader
+        )
+        self.consumer_reads = ConsumerReads(self.consumers, self.reads)
+        self.topic_lifecycle.on_changed = self._look_after
+
+    def _look_after(self, topic: Topic) -> None:
+        """A topic has got another config."""
+        self.queues.look_after(topic)
+        self._consumed.note(topic)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -323,6 +369,8 @@ class Engine:
         self.forwarders.start_all()
         for topic in self.registry.topics.values():
             self.queues.look_after(topic)
+        self.consumers.adopt_all()
+        self._consumed.note_all()
 
     def start_draining(self) -> None:
         """No new work; long polls end with 503."""
@@ -410,10 +458,14 @@ class Engine:
 
     # -- maintenance -------------------------------------------------------------------------------------------------
 
-    def expire_stages(self) -> None:
-        """Called every second: drop stages that nobody uses, forget commits whose window is over."""
+    def expire_unused(self) -> None:
+        """Called every second: drop stages and consumers that nobody uses, forget commits and transactions whose window
+        is over, delete what is consumed."""
         self.stages.expire()
         self.stage_commits.expire()
+        self.transactions.expire()
+        self._unused.expire()
+        self._consumed.work()
 
     async def announce_last_checkpoint(self) -> None:
         """Before the writers of a clean stop end: what the checkpoint after them needs in the log."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 import trio
 
 from topics.auth.keys import OPEN, Key
+from topics.engine.consumers.consumer_calls import ConsumerCalls
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
@@ -28,8 +29,9 @@ from topics.storage.store import Store
 from topics.telemetry.figures import DeliveryFigures, EngineFigures, TopicFigures, WalFigures
 
 METRIC_ROUTERS: Final = 1000
+METRIC_CONSUMERS: Final = 1000
 METRIC_TOPICS: Final = 1000
-"""Routers and topics with figures of their own in the metrics (`docs/spec/api.md` section 11)."""
+"""Routers, consumers and topics with figures of their own in the metrics (`docs/spec/api.md` section 11)."""
 
 CENSUS_STEP: Final = 1000
 """Topics and segments that are counted in one step of the loop: below a millisecond."""
@@ -48,6 +50,7 @@ class EngineMetrics:
         routers: RouterLifecycle,
         forwarders: Forwarders,
         queues: QueueCalls,
+        consumers: ConsumerCalls,
         watch_sessions: WatchSessions,
         scheduler: Scheduler[Any],
         governor: Governor,
@@ -60,6 +63,7 @@ class EngineMetrics:
         self._routers = routers
         self._forwarders = forwarders
         self._queues = queues
+        self._consumers = consumers
         self._watching = watch_sessions
         self._scheduler = scheduler
         self._governor = governor
@@ -76,6 +80,7 @@ class EngineMetrics:
         registry, status, cold = self._registry, self._status, self._store.cold
         names = list(islice(names_with(registry.topics, key.covered(""), None), METRIC_TOPICS + 1))
         routers, routers_truncated = self._routers.samples(METRIC_ROUTERS, key)
+        consumers, consumers_truncated = self._consumers.samples(METRIC_CONSUMERS, key)
         return EngineFigures(
             topics=len(registry.topics),
             by_class=census.by_class,
@@ -98,6 +103,9 @@ class EngineMetrics:
             routers=len(self._routers),
             router_samples=routers,
             routers_truncated=routers_truncated,
+            consumers=len(self._consumers),
+            consumer_samples=consumers,
+            consumers_truncated=consumers_truncated,
             router_failures=self._forwarders.failures,
             restarts=dict(self._restarts),
             delivery=self._delivery_figures(),

@@ -24,6 +24,7 @@ class IdempotencyKeys:
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self.count = 0
+        """Keys of appends, and topics of transactions with a key, those in flight included."""
         self._max = settings.max_idempotency_keys
         self._registry = registry
         self._keyed: dict[int, Topic] = {}
@@ -34,11 +35,15 @@ class IdempotencyKeys:
         if topic.keys:
             self._keyed[topic.id] = topic
             self.count += len(topic.keys)
+        if topic.transactions is not None:
+            self.count += topic.transactions.members
 
     def forget(self, topic: Topic) -> None:
         """Forget the keys of a deleted topic."""
         if topic.keys is not None and self._keyed.pop(topic.id, None) is not None:
             self.count -= len(topic.keys)
+        if topic.transactions is not None:
+            self.count -= topic.transactions.members
 
     def known(self, topic: Topic, key: str) -> tuple[int, int] | None:
         """Return first seq and count of the append that was published under a key within the topic's window, else

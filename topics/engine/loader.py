@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import trio
 
+from topics.engine.filtered_records import TagsNeeded
 from topics.engine.record_collector import Collector, ColumnsNeeded, Need, RecordsNeeded
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
@@ -112,6 +113,7 @@ class Loader:
         self._turns = turns
         self._resuming: dict[Topic, tuple[Span, ...]] = {}
         registry.common.fetch = self._fetch
+        registry.may_have_tags = self.spans.may_have_any
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class Loader:
     async def tags(self, topic: Topic, segment: Segment) -> SegmentTags:
         """Return the tags of a segment of the topic. Raises `503 not_ready` if the disk does not answer."""
         try:
-            return await self.spans.tags(segment)
+            return await self.spans.tags(topic, segment)
         except OSError as error:
             raise _unavailable(topic, error) from error
 
@@ -157,6 +159,14 @@ class Loader:
         """Return the seqs that match according to segment files (`SpanLoader.candidates`)."""
         try:
             return await self.spans.candidates(topic, match, bound)
+        except OSError as error:
+            raise _unavailable(topic, error) from error
+
+    async def stored_tags(self, topic: Topic, span: Span, match: TagMatch) -> array[int] | None:
+        """Return the seqs that match according to the file of a span's segment, ascending; None if that was replaced
+        meanwhile. Raises `503 not_ready` if the disk does not answer."""
+        try:
+            return await self.spans.stored_tags(topic, span, match)
         except OSError as error:
             raise _unavailable(topic, error) from error
 
@@ -193,10 +203,28 @@ class Loader:
             await self.columns(found.topic, need.spans)
         elif isinstance(need, RecordsNeeded):
             found.loaded = await self.load(found.topic, need.first, need.last, perf)
+        elif isinstance(need, TagsNeeded):
+            await self._tags_for(found, need.segment)
         elif isinstance(need, trio.Event):
             await need.wait()
         else:
             await self._turns.take()
+
+    async def _tags_for(self, found: Collector, segment: Segment) -> None:
+        """Give a read the tags of a segment. Does nothing if the topic has replaced the segment meanwhile: then the
+        read asks for those of the new one."""
+        assert found.walk is not None
+        tier = segment.tier
+        try:
+            tags = await self.spans.matching_tags(found.topic, segment, found.walk.matches)
+        except FileNotFoundError as error:
+            stored = found.topic.log.stored.at(segment.first + segment.n - 1)
+            if stored is not None and stored.segment is segment and segment.tier == tier:
+                raise _unavailable(found.topic, error) from error
+        except OSError as error:
+            raise _unavailable(found.topic, error) from error
+        else:
+            found.walk.know(segment, tags.tags, tags.n)
 
     # -- payloads ----------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ the records gathered so far. `topics.log` says which seqs are live, deleted or l
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
@@ -16,17 +17,29 @@ from typing import Final, NamedTuple
 import msgspec
 import trio
 
+from topics.engine.filtered_records import BlockRecord, TagsNeeded, walk_of
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import topic_not_found
+from topics.filters.record_filter import Filter
 from topics.log.block import Block, Projection, block_with
 from topics.log.losses import Gap
 from topics.log.span import NotLoaded, Span
 from topics.log.tag_match import TagMatch
+from topics.log.topic_log import SeqRun
 from topics.model import Tombstone
 
 SCAN_SLICE: Final = 10_000
 """Records that a read skips (filters out) before it lets other tasks run."""
+
+FILTER_SLICE: Final = 2_000
+DECODE_SLICE: Final = 250
+DECODE_BYTES: Final = 128 << 10
+"""The same with a filter: records, records whose `data` or `meta` it decodes, and bytes of them. Each takes about a
+millisecond at most, as a piece of bulk work does (`docs/design/filters.md`)."""
+
+FILTER_RUN: Final = 1000
+"""Records of a run that a read with a filter asks for: what one read from disk loads at most."""
 
 MOST_RUNS: Final = 500
 """Runs that a read returns at most, because each costs some microseconds."""
@@ -43,6 +56,8 @@ class RecordRequest(NamedTuple):
     match: TagMatch | None = None
     separator: bytes = b","
     """One byte, between the records of a piece."""
+    filter: Filter | None = None
+    """What the records must match besides."""
     runs: bool = False
     """True for records as runs, from which columns can be made; the projection must be the default one then."""
 
@@ -81,7 +96,7 @@ class PauseNeeded(Enum):
     PAUSE = "pause"
 
 
-Need = ColumnsNeeded | RecordsNeeded | PauseNeeded | trio.Event
+Need = ColumnsNeeded | RecordsNeeded | TagsNeeded | PauseNeeded | trio.Event
 """What a read waits for. An event is the topic's `working`."""
 
 
@@ -95,8 +110,10 @@ class Collector:
         "_registry",
         "_same_epoch",
         "_since_pause",
+        "_slice",
         "_started",
         "_tag",
+        "_to_scan",
         "_wish",
         "after_tombstone",
         "count",
@@ -109,6 +126,7 @@ class Collector:
         "tombstone",
         "topic",
         "up_to",
+        "walk",
     )
 
     def __init__(
@@ -120,6 +138,7 @@ class Collector:
         *,
         same_epoch: bool = True,
         up_to: int | None = None,
+        most_scanned: int | None = None,
     ) -> None:
         self.topic = topic
         self.position = from_seq
@@ -138,6 +157,12 @@ class Collector:
         """Blocks that were loaded for this read, which the cache may have evicted."""
         self.up_to = up_to
         """The last seq that this read may see, if below the head."""
+        self.walk = walk_of(topic, wish.filter, registry.may_have_tags)
+        """Leads through the records that the filter may match, if the tag index knows them."""
+        self._to_scan = most_scanned if wish.filter is not None else None
+        """Records that a read with a filter may still look at; None for no bound."""
+        self._slice = _slice_of(wish)
+        """Records that it looks at before it lets other tasks run."""
         self._registry = registry
         self._wish = wish
         self._tag = _beginning_of(wish.match) if wish.match is not None else b""
@@ -154,10 +179,20 @@ class Collector:
         head = self.topic.log.head_seq
         return head if self.up_to is None else min(head, self.up_to)
 
+    @property
+    def filtered(self) -> int:
+        """How many records a filter was asked about."""
+        return self.scanned if self._wish.filter is not None else 0
+
+    @property
+    def scan_is_over(self) -> bool:
+        """Return True if it has looked at as many records as it may."""
+        return self._to_scan == 0
+
     def advance(self) -> Need | None:
-        """Gather what is in memory, in the order floor, hole, ttl, deleted, node, deliver. Return what is needed to go
-        on, None if there are no more records or a limit is reached. Raises `404 topic_not_found` if the topic is
-        deleted."""
+        """Gather what is in memory, in the order floor, hole, ttl, deleted, node, filter, deliver. Return what is
+        needed to go on, None if there are no more records or a limit is reached. Raises `404 topic_not_found` if the
+        topic is deleted."""
         if self.topic.deleted:
             raise topic_not_found(self.topic.name)
         if self.topic.working is not None:
@@ -190,7 +225,14 @@ class Collector:
                     return None
                 self._begin()
                 continue
-            step = log.step(self.position, wish.limit - self.count)
+            if self.scan_is_over:
+                return None
+            step = self._next(end)
+            if isinstance(step, TagsNeeded):
+                return step
+            if isinstance(step, PauseNeeded):
+                self._since_pause = 0
+                return step
             if step is None or step.first > end:
                 self.position = max(self.position, end)
                 return None
@@ -204,28 +246,68 @@ class Collector:
             block = self.topic.blocks.find(step.first) or block_with(self.loaded, step.first)
             if block is None:
                 return RecordsNeeded(step.first, step.last)
-            if not self._take(block, step.first, min(step.last, block.last_seq, end), hidden):
+            last = min(step.last, block.last_seq, end)
+            if not self._take(block, step.first, last if wish.filter is None else self._bounded(block, step), hidden):
                 return None
-            if self._since_pause >= SCAN_SLICE:
+            if self._since_pause >= self._slice:
                 self._since_pause = 0
                 return PauseNeeded.PAUSE
         return None
 
+    def _next(self, end: int) -> SeqRun | Gap | TagsNeeded | PauseNeeded | None:
+        """Return the next run of records to look at, or what comes before it."""
+        log, wish = self.topic.log, self._wish
+        if wish.filter is None:
+            return log.step(self.position, wish.limit - self.count)
+        if self.walk is None:
+            return log.step(self.position, FILTER_RUN)
+        while True:
+            begin = max(self.position + 1, log.earliest_seq)
+            seq = self.walk.next(begin, end)
+            if isinstance(seq, TagsNeeded):
+                return seq
+            gap = log.losses.gap_at(begin, seq + 1)
+            if gap is not None and gap.first <= end:
+                return gap
+            if seq > end:
+                return None
+            if self.walk.paused:
+                self.position = seq - 1
+                return PauseNeeded.PAUSE
+            if log.is_live(seq):
+                return log.step(seq - 1, self.walk.run_end(seq, FILTER_RUN) - seq + 1)
+            self.position = seq
+
+    def _bounded(self, block: Block, run: SeqRun) -> int:
+        """Return the last record of a run that is looked at now: within the block, what a filter may look at in one
+        step, and what it may look at altogether."""
+        last = min(run.last, block.last_seq, self.end, run.first + DECODE_SLICE - 1)
+        if self._to_scan is not None:
+            last = min(last, run.first + self._to_scan - 1)
+        starts, i = block.starts, run.first - block.first_seq
+        return max(run.first, min(last, block.first_seq + bisect_right(starts, starts[i] + DECODE_BYTES, i) - 1))
+
     def _take(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> bool:
         """Take the wanted records of `first` to `last` of a block. Return False if there is no room for all of them."""
         for run_first, run_last in self._wanted(block, first, last, hidden):
-            if not self._cut(block, run_first, run_last):
+            if not self._cut(block, run_first, run_last) or self.count == self._wish.limit:
                 break
         else:
             self.position = last
         if block.views:
             self._registry.cache.grown(block)
-        self.scanned += self.position - first + 1
-        self._since_pause += self.position - first + 1
+        scanned = self.position - first + 1
+        self.scanned += scanned
+        self._since_pause += scanned
+        if self._wish.filter is not None:
+            size = block.starts[self.position + 1 - block.first_seq] - block.starts[first - block.first_seq]
+            self._since_pause += self._slice * size // DECODE_BYTES if self._slice == DECODE_SLICE else 0
+            if self._to_scan is not None:
+                self._to_scan -= scanned
         return self.position == last
 
     def _wanted(self, block: Block, first: int, last: int, hidden: frozenset[str]) -> Iterator[tuple[int, int]]:
-        """Yield runs of records whose node is not hidden and whose tag is wanted."""
+        """Yield runs of records whose node is not hidden, whose tag is wanted, and that match the filter."""
         tag, tags, tag_starts = self._tag, block.tags, block.tag_starts
         if tag and (tags is None or tag_starts is None or tag not in tags):
             return
@@ -237,14 +319,20 @@ class Collector:
             tests.append(
                 lambda seq: starts[seq - base] < starts[seq - base + 1] and texts.startswith(tag, starts[seq - base])
             )
+        if self._wish.filter is not None:
+            tests.append(_test_of(self._wish.filter, block))
         if not tests:
             yield first, last
             return
+        is_wanted = tests[0] if len(tests) == 1 else lambda seq: all(test(seq) for test in tests)
         begin = first
         for seq in range(first, last + 1):
-            if not all(test(seq) for test in tests):
+            if not is_wanted(seq):
                 if begin < seq:
                     yield begin, seq - 1
+                begin = seq + 1
+            elif seq - begin + 1 == self._wish.limit - self.count:
+                yield begin, seq
                 begin = seq + 1
         if begin <= last:
             yield begin, last
@@ -301,3 +389,20 @@ def _beginning_of(match: TagMatch) -> bytes:
     begins with the pattern begins with the escaped pattern."""
     pattern = msgspec.json.encode(match.pattern)
     return b'"$tag":%b' % (pattern[:-1] if match.prefix else pattern)
+
+
+def _test_of(wanted: Filter, block: Block) -> Callable[[int], bool]:
+    """Return a test that a record of a block matches a filter."""
+    record, matches = BlockRecord(block), wanted.matches
+
+    def test(seq: int) -> bool:
+        record.seq = seq
+        return matches(record)
+
+    return test
+
+
+def _slice_of(wish: RecordRequest) -> int:
+    if wish.filter is None:
+        return SCAN_SLICE
+    return DECODE_SLICE if wish.filter.uses_data or wish.filter.uses_meta else FILTER_SLICE

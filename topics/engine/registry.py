@@ -6,8 +6,8 @@ changing and deleting topics is the business of `topics.engine.operations.topic_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 from sortedcontainers import SortedDict
 
@@ -23,14 +23,22 @@ from topics.runtime.instant import Instant
 from topics.runtime.window_clock import WindowClock
 from topics.sched.priority import effective_priority
 from topics.storage.cache.payload_cache import PayloadCache
-from topics.storage.segments.topic_segments import SegmentSet
+from topics.storage.segments.topic_segments import Segment, SegmentSet
+from topics.storage.store import ReplayStart
 
 LIVE_MS: Final = 100
 """How long after an append (ms) the daemon counts as busy (`Registry.lively`)."""
 
 LAST_HEADS: Final = 10_000
-"""Deleted topics whose heads are remembered, for watchers that are told of the deletion late. The oldest are
+"""Deleted topics whose names and heads are remembered, for watchers that are told of the deletion late. The oldest are
 forgotten."""
+
+
+class DeletedTopic(NamedTuple):
+    """What is remembered of a deleted topic."""
+
+    name: str
+    head_seq: int
 
 
 def names_with(names: SortedDict[str, Any], prefixes: Iterable[str], after: str | None) -> Iterator[str]:
@@ -42,6 +50,12 @@ def names_with(names: SortedDict[str, Any], prefixes: Iterable[str], after: str 
             if not name.startswith(prefix):
                 break
             yield name
+
+
+def count_with(names: SortedDict[str, Any], prefixes: Iterable[str]) -> int:
+    """Return how many names start with one of `prefixes` (disjoint), without looking at each."""
+    # No name has a character behind "\x7f".
+    return sum(names.bisect_left(prefix + "\x7f") - names.bisect_left(prefix) for prefix in prefixes)
 
 
 async def settled(*topics: Topic) -> bool:
@@ -71,11 +85,17 @@ class EngineStatus:
         self.started_ms = started_ms
 
 
+MayHaveTags = Callable[[Segment, Sequence[int]], bool]
+"""Returns False only if no record of a segment has a tag with one of these keys (`tag_summary.key_of`). Never waits."""
+
+
 class Registry:
     """The live topics, and the sums over them. Changed only in single steps of the loop. Made once by the engine."""
 
     def __init__(self, clock: Clock, windows: WindowClock, cache: PayloadCache) -> None:
         self.cache = cache
+        self.may_have_tags: MayHaveTags = lambda segment, keys: True
+        """Set by the loader."""
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_id: dict[int, Topic] = {}
         """The topics by id, including stages, which clients cannot find by name."""
@@ -84,6 +104,8 @@ class Registry:
         self.next_topic_id = 1
         self.committed: set[Topic] = set()
         """Topics that remember commits of stages."""
+        self.remembering: set[Topic] = set()
+        """Topics that remember keys of transactions."""
         self.time_floor = 0
         """The highest time that was persisted or given out (ms): the clock of retention never shows less."""
         self.total_records = 0
@@ -97,7 +119,7 @@ class Registry:
         """Called with each topic that has just been added."""
         self.throttled: dict[str, int] = {}
         """How many requests each limit has refused (429)."""
-        self._last_heads: dict[int, int] = {}
+        self._deleted: dict[int, DeletedTopic] = {}
         self._pinned: dict[int, set[int]] = {}
         self._clock = clock
 
@@ -124,6 +146,15 @@ class Registry:
     def delayed(self) -> Iterable[Topic]:
         """Topics that lag behind their log: a commit is ready but not published, or a deletion is being worked off."""
         return self.common.delayed
+
+    def starts_in_doubt(self) -> dict[int, ReplayStart]:
+        """Return, by shard, the position behind which no replay may begin because of transactions that are in doubt
+        (`docs/design/transactions.md` section 3)."""
+        starts: dict[int, ReplayStart] = {}
+        for transaction in self.common.in_doubt:
+            for shard, start in transaction.starts.items():
+                starts[shard] = min(starts.get(shard, start), start)
+        return starts
 
     def copied_files(self) -> set[int]:
         """Return the ids of the files that copies point to: they must stay as they are until the copies are in segments
@@ -159,6 +190,8 @@ class Registry:
         self.by_id[topic.id] = topic
         if topic.commit_keys is not None:
             self.committed.add(topic)
+        if topic.transactions is not None:
+            self.remembering.add(topic)
         if topic.stage is None:
             self.topics[topic.name] = topic
         else:
@@ -183,14 +216,16 @@ class Registry:
         self.changed.discard(topic)
         self.attention.discard(topic)
         self.committed.discard(topic)
+        self.remembering.discard(topic)
         self.common.copying.pop(topic, None)
         self.common.delayed.pop(topic, None)
         self.total_records -= topic.counted_records
         self.total_bytes -= topic.counted_bytes
         topic.blocks.clear()
-        self._last_heads[topic.id] = topic.log.head_seq
-        if len(self._last_heads) > LAST_HEADS:
-            del self._last_heads[next(iter(self._last_heads))]
+        if topic.stage is None:
+            self._deleted[topic.id] = DeletedTopic(topic.name, topic.log.head_seq)
+            if len(self._deleted) > LAST_HEADS:
+                del self._deleted[next(iter(self._deleted))]
         topic.close_audience()
         if self.on_removed is not None:
             self.on_removed(topic.id, topic.segment_set)
@@ -204,7 +239,12 @@ class Registry:
 
     def last_head(self, topic_id: int, known: int) -> int:
         """Return the head of a deleted topic, or `known`, a seq of it, if it was deleted too long ago."""
-        return self._last_heads.get(topic_id, known)
+        deleted = self._deleted.get(topic_id)
+        return known if deleted is None else deleted.head_seq
+
+    def deleted_topic(self, topic_id: int) -> DeletedTopic | None:
+        """Return what is remembered of a deleted topic; None if it was deleted too long ago, or was not."""
+        return self._deleted.get(topic_id)
 
     def account(self, topic: Topic) -> None:
         """Update the totals after a change of a topic's log, and evict blocks that no reader can reach any more."""

@@ -10,6 +10,7 @@ from typing import Final
 
 import trio
 
+from topics.conditions.fences import Fences
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.job_queue import JobQueue
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
@@ -75,7 +76,9 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
     topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
     topic.incoming = found.incoming or None
     topic.origins = found.origins
-    topic.stage, topic.commit_keys = found.stage, found.commit_keys
+    topic.stage, topic.commit_keys, topic.transactions = found.stage, found.commit_keys, found.transactions
+    topic.fences = Fences(found.fences) if found.fences else None
+    topic.consumers = found.consumers
     # Appends since the checkpoint do not have the time of this clock: the stage counts as used now.
     topic.used_at = found.used_at if found.part is not None else None
     if found.segments:

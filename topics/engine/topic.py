@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
+from topics.conditions.fences import Fences
+from topics.consumers.consumers import Consumers
 from topics.engine.job_queue import JobQueue
 from topics.errors import ApiError
 from topics.log.copies import CopyTable
@@ -25,6 +27,7 @@ from topics.log.span import NotLoaded, Span
 from topics.log.stages import CommitKeys, StageTarget
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import TopicLog
+from topics.log.transaction_keys import TransactionKeys
 from topics.model import TopicConfig
 from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
@@ -32,7 +35,7 @@ from topics.sched.audience import Audience
 from topics.storage.cache.payload_cache import BlockList, PayloadCache
 from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.snapshots.disk_state import DiskState
-from topics.storage.snapshots.snapshot import TopicPart
+from topics.storage.snapshots.snapshot import TopicPart, dump_rows
 from topics.storage.wal.frames import NOTHING, UnsealedFrames, offsets_of
 from topics.storage.wal.wal_files import LogPosition, WalFile
 
@@ -40,6 +43,14 @@ F = TypeVar("F")
 
 Leans = Sequence[tuple[int, LogPosition]]
 """Positions in shards."""
+
+
+class HeldBy(Protocol):
+    """What holds a commit up that could be published."""
+
+    def set(self) -> None:
+        """The commit could be published now. May be repeated."""
+        ...
 
 
 class CommitPoint(IntEnum):
@@ -54,6 +65,7 @@ class TopicTotals:
     """What is kept over all topics by the topics and commits themselves."""
 
     __slots__ = (
+        "_steps",
         "attention",
         "bytes_on_the_way",
         "changed",
@@ -61,6 +73,7 @@ class TopicTotals:
         "copying",
         "delayed",
         "fetch",
+        "in_doubt",
         "is_synced",
         "news",
         "when_synced",
@@ -83,10 +96,27 @@ class TopicTotals:
         """Topics with copies that are made of other topics' bytes."""
         self.delayed: dict[Topic, None] = {}
         """Topics with something in the log that does not show in them yet: no replay may begin behind it."""
+        self.in_doubt: dict[Any, None] = {}
+        """Transactions that recovery may have to decide, oldest first (`topics.engine.transaction`)."""
+        self._steps: deque[Callable[[], Any]] | None = None
+        """What `in_turn` has yet to do, while it does something."""
         self.is_synced: Callable[[int, LogPosition], bool] | None = None
         """Whether the disk holds a shard's log up to a position."""
         self.when_synced: Callable[[int, Callable[[], None]], None] | None = None
         """Calls back when what a shard has written by now is on disk."""
+
+    def in_turn(self, step: Callable[[], Any]) -> None:
+        """Do something now that may lead to more of its kind. What it leads to is done behind it, before the outermost
+        call returns, and not within it: the end of one transaction can be the end of thousands."""
+        if self._steps is not None:
+            self._steps.append(step)
+            return
+        self._steps = deque([step])
+        try:
+            while self._steps:
+                self._steps.popleft()()
+        finally:
+            self._steps = None
 
 
 class Topic:
@@ -103,11 +133,14 @@ class Topic:
         "commit_keys",
         "common",
         "config",
+        "consumer_commits",
+        "consumers",
         "copies",
         "counted_bytes",
         "counted_records",
         "deleted",
         "fanout",
+        "fences",
         "id",
         "incoming",
         "keys",
@@ -130,6 +163,8 @@ class Topic:
         "stages",
         "synced_seq",
         "touched_ms",
+        "transactions",
+        "undecided",
         "unwritten",
         "used_at",
         "working",
@@ -154,6 +189,8 @@ class Topic:
         self.pending: deque[Commit] | None = None
         self.pending_records = 0
         self.pending_bytes = 0
+        self.undecided = 0
+        """How many of the pending commits are those of transactions."""
         self.common = common
         self.unwritten: deque[Commit] | None = None
         """Published before they were written (`memory`), oldest first."""
@@ -192,6 +229,14 @@ class Topic:
         """Its stages, by name."""
         self.commit_keys: CommitKeys | None = None
         """The commits of stages that it remembers."""
+        self.fences: Fences | None = None
+        """Its fences, if it has any."""
+        self.consumers: Consumers | None = None
+        """Its named consumers, once it has had one."""
+        self.consumer_commits: dict[str, ConsumerCommit] | None = None
+        """The event of each consumer that is on its way."""
+        self.transactions: TransactionKeys | None = None
+        """The transactions that it remembers by their keys: those whose first topic it is."""
         self.deleted = False
         self.counted_records = 0
         self.counted_bytes = 0
@@ -297,6 +342,9 @@ class Topic:
             origins=self.origins.dump() if self.origins is not None else None,
             stage=[*self.stage, self.used_at] if self.stage is not None else None,
             commits=self.commit_keys.dump() if self.commit_keys is not None else [],
+            fences=dict(self.fences.published) if self.fences is not None else {},
+            consumers=self.consumers.dump(dump_rows) if self.consumers is not None else None,
+            transactions=self.transactions.dump() if self.transactions is not None else [],
         )
 
     def set_queue(self, queue: JobQueue) -> None:
@@ -369,7 +417,7 @@ class Topic:
                 break
             missing = pending[0].needs() if pending[0].needs is not None else ()
             if missing:
-                self._fetch(missing)
+                self.fetch(missing)
                 break
             commit = pending.popleft()
             commit.publish()
@@ -394,9 +442,10 @@ class Topic:
             apply()
         except NotLoaded as missing:
             self.after_fetch = apply
-            self._fetch(missing.spans)
+            self.fetch(missing.spans)
 
-    def _fetch(self, spans: tuple[Span, ...]) -> None:
+    def fetch(self, spans: tuple[Span, ...]) -> None:
+        """Load columns that the next commit needs. Nobody reads the topic meanwhile; `resume` ends it."""
         assert self.working is None
         assert self.common.fetch is not None
         self.working = trio.Event()
@@ -428,6 +477,13 @@ class Topic:
         self.wake()
 
 
+class ConsumerCommit(NamedTuple):
+    """An event of a consumer on its way, and where the consumer is after it."""
+
+    commit: Commit
+    seq: int
+
+
 class Fanout(Generic[F]):
     """What forwards from one topic, scheduled by itself: routers may be lowered while watchers are not."""
 
@@ -447,6 +503,28 @@ class Fanout(Generic[F]):
         return self is other
 
 
+class Foreseen:
+    """What a commit on its way will do to the tags of its topic: conditions are judged as if it were published."""
+
+    __slots__ = ("floor", "newest", "removes", "tags")
+
+    def __init__(
+        self,
+        tags: Sequence[str | None] | None = None,
+        floor: int = 0,
+        removes: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.tags = tags
+        """The tags of its records; None if no record has one."""
+        self.floor = floor
+        """Records below it are evicted."""
+        self.removes = removes
+        """Whether it deletes a published record, by seq; None if it deletes none."""
+        self.newest: dict[str | None, int] | None = None
+        """The newest record with each tag, of this commit and those before it; published ones may be among them. Made
+        when conditions are judged, and then kept with the newest commit that has tags; None for others."""
+
+
 class Commit:
     """A change on its way through a shard. The writer owns it from `submit` on; a caller who goes away changes
     nothing."""
@@ -464,6 +542,7 @@ class Commit:
         "end",
         "error",
         "file",
+        "foreseen",
         "forwards",
         "frame_lens",
         "frames",
@@ -514,12 +593,14 @@ class Commit:
         self.on_fail: Callable[[], None] | None = None
         self.needs: Callable[[], tuple[Span, ...]] | None = None
         """What has to be loaded before `apply` can be called."""
-        self.held: trio.Event | None = None
+        self.held: HeldBy | None = None
         """Set when it could be published; whoever holds it up then finishes something, puts None here and settles."""
         self.forwards = False
         """Whether a router has made it, and nobody waits for it."""
         self.deletes = False
         """Whether it takes records away."""
+        self.foreseen: Foreseen | None = None
+        """What it will do to the tags of its topic, if it is an append, a copy or a deletion that does anything."""
         self.patient = False
         """Whether nobody minds if it is written a little later."""
         self.leans: Leans = ()
@@ -607,17 +688,15 @@ class Commit:
         failed = [topic.pending.pop()]
         while failed[-1] is not self:
             failed.append(topic.pending.pop())
+        for commit in failed:  # all of them before anybody is told: who hears of one may look at another
+            commit._leave()
+            commit.error = error
         for commit in reversed(failed):
-            commit._fail(error)
+            if commit.on_fail is not None:
+                commit.on_fail()
+            commit.finish()
         topic._note_delay()
         topic.wake()
-
-    def _fail(self, error: ApiError) -> None:
-        self._leave()
-        self.error = error
-        if self.on_fail is not None:
-            self.on_fail()
-        self.finish()
 
     def publish(self) -> None:
         """The commit point."""

@@ -74,6 +74,7 @@ class TopicStates:
             last_write_ts=topic.last_write_ms,
             last_read_ts=topic.last_read_ms,
             queue=UNSET if queue is None else queue,
+            fences=dict(topic.fences.published) if topic.fences is not None and topic.fences.published else UNSET,
         )
 
     async def page(

@@ -10,7 +10,17 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from topics.model import Performance, RouterState, Tombstone, TopicConfig, TopicState, TopicSummary, WatchedTopic
+from topics.model import (
+    ConsumerState,
+    MovedConsumer,
+    Performance,
+    RouterState,
+    Tombstone,
+    TopicConfig,
+    TopicState,
+    TopicSummary,
+    WatchedTopic,
+)
 
 
 class ErrorFacts(Struct, kw_only=True):
@@ -62,6 +72,58 @@ class TopicDeletedAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+# --- consumers -------------------------------------------------------------------------------------------------------
+
+
+class ConsumerAnswer(ConsumerState, kw_only=True):
+    """The answer to the PUT or the GET of a consumer."""
+
+    performance: Performance
+
+
+class ConsumerListAnswer(Struct, kw_only=True):
+    """One page of the list of consumers of a topic. `next_cursor` is missing on the last one."""
+
+    consumers: list[ConsumerState]
+    next_cursor: str | UnsetType = UNSET
+    performance: Performance
+
+
+class ConsumerDeletedAnswer(Struct, kw_only=True):
+    """The answer to the deletion of a consumer."""
+
+    topic: str
+    consumer: str
+    deleted: bool
+    performance: Performance
+
+
+class ConsumerMovedAnswer(MovedConsumer, kw_only=True):
+    """The answer to a commit or a seek of a consumer."""
+
+    performance: Performance
+
+
+class AcquiredAnswer(Struct, kw_only=True):
+    """The answer to an acquire."""
+
+    topic: str
+    consumer: str
+    epoch: int
+    generation: int
+    deadline: int
+    performance: Performance
+
+
+class ReleasedAnswer(Struct, kw_only=True):
+    """The answer to a release."""
+
+    topic: str
+    consumer: str
+    released: bool
+    performance: Performance
+
+
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
@@ -104,6 +166,25 @@ class IngestAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class TransactionMember(Struct, kw_only=True):
+    """The records of a transaction in one of its topics."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    seqs: list[int]
+    count: int
+    created: bool
+
+
+class TransactionAnswer(Struct, kw_only=True):
+    """The answer to a transaction, in the order of the request."""
+
+    appends: list[TransactionMember]
+    deduped: bool
+    performance: Performance
+
+
 class StageAnswer(Struct, kw_only=True):
     """The answer to an append to a stage, of JSON or of NDJSON."""
 
@@ -130,6 +211,23 @@ class StageDeletedAnswer(Struct, kw_only=True):
     topic: str
     stage: str
     deleted: bool
+    performance: Performance
+
+
+class FenceDeletedAnswer(Struct, kw_only=True):
+    """The answer to the removal of a fence."""
+
+    topic: str
+    fence: str
+    deleted: bool
+    performance: Performance
+
+
+class SealedAnswer(Struct, kw_only=True):
+    """The answer to the sealing of a topic."""
+
+    topic: str
+    segments: int
     performance: Performance
 
 

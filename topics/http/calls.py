@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -13,7 +14,7 @@ from msgspec import UNSET
 
 from topics.auth.keys import OPEN, Key
 from topics.auth.keys import Scope as KeyScope
-from topics.errors import ApiError
+from topics.errors import ApiError, invalid, timed_out
 from topics.http.answer_types import AppendAnswer
 from topics.http.connections.connection import Connection
 from topics.http.connections.exchange import ClientGone, Exchange
@@ -73,6 +74,17 @@ class OpenAnswer(ABC):
         """Give back what the answer has taken, after it has ended."""
 
 
+def idempotency_header(call: Call) -> str | None:
+    """The header `Idempotency-Key`; None if there is none. Raises `400 invalid_request`."""
+    value = call.headers.get(b"idempotency-key")
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise invalid("Idempotency-Key", "is not valid UTF-8") from None
+
+
 def json_response(value: Any, status: int = 200) -> Response:
     """An answer with `value` as JSON."""
     return Response(status, encode(value))
@@ -118,6 +130,7 @@ class Call:
         "answer_headers",
         "audited",
         "body",
+        "changes",
         "charge",
         "entered",
         "exchange",
@@ -130,6 +143,7 @@ class Call:
         "request_id",
         "route",
         "started_ns",
+        "time_limit",
         "waits",
     )
 
@@ -149,6 +163,10 @@ class Call:
         """True while it counts as a request in progress of its key."""
         self.waits = False
         """True if the request has asked to wait, so that it may take long."""
+        self.changes = False
+        """True if the call may change something."""
+        self.time_limit: trio.CancelScope | None = None
+        """The scope of `within`; None if the call has no time limit."""
         self.route: Route | None = None
         self.params: Mapping[str, str] = {}
         self.body = b""
@@ -204,6 +222,23 @@ class Call:
         """The `performance` object of the answer, with the time from the beginning of the request to `now_ns`."""
         self.perf.server_total_ms = round((now_ns - self.started_ns) / 1e6, 3)
         return self.perf
+
+    @contextmanager
+    def within(self, timeout_ms: int) -> Iterator[None]:
+        """Put around the work of the call. If it takes more than `timeout_ms` (0: it may), and the time that `allow`
+        adds, it is cancelled and 503 is raised (`topics.errors.timed_out`)."""
+        if not timeout_ms:
+            yield
+            return
+        with trio.move_on_after(timeout_ms / 1000) as self.time_limit:
+            yield
+        if self.time_limit.cancelled_caught:
+            raise timed_out(timeout_ms, changes=self.changes)
+
+    def allow(self, wait_ms: int) -> None:
+        """Give the call `wait_ms` more time, because it was asked to wait for so long."""
+        if self.time_limit is not None:
+            self.time_limit.deadline += wait_ms / 1000
 
     async def while_connected(self, function: Callable[[], Awaitable[T]]) -> T:
         """Await `function()`, and return its result or raise its exception. If the client goes away, `function` is

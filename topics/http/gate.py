@@ -35,20 +35,20 @@ from topics.http.calls import (
     error_response,
     with_line_end,
 )
+from topics.http.connections.asgi_messages import Receive, Send, stop_receiving
 from topics.http.connections.connection import Connection
 from topics.http.connections.exchange import ClientGone, Exchange, Scope
-from topics.http.connections.protocols.asgi_exchange import AsgiExchange, Receive, Send, stop_receiving
-from topics.http.connections.protocols.request_checks import new_request_id
+from topics.http.connections.refusals import new_request_id
 from topics.http.grants import Grant
 from topics.http.handlers.bulk import Bulk
 from topics.http.handlers.control_plane import ControlPlane
 from topics.http.handlers.data_plane import DataPlane
-from topics.http.handlers.websocket import WebSocket
 from topics.http.openapi.strict_names import check_body, check_query, is_strict
 from topics.http.requests.body_reader import (
     SMALL_BODY,
     SMALL_BODY_S,
     BodyReader,
+    carried_by,
     discard_body,
     has_small_rest,
     is_lines,
@@ -101,6 +101,7 @@ class Gate:
         self._engine = engine
         self._audit = audit
         self._slow_ms = engine.settings.slow_request_ms
+        self._timeout_ms = engine.settings.request_timeout_ms
         self._logs_requests = engine.settings.log_level == "debug"
         self.access = KeyAccess(engine.settings, engine.clock, keyring or Keyring(engine.settings.api_keys))
         settings = engine.settings
@@ -113,6 +114,8 @@ class Gate:
         self._control = ControlPlane(engine, self.figures)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from topics.http.connections.protocols.asgi_exchange import AsgiExchange  # noqa: PLC0415
+
         if scope["type"] == "http":
             await self.handle(AsgiExchange(scope, receive, send))
         elif scope["type"] == "websocket":
@@ -263,6 +266,7 @@ class Gate:
             topic=call.params.get("topic", ""),
             router=call.params.get("router", ""),
             stage=call.params.get("stage", ""),
+            fence=call.params.get("fence", ""),
             query=call.query,
             body=call.body,
             status=status,
@@ -294,6 +298,7 @@ class Gate:
                 return answer
             raise
         call.route = found.route
+        call.changes = found.route.changes
         if found.route.audited:
             call.audited, call.params = True, found.unchecked()
         if refusal is not None and not found.route.always_open:
@@ -301,7 +306,7 @@ class Gate:
         self._let_in(call, found)
         strict = is_strict(call.headers)
         if strict:
-            check_query(found.route, call.query, lines=is_lines(call))
+            check_query(found.route, call.query, carried_by(call))
         if not call.key.digest:
             return await self._carry_out(call, found, strict=strict)
         with self.access.granting(call.grant):
@@ -312,14 +317,21 @@ class Gate:
         the body of a call without one are all."""
         if found.route.body is BodyKind.NONE and not (strict and call.method != "GET"):
             await self._reader.skip_body(call)
-        elif found.route.body is BodyKind.JSON_OR_LINES and is_lines(call):
+        elif found.route.body is BodyKind.APPEND and is_lines(call):
             return await self._bulk.ingest(call, self._reader.stream(call))
         else:
             call.body = await self._reader.read_body(call, found.route.body)
-            if strict and call.body and found.route.body is not BodyKind.JSON_OR_LINES:
+            if strict and call.body and found.route.body is not BodyKind.APPEND:
                 check_body(found.route, call.body)
         if call.key.digest:
             self.access.charge(call.key, len(call.body))
+        # The client's own time, for the body, is bounded by the reader of the body.
+        if self._timeout_ms and not (found.route.always_open or found.route.is_unhurried):
+            with call.within(self._timeout_ms):
+                return await self._handled(call, found)
+        return await self._handled(call, found)
+
+    async def _handled(self, call: Call, found: RouteMatch) -> Response | OpenAnswer:
         if found.route.plane is Plane.DATA:
             return await self._data[found.route.name](call)
         return await self._control.handle(call, found.plain_path())
@@ -387,6 +399,8 @@ class Gate:
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept or refuse a WebSocket, serve it to its end, and count it as a request."""
+        from topics.http.handlers.websocket import WebSocket  # noqa: PLC0415
+
         connection: Connection = scope["state"]["connection"]
         await receive()
         began = self._engine.clock.perf_ns()

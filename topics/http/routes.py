@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from topics.auth.keys import ANY_KEY, Scope
+from topics.conditions.fences import check_fence_name
 from topics.errors import ApiError, invalid
 from topics.log.names import check_router_name, check_topic_name
+from topics.model import MAX_U64
 
 MAX_SEGMENT: Final = 4096
 """Bytes of a path segment that are decoded. The longest name has 255 characters, which are 765 bytes when all are
 percent-encoded. A longer segment is no valid name, cut or not."""
 MAX_LOGGED: Final = 300
 """Characters of an unchecked parameter that are logged. A valid name has at most 255."""
+SHORT_PATH: Final = 128
+REMEMBERED: Final = 1024
+"""The length of a path (bytes) up to which its route is remembered, and how many are: about 1 MiB."""
 
 
 class Plane(Enum):
@@ -40,8 +45,11 @@ class BodyKind(Enum):
     """JSON of at most `TOPICS_MAX_CALL_BYTES`."""
     NAMES = "names"
     """JSON that may be longer, because it lists names."""
-    JSON_OR_LINES = "json or lines"
-    """JSON of at most `TOPICS_MAX_BODY_BYTES`, or NDJSON of any length, which the handler reads piece by piece."""
+    RECORDS = "records"
+    """JSON of at most `TOPICS_MAX_BODY_BYTES`."""
+    APPEND = "json, lines or bytes"
+    """JSON of at most `TOPICS_MAX_BODY_BYTES`, NDJSON of any length, which the handler reads piece by piece, or the raw
+    bytes of one record (`topics.raw_bytes`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class Route:
     """The audit log has a line of each call."""
     is_about_all: bool = False
     """The call concerns all topics, so that keys with prefixes may not make it."""
+    is_unhurried: bool = False
+    """The call takes as long as its work: `TOPICS_REQUEST_TIMEOUT_MS` does not end it."""
     is_page: bool = False
     """The answer is a page for people, who may come by a link from any other page."""
     label: str = field(init=False)
@@ -71,23 +81,40 @@ class Route:
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", f"{self.method} {self.template}")
 
+    @property
+    def changes(self) -> bool:
+        """Return True if the call may change something."""
+        return bool((self.needs or READ) & ~READ)
+
 
 READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
 _DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, BodyKind.JSON
+_CONSUMER: Final = "/v0/topics/{topic}/consumers/{consumer}"
 
 ROUTES: Final[tuple[Route, ...]] = (
-    Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, BodyKind.JSON_OR_LINES),
+    Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, BodyKind.APPEND),
+    Route("transaction", "POST", "/v0/transactions", _DATA, WRITE, BodyKind.RECORDS),
     Route("commit", "POST", "/v0/topics/{topic}/commit", _DATA, WRITE, BodyKind.NAMES),
     Route("delete_stage", "DELETE", "/v0/topics/{topic}/stages/{stage}", _DATA, DELETE, audited=True),
+    Route("delete_fence", "DELETE", "/v0/topics/{topic}/fences/{fence}", _DATA, ADMIN, audited=True),
     Route("diff_post", "POST", "/v0/topics/{topic}/diff", _DATA, READ, _JSON),
     Route("diff_get", "GET", "/v0/topics/{topic}/diff", _DATA, READ),
     Route("export", "GET", "/v0/topics/{topic}/records", _DATA, READ),
+    Route("get_record", "GET", "/v0/topics/{topic}/records/{seq}", _DATA, READ),
     Route("stream", "GET", "/v0/topics/{topic}/stream", _DATA, READ, token_in_query=True),
     Route("claim", "POST", "/v0/topics/{topic}/claim", _DATA, READ | WRITE, _JSON),
     Route("ack", "POST", "/v0/topics/{topic}/ack", _DATA, WRITE, _JSON),
     Route("nack", "POST", "/v0/topics/{topic}/nack", _DATA, WRITE, _JSON),
     Route("extend", "POST", "/v0/topics/{topic}/extend", _DATA, WRITE, _JSON),
     Route("work", "GET", "/v0/topics/{topic}/work", _DATA, READ | WRITE, token_in_query=True),
+    Route("list_consumers", "GET", "/v0/topics/{topic}/consumers", _DATA, READ),
+    Route("put_consumer", "PUT", _CONSUMER, _DATA, WRITE, _JSON),
+    Route("get_consumer", "GET", _CONSUMER, _DATA, READ),
+    Route("delete_consumer", "DELETE", _CONSUMER, _DATA, DELETE, audited=True),
+    Route("commit_consumer", "POST", f"{_CONSUMER}/commit", _DATA, WRITE, _JSON),
+    Route("seek_consumer", "POST", f"{_CONSUMER}/seek", _DATA, WRITE, _JSON, audited=True),
+    Route("acquire_consumer", "POST", f"{_CONSUMER}/acquire", _DATA, WRITE, _JSON),
+    Route("release_consumer", "POST", f"{_CONSUMER}/release", _DATA, WRITE, _JSON),
     Route("open_watch", "POST", "/v0/watch", _DATA, READ, _JSON),
     Route("watch", "GET", "/v0/watch/{wid}", _DATA, READ, token_in_query=True),
     Route("ws", "GET", "/v0/ws", _DATA, ANY_KEY, token_in_query=True),
@@ -96,11 +123,21 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("get_topic", "GET", "/v0/topics/{topic}", _DATA, READ),
     Route("delete_topic", "DELETE", "/v0/topics/{topic}", _CONTROL, DELETE, audited=True),
     Route("delete_records", "POST", "/v0/topics/{topic}/delete", _CONTROL, DELETE, _JSON, audited=True),
+    Route("seal", "POST", "/v0/topics/{topic}/seal", _CONTROL, ADMIN, audited=True, is_unhurried=True),
     Route("list_routers", "GET", "/v0/routers", _CONTROL, READ),
     Route("put_router", "PUT", "/v0/routers/{router}", _CONTROL, ADMIN, _JSON, audited=True),
     Route("get_router", "GET", "/v0/routers/{router}", _CONTROL, READ),
     Route("delete_router", "DELETE", "/v0/routers/{router}", _CONTROL, DELETE, audited=True),
-    Route("checkpoint", "POST", "/v0/admin/checkpoint", _CONTROL, ADMIN, audited=True, is_about_all=True),
+    Route(
+        "checkpoint",
+        "POST",
+        "/v0/admin/checkpoint",
+        _CONTROL,
+        ADMIN,
+        audited=True,
+        is_about_all=True,
+        is_unhurried=True,
+    ),
     Route("root", "GET", "/", _CONTROL, None, always_open=True, is_page=True),
     Route("health", "GET", "/v0/health", _DATA, None, always_open=True),
     Route("healthz", "GET", "/healthz", _DATA, None, always_open=True),
@@ -111,11 +148,25 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("docs", "GET", "/v0/docs", _CONTROL, ANY_KEY, is_page=True),
 )
 
+MAX_SEQ_DIGITS: Final = 20
+"""Digits of the highest seq, 2^64 - 1."""
+
+
+def check_seq(text: str) -> str:
+    """Check a seq in a path, 1 to 2^64 - 1 in decimal digits. Raises `400 invalid_request`."""
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_SEQ_DIGITS and 1 <= int(text) <= MAX_U64):
+        raise invalid("seq", "must be an integer from 1 to 2^64 - 1")
+    return text
+
+
 # The check for each kind of path parameter. A bad name is answered with 400 on every route.
 _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
     "topic": check_topic_name,
     "router": check_router_name,
     "stage": partial(check_topic_name, field="stage"),
+    "seq": check_seq,
+    "fence": check_fence_name,
+    "consumer": partial(check_topic_name, field="consumer"),
     "wid": str,
 }
 
@@ -171,12 +222,16 @@ class RouteTable:
         # Shapes with fewer parameters are tried first, whatever the order of the table.
         for shape in sorted(shapes.values(), key=lambda shape: shape.segments.count(None)):
             self._by_length.setdefault(len(shape.segments), []).append(shape)
+        self._remembered = lru_cache(maxsize=REMEMBERED)(self._find)
 
     def find(self, method: str, raw_path: bytes) -> RouteMatch:
-        """The route for a method and a raw (still percent-encoded) path.
+        """The route for a method and a raw (still percent-encoded) path. Short paths that were found are remembered.
 
         Raises `404 not_found`, or `405 method_not_allowed` with an `Allow` header.
         """
+        return self._remembered(method, raw_path) if len(raw_path) <= SHORT_PATH else self._find(method, raw_path)
+
+    def _find(self, method: str, raw_path: bytes) -> RouteMatch:
         if not raw_path.startswith(b"/"):
             raw_path = _origin_form(raw_path)
         # A path with more segments than the longest route is not split any further.

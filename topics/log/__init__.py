@@ -19,6 +19,7 @@ tag_match         conditions on tags
 block             the JSON of a run of records, encoded once for all readers
 copies            which record each copy of a router was made from
 dedupe_window     the idempotency keys that a topic remembers
+transaction_keys  the transactions that a topic remembers by their keys
 stages            the target of a stage, and the commits of stages that a topic remembers
 topic_config      a topic's configuration: patches and stored form
 names             which names clients may choose

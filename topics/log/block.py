@@ -245,6 +245,31 @@ class Block:
         i = self.node_ids[seq - self.first_seq]
         return self.nodes[i - 1] if i else None
 
+    def tag_of(self, seq: int) -> str | None:
+        """Return the tag of a record, None if it has none."""
+        if self.tags is None or self.tag_starts is None:
+            return None
+        i = seq - self.first_seq
+        start, end = self.tag_starts[i] + len(_TAG_KEY), self.tag_starts[i + 1] - 1
+        if end < start:
+            return None
+        quoted = bytes(self.tags[start:end])
+        return msgspec.json.decode(quoted, type=str) if b"\\" in quoted else quoted[1:-1].decode()
+
+    def meta_of(self, seq: int) -> bytes | None:
+        """Return the JSON of the meta of a present record, None if it has none."""
+        i = seq - self.first_seq
+        if self.meta_lens is None or not self.meta_lens[i]:
+            return None
+        end = self.starts[i + 1] - 2
+        return bytes(self.body[end - self.meta_lens[i] + len(_META_KEY) : end])
+
+    def data_of(self, seq: int) -> bytes:
+        """Return the JSON of the data of a present record."""
+        i = seq - self.first_seq
+        end = self.starts[i + 1] - 2 - (self.meta_lens[i] if self.meta_lens is not None else 0)
+        return bytes(self.body[self.body.index(_DATA_KEY, self.starts[i]) + len(_DATA_KEY) : end])
+
     def parts_of(self, seq: int) -> RecordParts:
         """Return the pieces of a present record as they were appended (`node` and `tag` as UTF-8, not as JSON)."""
         i = seq - self.first_seq

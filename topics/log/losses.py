@@ -195,6 +195,24 @@ class Losses:
             total += runs[at + 1] - max(runs[at], first) + 1
         return total
 
+    def why_missing(self, seq: int, front: int) -> LossReason | Literal["deleted"]:
+        """Return why there is no live record at `seq`, which is at most the head and not live. Raises NotLoaded.
+
+        Below `evict_floor` the answer is as good as what is remembered there: a record deleted so long ago that this
+        was forgotten counts as lost, and of several reasons it is the one whose highest seq comes next.
+        """
+        if seq < self.evict_floor:
+            runs = self._deleted or ()
+            at = bisect_left(runs, seq)
+            if at < len(runs) and (at % 2 or runs[at] == seq):
+                return "deleted"
+            return min((last, reason) for reason, last in (self._causes or {}).items() if last >= seq)[1]
+        for hole in self._holes_from(seq) if seq >= front else ():
+            if hole.first <= seq and not self._index.deleted_in(seq, seq + 1):
+                return hole.reason
+            break
+        return "deleted"
+
     # -- the front moves ---------------------------------------------------------------------------------------------
 
     def move_front(self, old_front: int, front: int, reason: LossReason | None, last_lost: int) -> None:

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 from topics.log.dumped_values import from_little_endian, little_endian
 from topics.log.tag_match import TagMatch
@@ -36,6 +36,50 @@ RUN_NAMES = 4096
 # Postings of one tag that a sweep examines at a time, and how many of them cost as much as visiting a name.
 _CHUNK: Final = 4096
 _POSTINGS_PER_UNIT: Final = 8
+
+
+class Postings(NamedTuple):
+    """The postings of a tag: items `start` to `end` (exclusive) of `seqs`, ascending."""
+
+    seqs: array[int]
+    start: int
+    end: int
+
+
+class PostingsSource(Protocol):
+    """An index that finds the postings of tags."""
+
+    def postings_of(self, match: TagMatch, most: int) -> list[Postings] | None:
+        """Return the postings of each matching tag, None if more than `most` match."""
+        ...
+
+
+def postings_of(source: PostingsSource, matches: Iterable[TagMatch], most: int) -> list[Postings] | None:
+    """Return the postings of each tag that matches one of `matches`, some perhaps more than once. None if more than
+    `most` tags match."""
+    found: list[Postings] = []
+    for match in matches:
+        more = source.postings_of(match, most - len(found))
+        if more is None:
+            return None
+        found += more
+    return found
+
+
+def merged_from(parts: Sequence[Postings], first: int, most: int) -> tuple[array[int], int | None]:
+    """Merge postings from `first` on: about `most` of them, but some of each part. Return them, ascending, and the seq
+    up to which they are all of them; None if no more follow."""
+    per_part = max(16, most // max(1, len(parts)))
+    found: list[int] = []
+    known_to: int | None = None
+    for seqs, start, end in parts:
+        at = bisect_left(seqs, first, start, end)
+        to = min(end, at + per_part)
+        found += seqs[at:to]
+        if to < end and (known_to is None or seqs[to - 1] < known_to):
+            known_to = seqs[to - 1]
+    found = sorted(set(found)) if len(parts) > 1 else found
+    return array("Q", found if known_to is None else found[: bisect_right(found, known_to)]), known_to
 
 
 class TagIndex:
@@ -126,13 +170,26 @@ class TagIndex:
         merged.sort()
         return array("Q", merged)
 
+    def postings_of(self, match: TagMatch, most: int) -> list[Postings] | None:
+        """Return the postings of each matching tag, None if more than `most` match. Stale ones may be among them."""
+        if match.prefix and sum(to - at for run in self._runs for at, to in [_range_of(run, match.pattern)]) > most:
+            return None
+        names = self._names(match) if match.prefix else [match.pattern]
+        if len(names) > most:
+            return None
+        found = []
+        for name in names:
+            known = self._seqs.get(name)
+            if known is not None:
+                seqs = array("Q", (known,)) if isinstance(known, int) else known
+                found.append(Postings(seqs, 0, len(seqs)))
+        return found
+
     def _names(self, match: TagMatch) -> list[str]:
         prefix = match.pattern
         names = [name for name in self._fresh if name.startswith(prefix)]
         for run in self._runs:
-            at = bisect_left(run, prefix)
-            # The names with the prefix are together, and begin at the first name that is not below the prefix.
-            to = bisect_left(run, True, at, key=lambda name: not name.startswith(prefix))
+            at, to = _range_of(run, prefix)
             names += run[at:to]
         return names
 
@@ -143,6 +200,20 @@ class TagIndex:
         if isinstance(known, int):
             return array("Q", (known,) if lo <= known <= hi else ())
         return known[bisect_left(known, lo) : bisect_right(known, hi)]
+
+    def last(self, name: str) -> int:
+        """Return the last posting of a tag, 0 if it has none. It may be stale."""
+        known = self._seqs.get(name, 0)
+        return known if isinstance(known, int) else known[-1]
+
+    def before(self, name: str, lo: int, hi: int, most: int) -> array[int]:
+        """Return the last postings of a tag from `lo` to below `hi`, at most `most`, ascending. Stale ones may be among
+        them."""
+        known = self._seqs.get(name)
+        if known is None or isinstance(known, int):
+            return self._between(name, lo, hi - 1)
+        end = bisect_left(known, hi)
+        return known[max(bisect_left(known, lo, 0, end), end - most) : end]
 
     def sweep(self, units: int, front: int, only_live: Callable[[array[int]], array[int]] | None) -> None:
         """Drop stale postings, continuing where the last call stopped.
@@ -315,3 +386,10 @@ class TagIndex:
             total += len(known)
         assert total == self.postings
         assert 0 <= self.stuck <= self.garbage <= self.postings
+
+
+def _range_of(run: list[str], prefix: str) -> tuple[int, int]:
+    """Return where the names with this prefix are in a sorted list: the first, and the one behind the last."""
+    at = bisect_left(run, prefix)
+    # They are together, and begin at the first name that is not below the prefix.
+    return at, bisect_left(run, True, at, key=lambda name: not name.startswith(prefix))

@@ -15,12 +15,20 @@ from msgspec import UNSET
 from topics.errors import ApiError, invalid
 from topics.log.names import check_topic_name
 from topics.model import MAX_U64, TopicConfig, TopicConfigPatch
+from topics.schemas.record_schema import normal_schema
+from topics.schemas.schema_walk import BadSchema
 
 MAX_IDEMPOTENCY_WINDOW_MS: Final = 7 * 24 * 3600 * 1000
 MIN_LEASE_MS: Final = 100
 MAX_LEASE_MS: Final = 86_400_000
 
 _U64_FIELDS: Final = ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries")
+SEGMENT_LIMITS: Final[Mapping[str, tuple[int, int]]] = {
+    "segment_max_events": (1, 1_000_000),
+    "segment_max_bytes": (1 << 10, 1 << 30),
+    "segment_max_age_ms": (0, 365 * 86_400_000),
+}
+"""The least and the most of each limit of segments, as for the settings of the daemon with these names."""
 _CLAMPED: Final[Mapping[str, tuple[int, int]]] = {
     "priority": (-1000, 1000),
     "lease_ms": (MIN_LEASE_MS, MAX_LEASE_MS),
@@ -30,7 +38,12 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "type": ("log", "queue"),
     "discard": ("old", "reject"),
     "durability": ("ephemeral", "memory", "disk", "fsync"),
+    "retention": ("limits", "consumed"),
 }
+
+_LATER: Final = ("schema", "segment_max_events", "segment_max_bytes", "segment_max_age_ms")
+"""Fields that most topics have no value for. They are left out where they are None, so that the parts of other topics
+are what they were before there were these fields."""
 
 # Most of 100,000 topics have one of a few configurations, so equal ones share an object. The bound is for a daemon
 # whose topics all differ: sharing then saves nothing, and the oldest entries are dropped.
@@ -54,6 +67,10 @@ def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topi
             raise invalid(name, f"must be one of {', '.join(_CHOICES[name])}")
         if name in _U64_FIELDS and not 0 <= value <= MAX_U64:
             raise invalid(name, "must be between 0 and 2^64 - 1")
+        if name in SEGMENT_LIMITS and value is not None:
+            low, high = SEGMENT_LIMITS[name]
+            if not low <= value <= high:
+                raise invalid(name, f"must be between {low} and {high}, or null", min=low, max=high)
         if name in _CLAMPED and value is not None:
             low, high = _CLAMPED[name]
             present[name] = max(low, min(high, value))
@@ -63,12 +80,19 @@ def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topi
         check_topic_name(present["dead_letter"], "dead_letter")
         if present["dead_letter"] == topic:
             raise invalid("dead_letter", "must differ from the topic itself")
+    if "schema" in present:
+        try:
+            present["schema"] = normal_schema(bytes(present["schema"]))
+        except BadSchema as error:
+            raise invalid("schema", str(error)) from None
     if current is not None and present.get("type", current.type) != current.type:
         raise ApiError(
             "topic_exists_incompatible",
             f"type: topic {topic!r} is a {current.type} and stays one",
             detail={"field": "type", "topic": topic, "type": current.type},
         )
+    if present.get("retention") == "consumed" and present.get("type", base.type) == "queue":
+        raise invalid("retention", "a queue deletes its jobs itself")
     # If a body has both, `durability` wins over `durable`; `durable` alone sets the class, whatever it was before.
     if "durability" not in present and "durable" in present:
         present["durability"] = "fsync" if present["durable"] else "disk"
@@ -83,14 +107,25 @@ def config_from_wire(value: Mapping[str, Any]) -> TopicConfig:
     wrong types.
     """
     try:
-        return _intern(msgspec.convert(value, TopicConfig))
-    except msgspec.ValidationError as error:
+        schema = value.get("schema")
+        if schema is None:
+            return _intern(msgspec.convert(value, TopicConfig))
+        rest = {name: field for name, field in value.items() if name != "schema"}
+        config = msgspec.convert(rest, TopicConfig)
+        return _intern(msgspec.structs.replace(config, schema=msgspec.Raw(schema)))
+    except (msgspec.ValidationError, TypeError) as error:
         raise ValueError(f"not a topic config: {error}") from error
 
 
 def config_to_wire(config: TopicConfig) -> dict[str, Any]:
-    """Return all fields by name, as CBOR and JSON take them. A new dict that the caller may keep."""
-    return msgspec.structs.asdict(config)
+    """Return the fields by name, as CBOR and JSON take them. A new dict that the caller may keep."""
+    fields = msgspec.structs.asdict(config)
+    for name in _LATER:
+        if fields[name] is None:
+            del fields[name]
+    if config.schema is not None:
+        fields["schema"] = bytes(config.schema).decode()
+    return fields
 
 
 def _intern(config: TopicConfig) -> TopicConfig:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from topics.log.dumped_values import whole
 from topics.log.record_index import RecordIndex
 from topics.log.span import Span, SpanSum
-from topics.log.tag_index import TagIndex
+from topics.log.tag_index import Postings, TagIndex, postings_of
 from topics.log.tag_match import TagMatch
 
 # Sweeping begins when a quarter of the postings (1 / `_SWEEP_SHARE`) is garbage, and at least `_SWEEP_MIN` of them. It
@@ -30,6 +30,13 @@ _SWEEP_SHARE: Final = 4
 _SWEEP_UNITS_PER_DEATH: Final = 4
 _SWEEP_MIN: Final = 64
 
+_LOOKED_AT: Final = 256
+"""Postings that a search for the newest live record looks at in one step."""
+
+_NOTED_TAGS: Final = 16
+_NOTED_CHARACTERS: Final = 64
+"""Of so many tags that files know, and not longer, a topic notes the newest record."""
+
 
 class TopicTags:
     """Which records of one topic instance have which tag.
@@ -38,12 +45,15 @@ class TopicTags:
     back.
     """
 
-    __slots__ = ("_records", "index", "known_from")
+    __slots__ = ("_in_files", "_records", "index", "known_from")
 
     def __init__(self, records: RecordIndex) -> None:
         self._records = records
         self.index: TagIndex | None = None
         self.known_from = 1
+        self._in_files: dict[str, int] | None = None
+        """The newest records with some tags below `known_from`, which were live when they were looked up; 0 for
+        none."""
 
     def add(self, first_seq: int, tags: Sequence[str | None]) -> None:
         """Add the tags of the records from `first_seq` on (None = no tag), which follow all records added so far."""
@@ -70,6 +80,55 @@ class TopicTags:
         first = max(spans[0].first + spans[0].start, self.known_from)
         last = bound if before_seq is None else min(bound, before_seq - 1)
         return self._records.only_live(self.index.find(match, first, last))
+
+    def postings_of(self, matches: Sequence[TagMatch], most: int) -> list[Postings] | None:
+        """Return the postings of each tag that is known here and matches one of `matches`: among them are all live
+        records from `known_from` on. None if more than `most` tags match."""
+        return postings_of(self.index, matches, most) if self.index is not None else []
+
+    def newest(self, tag: str, lowest: int, removals: Sequence[Callable[[int], bool]] = ()) -> int:
+        """Return the newest live seq with this tag, from `lowest` on, that none of `removals` is True for; 0 for none.
+
+        Only seqs from `known_from` on; see `spans_in_files` for the others. Raises NotLoaded. Dead records that were
+        not swept yet cost a step each.
+        """
+        spans = self._records.spans
+        if self.index is None or not spans:
+            return 0
+        last = self.index.last(tag)
+        if not last:
+            return 0  # nearly always for a tag that is new
+        lowest = max(lowest, spans[0].first + spans[0].start, self.known_from)
+        if last < lowest:
+            return 0
+        before = spans[-1].end
+        if not removals and last < before and self._records.is_live(last):
+            return last  # nearly always
+        while some := self.index.before(tag, lowest, before, _LOOKED_AT):
+            for seq in reversed(self._records.only_live(some)):
+                if not any(removes(seq) for removes in removals):
+                    return seq
+            before = some[0]
+        return 0
+
+    def newest_in_files(self, tag: str) -> int | None:
+        """Return the newest live seq with a tag below `known_from`, 0 for none, if that was noted; None if it has to be
+        looked up in files. Raises NotLoaded."""
+        if self._in_files is None:
+            return None
+        seq = self._in_files.get(tag)
+        return seq if not seq or self._records.is_live(seq) else None
+
+    def note_newest_in_files(self, tag: str, seq: int) -> None:
+        """Note the newest live seq with a tag below `known_from`, 0 for none, unless the tag is long. That stays true
+        until the record dies or `known_from` moves."""
+        if len(tag) > _NOTED_CHARACTERS:
+            return
+        if self._in_files is None:
+            self._in_files = {}
+        elif len(self._in_files) >= _NOTED_TAGS:
+            del self._in_files[next(iter(self._in_files))]
+        self._in_files[tag] = seq
 
     def spans_in_files(self, bound: int) -> list[Span]:
         """Return the stored spans up to `bound` with live tagged records that `matching` does not know, ascending.
@@ -111,6 +170,7 @@ class TopicTags:
             cut[0].need()
         gone = sum([span.forget_tags(seq) for span, _, _ in records.parts(self.known_from, seq)])
         self.known_from = seq
+        self._in_files = None
         if self.index is not None:
             self.index.garbage += gone
         return gone

@@ -14,6 +14,8 @@ import msgspec
 from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
+from topics.filters.filter_error import FilterError
+from topics.filters.record_filter import Filter, parse_filter
 from topics.log.names import check_topic_name
 from topics.log.tag_match import TagMatch, parse_match
 from topics.model import Guarantee, RouterPatch, RouterStart
@@ -30,7 +32,8 @@ _TOPICS: Final = ("source", "dest")
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a router copies, from where to where, and how. The defaults are those of the API.
 
-    `start` says where it began; it has no effect once the router has a cursor.
+    `start` says where it began; it has no effect once the router has a cursor. The filter of the wire is `filter` if it
+    is a match, as it always could be, and `record_filter` otherwise.
     """
 
     source: str
@@ -39,6 +42,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     preserve_tag: bool = True
     create_dest: bool = True
     filter: TagMatch | None = None
+    record_filter: Filter | None = None
     allow_cycle: bool = False
     guarantee: Guarantee = "at_least_once"
     start: RouterStart = msgspec.field(default="tail", name="from")
@@ -64,8 +68,8 @@ def resolve_router(current: RouterConfig | None, patch: RouterPatch, *, router: 
     for name, choices in _CHOICES.items():
         if name in present and present[name] not in choices:
             raise invalid(_WIRE_NAMES.get(name, name), f"must be one of {', '.join(choices)}")
-    if present.get("filter") is not None:
-        present["filter"] = parse_match(present["filter"], "filter")
+    if "filter" in present:
+        present["filter"], present["record_filter"] = _filters_of(present["filter"])
     if current is None:
         config = RouterConfig(**present)
     else:
@@ -82,6 +86,10 @@ def router_to_wire(config: RouterConfig) -> dict[str, Any]:
     keep."""
     fields = msgspec.structs.asdict(config)
     fields["filter"] = None if config.filter is None else config.filter.to_wire()
+    if config.record_filter is None:
+        del fields["record_filter"]
+    else:
+        fields["record_filter"] = config.record_filter.text
     return {_WIRE_NAMES.get(name, name): value for name, value in fields.items()}
 
 
@@ -94,14 +102,42 @@ def router_from_wire(value: Mapping[str, Any]) -> RouterConfig:
     if not isinstance(value, Mapping):
         raise ValueError("not a router config: not a map")
     fields = dict(value)
-    filter_value = fields.pop("filter", None)
+    filter_value, filter_text = fields.pop("filter", None), fields.pop("record_filter", None)
     try:
         config = msgspec.convert(fields, RouterConfig)
+        if filter_text is not None:
+            config = msgspec.structs.replace(config, record_filter=parse_filter(msgspec.convert(filter_text, str)))
         if filter_value is None:
             return config
         return msgspec.structs.replace(config, filter=parse_match(filter_value, "filter"))
-    except (msgspec.ValidationError, ApiError) as error:
+    except (msgspec.ValidationError, ApiError, FilterError) as error:
         raise ValueError(f"not a router config: {error}") from error
+
+
+def match_of(value: object) -> TagMatch | None:
+    """Return the match that a decoded JSON value means; None for a list that is none, which may be a filter. Raises 400
+    for anything else."""
+    try:
+        return parse_match(value, "filter")
+    except ApiError:
+        if not isinstance(value, list):
+            raise
+        return None
+
+
+def _filters_of(value: object) -> tuple[TagMatch | None, Filter | None]:
+    """Return the filter of a patch, as a match or as a filter. Raises 400."""
+    if value is None:
+        return None, None
+    if isinstance(value, Filter):
+        return None, value
+    match = match_of(value)
+    if match is not None:
+        return match, None
+    try:
+        return None, parse_filter(msgspec.json.encode(value))
+    except FilterError as error:
+        raise invalid(f"filter{error.place}", error.message) from None
 
 
 def _refuse_other_topics(current: RouterConfig, config: RouterConfig, router: str) -> None:

@@ -41,13 +41,15 @@ def file_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def most_connections(files: int | None) -> int | None:
-    """How many connections clients may have if `files` files may be open; None (no limit) for None.
+def most_connections(files: int | None, wanted: int = 0) -> int | None:
+    """How many connections clients may have if `files` files may be open; None (no limit) for None. With `wanted`
+    (0: not set) no more than that.
 
     A quarter of the descriptors, at least `LEAST_OWN_FILES`, is kept for the log and the segments: a crowd of clients
     must not make a shard fail because it cannot open a file.
     """
-    return None if files is None else max(1, files - max(LEAST_OWN_FILES, files // 4))
+    most = None if files is None else max(1, files - max(LEAST_OWN_FILES, files // 4))
+    return most if not wanted else wanted if most is None else min(wanted, most)
 
 
 def limit_arenas(most: int) -> bool:

@@ -9,14 +9,16 @@
     partition_fetch   one partition over REST
     segments          the reader of files
     segment_columns   one segment as Arrow columns
+    column_filter     which rows of columns a filter matches
     writers           batches and streams into topics; `records` encodes the rows
     records           rows to lines
     session, secrets, needs   what jobs share: Spark, the key, what has to be installed
     errors            how a query fails
     jobs/             archive, restore, load, rollup, audit
 
-It stands on `topics.client` and on the readers of segment files, never on the daemon. What is named here is what may be
-relied on; each is loaded when it is first used, so that a missing pyspark is one sentence (`topics.spark.needs`).
+It stands on `topics.client`, `topics.filters` and the readers of segment files, never on the daemon. What is named here
+is what may be relied on; each is loaded when it is first used, so that a missing pyspark is one sentence
+(`topics.spark.needs`).
 """
 
 from __future__ import annotations

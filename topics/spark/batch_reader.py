@@ -58,7 +58,7 @@ class TopicsReader(DataSourceReader):
         assert options.daemon is not None
         self._daemon = options.daemon
         self._options = options
-        self._scope = EVERYTHING
+        self._scope = QueryScope.of(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the partitions, up to the heads as of now. Raises LookupError, DaemonError and MissingSecret."""
@@ -86,7 +86,7 @@ class PushingReader(TopicsReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters that an export can apply, and return those that Spark has to apply."""
-        self._scope, rest = pushdown.narrowed(filters, exact=not self._options.tombstones)
+        self._scope, rest = pushdown.narrowed(self._scope, filters, exact=not self._options.tombstones)
         return rest
 
 

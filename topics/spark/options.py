@@ -12,11 +12,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+from urllib.parse import quote_plus
 
 import msgspec
 
 from topics.client import Client, Retry
 from topics.client.transport import DaemonEndpoint
+from topics.filters.filter_error import FilterError
+from topics.filters.filter_text import json_of
+from topics.filters.record_filter import parse_filter
 from topics.spark.schema import COLUMNS, GAP_COLUMNS
 from topics.spark.secrets import NO_SECRET, Secret
 
@@ -40,6 +44,7 @@ READ_OPTIONS: Final = (
     "pushdown",
     "columns",
     "node",
+    "filter",
 )
 WRITE_OPTIONS: Final = (*CONNECTION_OPTIONS, "topic", "jobId")
 SPARKS_OWN: Final = ("checkpointLocation", "queryName")
@@ -48,6 +53,9 @@ SPARKS_OWN: Final = ("checkpointLocation", "queryName")
 RECORDS_PER_PARTITION: Final = 100_000
 MAX_SEQ: Final = 2**63 - 1
 MAX_NODES: Final = 1000
+
+MAX_FILTER_BYTES: Final = 32 << 10
+"""The longest `filter`, in bytes of a URL: httpx makes none of more than 64 KiB, and other options are in it too."""
 
 REPEAT_FOR_S: Final = 60.0
 """How long a call, or an export that brings no more records, is repeated while the daemon cannot be reached, starts, or
@@ -112,6 +120,8 @@ class ReadOptions:
     """The columns of a row, in this order."""
     nodes: tuple[str, ...] = ()
     """The nodes whose records are left out."""
+    filter: str | None = None
+    """The JSON of a filter (`docs/filters.md`): records that do not match are left out."""
     cold_path: str | None = None
     """The cold directory that belongs to the data directory `path`, if it has one."""
 
@@ -143,6 +153,7 @@ class ReadOptions:
             pushdown=given.boolean("pushdown", False),
             columns=_columns(given, tombstones),
             nodes=_nodes(given),
+            filter=_filter(given),
             cold_path=cold_path,
         )
 
@@ -357,3 +368,17 @@ def _nodes(given: _GivenOptions) -> tuple[str, ...]:
     if not 1 <= len(names) <= MAX_NODES or not all(names):
         raise OptionError(f'node: takes the name of a writer, or JSON like ["a", "b"] with at most {MAX_NODES} of them')
     return tuple(dict.fromkeys(names))
+
+
+def _filter(given: _GivenOptions) -> str | None:
+    text = given.text("filter")
+    if text is None:
+        return None
+    try:
+        found = parse_filter(text).text if text.startswith("[") else json_of(text)
+    except FilterError as error:
+        raise OptionError(f"filter: {error}") from None
+    size = len(quote_plus(found))
+    if size > MAX_FILTER_BYTES:
+        raise OptionError(f"filter: has {size} bytes in a URL, at most {MAX_FILTER_BYTES} are allowed")
+    return found

@@ -1,18 +1,25 @@
 """Translates filters of Spark into the conditions of an export, and says which filters Spark still has to apply.
 
-Pure. Seqs, times and topics are exact: `$ts` is in whole milliseconds, so any bound in microseconds has one in
-milliseconds that means the same. A tag is compared with one pattern, which is a tag or, with a final `*`, a prefix: so
-a tag that itself ends in `*` can only be asked for as a prefix, and of several filters on tags the narrowest is
-pushed.
+Pure. Seqs, times and topics become bounds and names. They are exact: `$ts` is in whole milliseconds, so any bound in
+microseconds has one in milliseconds that means the same. Tags and nodes become a filter of the daemon
+(`docs/filters.md`), joined with the one of the option `filter`.
+
+Theory of operation. A filter of Spark is true, false or null for a row, and the row stays if it is true. Null is the
+answer wherever the column is null, but for IS NULL and `<=>`. A filter of the daemon is true or false; it is false for
+a missing tag or node. So without NOT the two let the same rows through. Under NOT they differ where the tag or node is
+missing: the daemon says true, Spark says null. Then more is let through than should be, and Spark applies its filter
+again. What the daemon cannot express, or would refuse because it is too large, is not pushed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final, Self
+from urllib.parse import quote_plus
 
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -22,15 +29,20 @@ from pyspark.sql.datasource import (
     GreaterThanOrEqual,
     In,
     IsNotNull,
+    IsNull,
     LessThan,
     LessThanOrEqual,
+    Not,
     StringStartsWith,
 )
 
-from topics.spark.options import MAX_SEQ
+from topics.filters.filter_error import FilterError
+from topics.filters.record_filter import parse_filter
+from topics.spark.options import MAX_SEQ, ReadOptions
 
-MAX_TAG_BYTES: Final = 256
-"""The longest tag that a daemon accepts by default. Filters with longer tags are left to Spark."""
+MAX_PUSHED_BYTES: Final = 4096
+"""The longest filter in a URL with something pushed in it (bytes, URL-encoded). Some proxies refuse a request line of
+more than 8 KiB. Further filters are left to Spark."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NEVER_NULL: Final = ("topic", "seq", "ts")
@@ -38,7 +50,7 @@ _NEVER_NULL: Final = ("topic", "seq", "ts")
 
 @dataclass(frozen=True)
 class QueryScope:
-    """The part of the options' range that a query reads: bounds of seqs and times, topics, and a pattern of tags."""
+    """The part of the options' range that a query reads: bounds of seqs and times, topics, and a filter."""
 
     topics: frozenset[str] | None = None
     """None: all of them."""
@@ -48,8 +60,20 @@ class QueryScope:
     from_ts: int | None = None
     to_ts: int | None = None
     """Milliseconds, both included."""
-    match: str | None = None
-    """As an export takes it."""
+    conditions: tuple[str, ...] = ()
+    """Filters as JSON (`docs/filters.md`), which must all match."""
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> Self:
+        """The scope of a read without filters of Spark."""
+        return cls(conditions=() if options.filter is None else (options.filter,))
+
+    @property
+    def filter(self) -> str | None:
+        """The conditions as one filter, as an export takes it; None if there are none."""
+        if len(self.conditions) < 2:
+            return self.conditions[0] if self.conditions else None
+        return f'["And",{",".join(self.conditions)}]'
 
     @property
     def is_nothing(self) -> bool:
@@ -66,33 +90,24 @@ class QueryScope:
 EVERYTHING: Final = QueryScope()
 
 
-def narrowed(filters: Sequence[Filter], *, exact: bool) -> tuple[QueryScope, list[Filter]]:
-    """The conditions for filters of which all must hold, and the filters that Spark still has to apply. Without `exact`
-    these are all filters: the row of a gap has null in the filtered columns, and only Spark can leave it out."""
-    scope = EVERYTHING
+def narrowed(scope: QueryScope, filters: Sequence[Filter], *, exact: bool) -> tuple[QueryScope, list[Filter]]:
+    """`scope` with the conditions for filters of which all must hold, and the filters that Spark still has to apply.
+    Without `exact` these are all filters: the row of a gap has null in the filtered columns, and only Spark can leave
+    it out."""
     rest: list[Filter] = []
-    tags: list[Filter] = []
     for one in filters:
-        name = _column(one)
-        if name == "tag":
-            tags.append(one)
-            continue
-        found, done = _applied(scope, name, one)
+        found, done = _applied(scope, one)
         scope = scope if found is None else found
         if not done:
             rest.append(one)
-    match, done_by_match = _matched(tags)
-    rest.extend(one for one in tags if not any(one is done for done in done_by_match))
-    return dataclasses.replace(scope, match=match), rest if exact else list(filters)
+    return scope, rest if exact else list(filters)
 
 
-def _column(one: Filter) -> str | None:
-    path: tuple[str, ...] = getattr(one, "attribute", ())
-    return path[0] if len(path) == 1 else None
-
-
-def _applied(scope: QueryScope, name: str | None, one: Filter) -> tuple[QueryScope | None, bool]:
-    """The conditions with one more filter, as far as an export can apply it, and True if that applies all of it."""
+def _applied(scope: QueryScope, one: Filter) -> tuple[QueryScope | None, bool]:
+    """The conditions with one more filter, None if an export cannot apply it; and True if that applies all of it."""
+    name = _column(one.child if isinstance(one, Not) else one)
+    if name in ("tag", "node"):
+        return _by_name(scope, name, one)
     if isinstance(one, IsNotNull):
         return None, name in _NEVER_NULL
     if name == "seq":
@@ -102,6 +117,11 @@ def _applied(scope: QueryScope, name: str | None, one: Filter) -> tuple[QuerySco
     if name == "topic":
         return _by_topic(scope, one)
     return None, False
+
+
+def _column(one: Filter) -> str | None:
+    path: tuple[str, ...] = getattr(one, "attribute", ())
+    return path[0] if len(path) == 1 else None
 
 
 def _by_seq(scope: QueryScope, one: Filter) -> tuple[QueryScope | None, bool]:
@@ -175,31 +195,40 @@ def _by_topic(scope: QueryScope, one: Filter) -> tuple[QueryScope | None, bool]:
     return dataclasses.replace(scope, topics=kept), True
 
 
-def _matched(filters: Iterable[Filter]) -> tuple[str | None, list[Filter]]:
-    """One pattern for what all of these ask for, and those of them that it says exactly."""
-    patterns: list[tuple[int, str, Filter, bool]] = []
-    """How narrow, the pattern, the filter, and whether it says it exactly."""
-    given = list(filters)
-    for one in given:
-        value = getattr(one, "value", None)
-        if isinstance(one, IsNotNull):
-            patterns.append((0, "*", one, True))
-        elif not isinstance(value, str) or not value or not _is_tag(value):
-            continue
-        elif isinstance(one, EqualTo | EqualNullSafe):
-            exact = not value.endswith("*")
-            patterns.append((MAX_TAG_BYTES + 1 if exact else len(value), value, one, exact))
-        elif isinstance(one, StringStartsWith):
-            patterns.append((len(value), value + "*", one, True))
-    if not patterns:
-        return None, []
-    _, match, _, _ = max(patterns, key=lambda pattern: pattern[0])
-    # That there is a tag at all is said by every pattern.
-    return match, [one for _, pattern, one, exact in patterns if exact and pattern in (match, "*")]
+def _by_name(scope: QueryScope, name: str, one: Filter) -> tuple[QueryScope | None, bool]:
+    condition = _condition(name, one.child if isinstance(one, Not) else one)
+    if condition is None:
+        return None, False
+    negated = isinstance(one, Not)
+    text = json.dumps(["Not", condition] if negated else condition, ensure_ascii=False, separators=(",", ":"))
+    found = dataclasses.replace(scope, conditions=(*scope.conditions, text))
+    return (found, not negated) if _is_pushable(found.filter) else (None, False)
 
 
-def _is_tag(text: str) -> bool:
+def _condition(name: str, one: Filter) -> list[Any] | None:
+    """The condition that holds for a record exactly if a filter on its tag or node is true, None if there is none."""
+    value = getattr(one, "value", None)
+    if isinstance(one, IsNull) or (isinstance(one, EqualNullSafe) and value is None):
+        present = _condition(name, IsNotNull((name,)))
+        return None if present is None else ["Not", present]
+    if isinstance(one, IsNotNull):
+        return [name, "Glob", "*"] if name == "tag" else None  # nodes have no Glob
+    if isinstance(one, EqualTo | EqualNullSafe):
+        return [name, "Eq", value] if isinstance(value, str) else None
+    if isinstance(one, StringStartsWith):
+        return [name, "Glob", f"{value}*"] if name == "tag" and isinstance(value, str) else None
+    if isinstance(one, In):
+        values = [each for each in one.value if each is not None]  # `tag IN ('a', NULL)` is never true for the null
+        return [name, "In", values] if all(isinstance(each, str) for each in values) else None
+    return None
+
+
+def _is_pushable(text: str | None) -> bool:
+    """Return True if the daemon takes this filter, and in a URL."""
+    if text is None:
+        return True
     try:
-        return len(text.encode()) <= MAX_TAG_BYTES
-    except UnicodeEncodeError:
+        parse_filter(text)
+    except FilterError:
         return False
+    return len(quote_plus(text)) <= MAX_PUSHED_BYTES

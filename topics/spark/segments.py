@@ -32,7 +32,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from topics.filters.record_filter import parse_filter
 from topics.spark import pushdown
+from topics.spark.column_filter import columns_asked, matching
 from topics.spark.errors import DataLoss
 from topics.spark.options import ReadOptions
 from topics.spark.partition_fetch import BATCH_ROWS, FetchRequest, gap_batch
@@ -364,13 +366,11 @@ def _selected(content: PartitionContent, part: FilePart, wanted: FetchRequest) -
 def _asked_for(table: pa.Table, wanted: FetchRequest) -> pa.ChunkedArray | None:
     """Which rows the options and the filters leave; None for all."""
     scope = wanted.scope
-    conditions: list[pa.ChunkedArray] = []
+    conditions: list[pa.Array | pa.ChunkedArray] = []
     if wanted.nodes:
         conditions.append(pc.invert(pc.is_in(table.column("node"), value_set=pa.array(wanted.nodes, pa.string()))))
-    if scope.match is not None:
-        pattern, tags = scope.match, table.column("tag")
-        found = pc.starts_with(tags, pattern[:-1]) if pattern.endswith("*") else pc.equal(tags, pattern)
-        conditions.append(pc.fill_null(found, False))
+    if scope.filter is not None:
+        conditions.append(matching(parse_filter(scope.filter), table))
     for bound, holds in ((scope.from_ts, pc.greater_equal), (scope.to_ts, pc.less_equal)):
         if bound is not None:
             conditions.append(holds(table.column("ts"), pa.scalar(bound * 1000, TYPES["ts"])))
@@ -405,7 +405,7 @@ class SegmentReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         assert options.path is not None
         self._options = options
-        self._scope = EVERYTHING
+        self._scope = QueryScope.of(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The plan, as of the last checkpoint. Raises FilesError, and LookupError for a topic that is named and not
@@ -455,8 +455,8 @@ class PushingSegmentReader(SegmentReader):
     """With push-down (`pushdown=true`)."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what can be told from seqs, times, topics and tags, and return what Spark has to look at."""
-        self._scope, rest = pushdown.narrowed(filters, exact=not self._options.tombstones)
+        """Take the filters that the reader can apply, and return those that Spark has to apply."""
+        self._scope, rest = pushdown.narrowed(self._scope, filters, exact=not self._options.tombstones)
         return rest
 
 
@@ -466,8 +466,8 @@ def _needed(wanted: FetchRequest) -> set[str]:
     needed = {"seq", *wanted.columns} & TYPES.keys()
     if wanted.nodes:
         needed.add("node")
-    if scope.match is not None:
-        needed.add("tag")
+    if scope.filter is not None:
+        needed |= columns_asked(parse_filter(scope.filter))
     if scope.from_ts is not None or scope.to_ts is not None:
         needed.add("ts")
     return needed

@@ -23,6 +23,7 @@ from topics.spark.errors import DataLoss, daemon_error
 from topics.spark.options import ReadOptions
 from topics.spark.partition_fetch import FetchRequest, fetch
 from topics.spark.plan import KnownTopic, Offsets, RestPart
+from topics.spark.pushdown import QueryScope
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition (`topics.spark.partition_fetch`)."""
         assert isinstance(partition, RestPart)
-        return fetch(self._daemon, partition, FetchRequest.by(self._options))
+        return fetch(self._daemon, partition, FetchRequest.by(self._options, QueryScope.of(self._options)))
 
     def commit(self, end: Offsets) -> None:
         """Do nothing: records stay in their topics, and Spark's checkpoint holds the offset of the query."""

@@ -40,7 +40,15 @@ from topics.storage.recovery.length_check import check_at_start
 from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredState, shard_of, understood
 from topics.storage.recovery.salvage import finish_repairs, repair
 from topics.storage.recovery.substitute_snapshot import NoSnapshot
-from topics.storage.recovery.verdicts import Verdict, decide, drop_stages, note_damage, secure_end, settle_queues
+from topics.storage.recovery.verdicts import (
+    Verdict,
+    decide,
+    drop_stages,
+    note_damage,
+    note_decisions,
+    secure_end,
+    settle_queues,
+)
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.snapshots.clock_mark import read_mark, write_mark
@@ -171,6 +179,7 @@ class Store:
             self.unchecked = check_at_start(recovered, self.tiers)
             settle_queues(recovered)  # after every step that may find a damaged record
             note_damage(recovered, verdicts, shards)
+            note_decisions(recovered, verdicts, shards)
             drop_stages(recovered, verdicts, shards)
         if restored_now:
             log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored_copy.SKIPPED_SEQS)
@@ -228,6 +237,10 @@ class Store:
             ms=round(ms),
         )
         every = list(itertools.chain.from_iterable(verdicts.values()))
+        decisions = [decision for verdict in every for decision in verdict.decisions]
+        if decisions:
+            undone = sum(decision.undone for decision in decisions)
+            log.info("transactions_decided", batches=len(decisions), undone=undone)
         stages = [verdict.dropped for verdict in every if verdict.dropped is not None]
         if stages:
             log.info("stages_dropped", stages=len(stages), examples=stages[:SHOWN])
@@ -347,6 +360,7 @@ class Store:
             backlog_bytes=max(self._settings.wal_backlog_bytes // self._settings.wal_shards, 1),
             figures=WalFigures(),
             on_failure=self._shard_failed,
+            sync_tick_ms=self._settings.sync_tick_ms,
         )
 
     # -- another number of shards ------------------------------------------------------------------------------------
@@ -490,12 +504,15 @@ class Store:
 
 
 def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[str, Any]]]:
-    """Return the frames that make verdicts durable: the holes, then the ceilings."""
+    """Return the frames that make verdicts durable: decisions about transactions, the holes, then the ceilings."""
     out: list[tuple[FrameType, int, dict[str, Any]]] = []
     for verdict in verdicts:
         if verdict.dropped is not None:
             out.append((FrameType.TOPIC_DELETE, verdict.topic_id, {"name": verdict.dropped}))
             continue
+        for _, first, last, undone in verdict.decisions:
+            payload = {"first": first, "last": last, "undone": undone}
+            out.append((FrameType.TRANSACTION_DECISION, verdict.topic_id, payload))
         if verdict.hole is not None:
             first, last = verdict.hole
             out.append((FrameType.HOLE, verdict.topic_id, {"first": first, "last": last, "reason": "lost"}))

@@ -68,6 +68,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str = ""
     router: str = ""
     stage: str = ""
+    fence: str = ""
     query: str = ""
     """As it was sent, without `token`."""
     body: Raw | UnsetType = UNSET
@@ -102,6 +103,7 @@ def make_entry(
     topic: str = "",
     router: str = "",
     stage: str = "",
+    fence: str = "",
     query: bytes = b"",
     body: bytes = b"",
     status: int,
@@ -120,6 +122,7 @@ def make_entry(
         topic=topic,
         router=router,
         stage=stage,
+        fence=fence,
         query=_query_of(query),
         body=UNSET if kept is None else Raw(kept),
         body_bytes=len(body) if kept is None else 0,

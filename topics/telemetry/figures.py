@@ -111,6 +111,15 @@ class RouterFigures:
 
 
 @dataclass(slots=True)
+class ConsumerFigures:
+    """One named consumer, for the metrics that each consumer has."""
+
+    topic: str
+    consumer: str
+    lag: int
+
+
+@dataclass(slots=True)
 class DeliveryFigures:
     """Connections and sessions of watchers, and the measures that the governor has taken."""
 
@@ -132,7 +141,8 @@ class EngineFigures:
     """The whole engine at one moment.
 
     `topic_samples` holds the first 1000, by name, of the topics that the caller may see; `topics_truncated` is true if
-    there are more. `router_samples` and `routers_truncated` are the same for routers.
+    there are more. `router_samples` and `routers_truncated` are the same for routers, and those of consumers for
+    consumers.
     """
 
     topics: int = 0
@@ -153,6 +163,9 @@ class EngineFigures:
     routers: int = 0
     router_samples: list[RouterFigures] = field(default_factory=list)
     routers_truncated: bool = False
+    consumers: int = 0
+    consumer_samples: list[ConsumerFigures] = field(default_factory=list)
+    consumers_truncated: bool = False
     router_failures: int = 0
     """How often forwarders were started again after an unexpected error."""
     restarts: dict[str, int] = field(default_factory=dict)

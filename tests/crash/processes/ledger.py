@@ -125,6 +125,8 @@ class Batch:
     """A kill does not take it."""
     is_settled: bool = False
     """It was there after a restart."""
+    is_part: bool = False
+    """It belongs to a transaction: where that is undone, its seqs stay empty."""
 
     @property
     def is_commit(self) -> bool:
@@ -220,6 +222,13 @@ class TopicLedger:
         self._keyed: deque[Batch] = deque(maxlen=KEYS_KEPT)
         self._unfound: list[Batch] = []
         """Keyed batches without an answer that are not there."""
+        self._undone: set[int] = set()
+        """Seqs of transactions that are not there."""
+        self._perhaps_undone: set[int] = set()
+        """Seqs that may be of such, because a tombstone of caps or ttl covers what else was in front of them. Readers
+        who had come as far as them are told nothing."""
+        self._wanting: list[int] = []
+        """Sizes of the batches of transactions that the last view did not show."""
         self._forgotten: set[int] = set()
         """Ids of those that an `ephemeral` topic had before the last restart."""
 
@@ -338,7 +347,7 @@ class TopicLedger:
 
     def is_deleted(self, seq: int, number: int | None) -> bool:
         """It must not be there. Of a seq whose number is not known: it need not be there."""
-        if seq < self.base:
+        if seq < self.base or seq in self._undone:
             return True
         if number is None:
             return seq < max(self._gone.values(), default=0)
@@ -347,7 +356,9 @@ class TopicLedger:
     def may_be_deleted(self, seq: int, number: int | None) -> bool:
         """Somebody has asked for its end."""
         tag = None if number is None else tag_of(number)
-        return self.is_deleted(seq, number) or any(deletion.covers(seq, tag) for deletion in self._deletions)
+        if self.is_deleted(seq, number) or (number is None and seq in self._perhaps_undone):
+            return True
+        return any(deletion.covers(seq, tag) for deletion in self._deletions)
 
     # -- reading while it runs -----------------------------------------------------------------------------------------
 
@@ -401,12 +412,14 @@ class TopicLedger:
         with self.lock:
             view.check(self.name)
             require(view.head >= self.max_seq, self.name, "the head went back:", view.head, self.max_seq)
+            told_of = self.max_seq
             found = self._find(view)
             if self.durability == "ephemeral":
                 self._judge_ephemeral(view)
             else:
                 self._settle_deletions(view, found, fate)
                 self._judge_batches(view, found, fate)
+                self._judge_undone(view, found, told_of)
                 self._judge_gaps(view, found, fate)
             self.counts.checked += len(found)
             self.present = set(found.values())
@@ -497,8 +510,24 @@ class TopicLedger:
     def _was_not_done(self, batch: Batch) -> None:
         """There was no answer, and nobody has seen it."""
         self._drop(batch)
+        if batch.is_part:
+            self._wanting.append(batch.count)
         if batch.key is not None:
             self._unfound.append(batch)
+
+    def _judge_undone(self, view: View, found: Mapping[int, int], told_of: int) -> None:
+        """Seqs behind all that anybody was told of are empty where a transaction is undone, and nowhere else."""
+        behind = range(max(told_of, self.base - 1) + 1, view.head + 1)
+        gaps = {seq for first, last, _ in view.gaps for seq in range(max(first, behind.start), last + 1)}
+        empty = {seq for seq in behind if seq not in found and seq not in gaps and not self.is_deleted(seq, None)}
+        sums = {0}
+        for count in self._wanting:
+            sums |= {one + count for one in sums}
+        require(len(empty) in sums, self.name, "a silent gap:", sorted(empty)[:10], "of undone", self._wanting)
+        self._undone = {seq for seq in self._undone | empty if seq >= self.base}
+        if self._wanting:
+            self._perhaps_undone |= gaps - found.keys()
+        self._wanting.clear()
 
     def _is_retired(self, batch: Batch, missing: Iterable[int], view: View) -> bool:
         """Cap or ttl took what is missing, and said so."""
@@ -520,7 +549,8 @@ class TopicLedger:
         odd = [seq for seq in silent if not self.is_deleted(seq, self.number_at(seq))]
         require(not odd, self.name, "a silent gap:", odd[:10], "of", view.head)
         if self.cap:
-            require(len(found) == min(self.cap, view.head), self.name, "not what its cap says:", len(found))
+            most = view.head - len(self._undone)
+            require(len(found) == min(self.cap, most), self.name, "not what its cap says:", len(found))
         if self.ttl_ms:
             old = [seq for seq, record in view.records.items() if record["$ts"] + self.ttl_ms < view.began - 50]
             require(not old, self.name, "expired, and there:", old[:10])

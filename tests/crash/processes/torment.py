@@ -1,6 +1,7 @@
 """A real daemon, real files, real HTTP, all features at once, and SIGKILL at random moments, for minutes.
 
     scripts/torment --minutes 3 --seed 7
+    scripts/torment --minutes 3 --transactions --shards 3
 
 A round is a life of the daemon: clients of all kinds work on it (`clients`), until it is killed, killed while it stops
 or recovers, or stopped in order. After the restart everything that the clients were told is compared with what is there
@@ -49,12 +50,15 @@ from tests.crash.processes.clients import (
 )
 from tests.crash.processes.jobs import QueueLedger
 from tests.crash.processes.ledger import CopyLedger, Fate, Fault, Numbering, TopicLedger, View, require, tag_of
+from tests.crash.processes.transactions import TRIMMED_ABOVE, TransactionLedger, Transactor
 from tests.end_to_end.test_sigkill import Client as Plain
 from tests.end_to_end.test_sigkill import read_all
 
 IDLE_S: Final = 90.0
 JOIN_S: Final = 90.0
 COPIES_KEPT: Final = 1500
+LEDGERS: Final = {"sales": "fsync", "stock": "disk", "bills": "fsync", "parts": "disk"}
+"""Topics for transactions, from which nothing is taken while they are used."""
 WINDOW: Final = {"idempotency_window_ms": 3_600_000}
 SETTINGS: Final[dict[str, object]] = {
     "wal_file_bytes": 128 << 10,
@@ -77,6 +81,10 @@ class Plan:
     minutes: float
     kills: int | None = None
     is_small: bool = False
+    only_transactions: bool = False
+    """Nobody but those who send transactions, append beside them, and read."""
+    shards: int | None = None
+    """The same number in all lives; None for one that changes."""
 
 
 class Victim(Daemon):
@@ -102,7 +110,7 @@ class Site:
         """Lives, by how they ended."""
         self.lives = self.requests = self.verified = self.agreements = 0
         self.numbering = Numbering()
-        self._shards = 2
+        self._shards = plan.shards or 2
         self._daemon: Victim | None = None
         self._make_ledgers()
         self._make_clients()
@@ -116,7 +124,10 @@ class Site:
         self.capped, self.short = topic("capped", "fsync", cap=200), topic("short", "disk", ttl_ms=2500)
         self.jobs = QueueLedger("jobs", "fsync", self.numbering, leases_durable=True, max_deliveries=4)
         self.chores = QueueLedger("chores", "disk", self.numbering, leases_durable=False)
-        self.topics = [self.orders, self.events, self.hot, self.live, self.capped, self.short, self.jobs, self.chores]
+        complete = [topic(name, durability) for name, durability in LEDGERS.items()]
+        taken_from = [self.orders, self.events, self.capped, self.short]
+        self.transactions = TransactionLedger(complete, taken_from, self.numbering)
+        self.topics = [*taken_from, self.hot, self.live, self.jobs, self.chores, *complete]
         orders = [self.orders]
         self.copies = [
             CopyLedger("left", "disk", list(orders)),
@@ -138,6 +149,7 @@ class Site:
         return [*self.copies, self.sink, self.dead]
 
     def _make_clients(self) -> None:
+        self.clients: list[Callable[[Life, random.Random], None]]
         self.passing = ComeAndGo(self.sink, self.numbering, "passing")
         watched = {ledger.name: ledger for ledger in self._everything()}
         self.watchers = [Watcher(watched, is_socket) for is_socket in (False, True)]
@@ -146,7 +158,14 @@ class Site:
         self.readers = [Reader([*self.topics, *self.copies]) for _ in range(1 if self.plan.is_small else 2)]
         self.checkpointer = Checkpointer()
         deleted = ((self.orders, 600), (self.events, 500), (self.hot, 400), (self.live, 300))
-        self.clients: list[Callable[[Life, random.Random], None]] = [
+        self.transactors = [Transactor(self.transactions) for _ in range(2)]
+        if self.plan.only_transactions:
+            self.workers, used = [], [*self.transactions.complete, self.capped]
+            self.clients = [*self.transactors, *(Transactor(self.transactions) for _ in range(4))]
+            self.clients += [*(Appender(ledger) for ledger in used), *self.watchers, self.checkpointer]
+            return
+        self.clients = [
+            *self.transactors,
             *(Appender(ledger) for ledger in self.topics),
             *(Appender(ledger) for ledger in (self.orders, self.events, self.hot)),
             Publisher(self.orders),
@@ -169,7 +188,7 @@ class Site:
 
     def launch(self) -> Life:
         """Start it, now and then with another number of shards; returns when it listens."""
-        if self.lives and self.rng.random() < 0.1:
+        if self.lives and self.rng.random() < 0.1 and self.plan.shards is None:
             self._shards = self.rng.choice([1, 2, 3])
         settings = SETTINGS | {"cold_dir": self.root / "cold", "wal_shards": self._shards}
         self._daemon = Victim(self.root, **settings)
@@ -320,6 +339,7 @@ class Site:
         for copies in self._fed():
             copies.judge(views[copies.name], fate)
         self._check_passing(caller)
+        self._check_transactions(caller)
         self._check_agreement(life, views)
         for ledger in self.topics:
             ledger.forget()
@@ -354,6 +374,13 @@ class Site:
         require({one["router"] for one in routers} <= left, "passing", "deleted routers are back:", routers)
         self.sink.sources = [source for source in self.sink.sources if source not in self.passing.ended]
         self.passing.ended.clear()
+
+    def _check_transactions(self, caller: Caller) -> None:
+        """Each is there whole or not at all, and has raised its fence or not."""
+        self.transactions.judge()
+        for ledger in self.transactions.complete:
+            state = caller.ask("GET", f"/topics/{ledger.name}?touch=false")
+            self.transactions.check_fences(ledger.name, state.get("fences", {}))
 
     def _check_agreement(self, life: Life, views: dict[str, View]) -> None:
         """Diff, export, SSE and WebSocket tell the same of a topic."""
@@ -399,9 +426,23 @@ class Site:
                 if batch.is_commit:
                     path, body = path + "/commit", commit_body(batch)
                 ledger.repeated(batch, caller.ask("POST", path, body))
+        for transaction in self.transactions.to_repeat():
+            allowed = (409,) if self.transactions.is_late(transaction) else ()
+            status, answer = caller.send("POST", "/transactions", transaction.body(), allowed=allowed)
+            require(status != 429, "transactions", "throttled at rest:", answer)
+            if status == 200:
+                self.transactions.repeated(transaction, answer)
+            else:
+                require(answer["error"]["code"] == "fenced", "transactions", "a repeat is refused:", answer)
 
     def _trim(self, caller: Caller) -> None:
-        """Delete copies whose source is gone, so that the whole does not grow without end."""
+        """Delete copies whose source is gone, and what transactions have left, so that the whole does not grow without
+        end."""
+        for ledger in self.transactions.complete:
+            if len(ledger.present) > TRIMMED_ABOVE:
+                deletion = ledger.ask_deletion(ledger.max_seq, None)
+                body = {"before_seq": deletion.before}
+                ledger.deletion_acked(deletion, caller.ask("POST", f"/topics/{ledger.name}/delete", body))
         for copies in self._fed():
             before = copies.first_live()
             if len(copies.copies) > COPIES_KEPT and before > 1:
@@ -464,6 +505,9 @@ class Site:
             "records checked": sum(ledger.counts.checked for ledger in self._everything()),
             "memory records lost, and announced": self.hot.counts.lost,
             "keys repeated": sum(ledger.counts.repeats for ledger in self.topics),
+            "transactions acked": self.transactions.acked,
+            "transactions there after a restart": self.transactions.settled,
+            "transactions undone": self.transactions.undone,
             "records delivered to watchers": sum(watcher.delivered for watcher in self.watchers),
             "records read": sum(reader.read for reader in self.readers),
             "jobs claimed": self.jobs.claims + self.chores.claims,
@@ -493,13 +537,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the choices; without one, a fresh one")
     parser.add_argument("--kills", type=int, default=None, help="stop after so many, if that is sooner")
     parser.add_argument("--small", action="store_true", help="less load, for a machine that has other things to do")
+    parser.add_argument("--transactions", action="store_true", help="nothing but transactions and appends beside them")
+    parser.add_argument("--shards", type=int, default=None, help="of all lives; without it, a number that changes")
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr, flush=True)
     root = Path(tempfile.mkdtemp(prefix="topics-torment-"))
     try:
-        figures = torment(Plan(seed, options.minutes, options.kills, options.small), root)
+        plan = Plan(seed, options.minutes, options.kills, options.small, options.transactions, options.shards)
+        figures = torment(plan, root)
     except (Exception, AssertionError) as error:
         print(f"seed {seed}: {type(error).__name__}: {error}\nThe data directory is kept: {root}", file=sys.stderr)
         if not isinstance(error, Fault):

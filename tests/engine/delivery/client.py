@@ -19,7 +19,7 @@ import trio
 from tests.engine.life import Life
 from topics.engine.delivery.feed import ConnectionEnd, Feed
 from topics.engine.delivery.outbox import Outbox
-from topics.engine.delivery.watch_sessions import WatchSession
+from topics.engine.delivery.watch_session import WatchSession
 from topics.engine.engine import Engine
 from topics.model import Tombstone, WatchedTopic, WatchRequest, WatchStart
 
@@ -50,6 +50,8 @@ class Frame(msgspec.Struct, frozen=True):
     gap_to: int = 0
     reason: str = ""
     topics: list[str] = []
+    count: int = 0
+    epoch: int = 0
     status: int = 0
     code: str = ""
 
@@ -81,6 +83,13 @@ class LineFormat:
 
     def caught_up(self, topic: str, head_seq: int) -> bytes:
         return self._line("caught_up", topic=topic, head_seq=head_seq)
+
+    def topic_added(self, topic: str, at: WatchedTopic) -> bytes:
+        return self._line("topic_added", topic=topic, **msgspec.structs.asdict(at))
+
+    def left_out(self, topics: list[str], count: int, most: int) -> bytes:
+        assert count >= len(topics) > 0
+        return self._line("left_out", topics=topics, count=count)
 
     def topic_deleted(self, topic: str, head_seq: int) -> bytes:
         return self._line("topic_deleted", topic=topic, head_seq=head_seq)
@@ -328,6 +337,20 @@ class Streams:
         for feed in feeds:
             self.engine.watch_sessions.subscribe(socket.outbox, feed)
 
+    def subscribe_prefix(self, socket: Connection, prefix: str, **options: Any) -> list[str]:
+        """The same of a prefix. Returns the topics in the answer."""
+        asked = request(prefixes=(prefix,), **options)
+        wish, found = self.engine.watch_sessions.resolve_prefix(socket.outbox, asked)
+        names = [feed.name for feed, _ in found]
+        socket.outbox.put(LineFormat.answer("subscribed", names))
+        self.engine.watch_sessions.subscribe_prefix(socket.outbox, wish, [feed for feed, _ in found])
+        return names
+
+    def unsubscribe_prefix(self, socket: Connection, prefix: str) -> list[str]:
+        left = self.engine.watch_sessions.unsubscribe_prefix(socket.outbox, prefix)
+        socket.outbox.put(LineFormat.answer("unsubscribed", left))
+        return left
+
     def unsubscribe(self, socket: Connection, *names: str) -> list[str]:
         left = [name for name in names if self.engine.watch_sessions.unsubscribe(socket.outbox, name)]
         socket.outbox.put(LineFormat.answer("unsubscribed", left))
@@ -339,6 +362,7 @@ def request(*names: str, start: int | None = 0, **options: Any) -> WatchRequest:
     begin = WatchStart(tail=True) if start is None else WatchStart(from_seq=start)
     if "nodes" in options:
         options["nodes"] = frozenset(options["nodes"])
+    options["prefixes"] = dict.fromkeys(options.get("prefixes", ()), begin)
     return WatchRequest(topics=dict.fromkeys(names, begin), **options)
 
 

@@ -27,7 +27,7 @@ from tests.everything import EVERYTHING
 from tests.simulation.offload import InlineOffload
 from topics.engine.delivery.feed import TopicPosition
 from topics.engine.delivery.outbox import OUTBOX_BYTES
-from topics.engine.delivery.watch_sessions import WatchSession
+from topics.engine.delivery.watch_session import WatchSession
 from topics.errors import ApiError
 from topics.log.tag_match import parse_match
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch

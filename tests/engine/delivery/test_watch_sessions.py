@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.engine.delivery.client import Connection, LineFormat, Streams, positions_of, request
 from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
 from topics.engine.delivery.feed import Feed, TopicPosition
-from topics.engine.delivery.watch_sessions import NAMED_CURSORS, WatchSession
+from topics.engine.delivery.watch_session import NAMED_CURSORS, WatchSession
 from topics.engine.record_collector import RecordRequest
 from topics.errors import ApiError
 from topics.model import WatchRequest, WatchStart

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -17,6 +19,7 @@ from topics.engine.forwarding.forwarders import CATCH_UP_S, Forwarders
 from topics.errors import ApiError
 from topics.log.copies import MAX_HOPS
 from topics.model import RouterPatch, RouterState
+from topics.raw_bytes import data_of_bytes
 from topics.runtime.offload import Pool
 from topics.sched.governor import CALM
 from topics.storage.segments.topic_segments import SegmentSet
@@ -142,6 +145,16 @@ async def test_a_filter_chooses_by_tag_and_never_what_has_none(
         assert await datas(life, "b") == expected
         assert await figures(life, "r") == (5, 0, len(expected))
         assert (await life.all("b"))[1] == []
+
+
+async def test_a_filter_finds_no_data_in_raw_bytes(autojump_clock: Any) -> None:
+    raw = data_of_bytes(b"\0\xff", "image/png")
+    async with living() as life:
+        await route(life, "r", "a", "b", filter=["data", "/$bytes", "Exists", True])
+        await route(life, "s", "a", "c", filter=["data", "", "Exists", False])
+        await life.append("a", msgspec.Raw(raw), {"$bytes": "AP8="})
+        assert await datas(life, "b") == [{"$bytes": "AP8="}]
+        assert await datas(life, "c") == [json.loads(raw)]
 
 
 @pytest.mark.parametrize("node", [True, False])

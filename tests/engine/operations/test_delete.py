@@ -137,8 +137,8 @@ async def test_a_read_that_waits_for_the_disk_does_not_see_half_of_a_large_delet
     n = 3 * DELETE_SLICE
     async with living(settings(cache_bytes=0), offload=offload) as life, trio.open_nursery() as nursery:
         await life.put("t", durability="disk")
-        for at in range(0, n, 5000):
-            await life.append("t", *[{"data": i, "tag": "a" if i else None} for i in range(at, at + 5000)])
+        for at in range(0, n, DELETE_SLICE):
+            await life.append("t", *[{"data": i, "tag": "a" if i else None} for i in range(at, at + DELETE_SLICE)])
         offload.hold(Pool.HOT_READ)
         reader = Called(nursery, lambda: life.read("t", 0, limit=n))
         await settle()
@@ -160,7 +160,7 @@ async def test_deleting_a_topic_waits_for_a_deletion_in_slices(autojump_clock: A
             await trio.lowlevel.checkpoint()
         assert await life.engine.topic_lifecycle.delete("t", if_empty=False) == (True, [])
         await settle()
-        assert gone.result.deleted == 27_000
+        assert gone.result.deleted == 27 * DELETE_SLICE // 10
         assert (await refusal(life.read("t"))).code == "topic_not_found"
         assert life.engine.registry.total_records == 0
 

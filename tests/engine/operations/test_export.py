@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.engine.life import Life, living, refusal, settings
-from topics.engine.operations.export import PAY_MOST_S, SLICE_BYTES, Export, ExportRequest, ExportSlice
+from topics.engine.operations.export import PAY_MOST_S, SLICE_BYTES, SLICE_S, Export, ExportRequest, ExportSlice
 from topics.log.tag_match import TagMatch
 
 pytestmark = pytest.mark.trio
@@ -153,3 +153,61 @@ async def test_others_have_their_turns_while_a_rare_tag_is_looked_for(autojump_c
         assert turns - before >= 3
         nursery.cancel_scope.cancel()
     assert export.end.next_from_seq == 50_000
+
+
+@pytest.mark.parametrize("runs", [False, True])
+async def test_a_slice_ends_after_its_time_with_what_was_found(runs: bool, autojump_clock: Any) -> None:
+    """Two records of 60,000 have the tag. Whatever others do meanwhile takes the time."""
+    rare = {20_000, 55_000}
+
+    async with living() as life, trio.open_nursery() as nursery:
+        await life.append("t", *[{"data": i, "tag": "rare" if i in rare else "often"} for i in range(1, 60_001)])
+
+        async def take_time() -> None:
+            while True:
+                await trio.lowlevel.checkpoint()
+                life.clock.advance(round(SLICE_S * 1000))
+
+        export = await life.engine.exports.open("t", ExportRequest(match=TagMatch("rare", prefix=False), runs=runs))
+        nursery.start_soon(take_time)
+        pieces = await rest_of(export)
+        nursery.cancel_scope.cancel()
+    assert [piece.records for piece in pieces if piece.records] == [1, 1]
+    assert pieces[0].records == 0, "nothing was found for so long"
+    assert not any(piece.lines or piece.runs for piece in pieces if not piece.records)
+    assert sum(piece.examined for piece in pieces) == 60_000
+    assert [seq for piece in pieces for seq in seqs_of(piece)] == ([] if runs else sorted(rare))
+    assert export.end.next_from_seq == 60_000
+
+
+async def test_what_is_gone_is_told_although_nothing_is_found_behind_it(autojump_clock: Any) -> None:
+    async with living() as life, trio.open_nursery() as nursery:
+        await life.put("t", cap_records=40_000)
+        for first in range(0, 50_000, 10_000):
+            await life.append("t", *[{"data": i, "tag": "often"} for i in range(first, first + 10_000)])
+
+        async def take_time() -> None:
+            while True:
+                await trio.lowlevel.checkpoint()
+                life.clock.advance(round(SLICE_S * 1000))
+
+        export = await life.engine.exports.open("t", ExportRequest(match=TagMatch("rare", prefix=False)))
+        nursery.start_soon(take_time)
+        pieces = await rest_of(export)
+        nursery.cancel_scope.cancel()
+    assert len(pieces) > 2
+    assert [gap_of(piece) for piece in pieces] == [(1, 10_000, "cap"), *[None] * (len(pieces) - 1)]
+
+
+async def test_a_stop_ends_an_export_that_finds_nothing(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.append("t", *[{"data": i, "tag": "often"} for i in range(50_000)])
+        export = await life.engine.exports.open("t", ExportRequest(match=TagMatch("rare", prefix=False)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("topics.engine.operations.export.SLICE_S", 0.0)
+            piece = await export.next_slice()
+            assert piece is not None
+            assert piece.examined < 50_000
+            life.engine.status.phase = "draining"
+            assert (await refusal(export.next_slice())).code == "shutting_down"
+            life.engine.status.phase = "ready"

@@ -3,10 +3,12 @@ other changes of the topic come before or behind."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from hypothesis import given
@@ -16,11 +18,11 @@ from tests.engine.life import Called, Life, living, settings, settle
 from tests.runtime.test_turns import Passes
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
-from topics.engine.operations import append, large_batches
+from topics.engine.operations import append, large_batches, transactions
 from topics.engine.operations.large_batches import LargeBatch
 from topics.engine.record_columns import AppendColumns, columns_of, encode_blocks, utf8
 from topics.engine.topic import CommitPoint, Topic
-from topics.model import AppendRequest, CheckedAppend, Performance, RecordIn
+from topics.model import AppendRequest, CheckedAppend, Performance, RecordIn, TransactionRequest, TransactionResult
 from topics.storage.wal import frames
 
 WIDE = settings(max_batch_records=10_000, max_record_bytes=1 << 20)
@@ -29,8 +31,9 @@ SIZE = 40
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append, "LARGE_BATCH_BYTES", 20_000)
-    monkeypatch.setattr(append, "COMMIT_TURN_BYTES", 10_000)
+    for module in (append, transactions):
+        monkeypatch.setattr(module, "LARGE_BATCH_BYTES", 20_000)
+        monkeypatch.setattr(module, "COMMIT_TURN_BYTES", 10_000)
     monkeypatch.setattr(large_batches, "PIECE_BYTES", 2_000)
     monkeypatch.setattr(large_batches, "PIECE_RECORDS", 7)
 
@@ -80,21 +83,24 @@ def whole(batch: AppendColumns, durable: bool, closes_batch: bool) -> frames.App
     )
 
 
-@given(st.lists(record, min_size=1, max_size=40), st.booleans(), st.booleans())
+@given(st.lists(record, min_size=1, max_size=40), st.booleans(), st.booleans(), st.booleans())
 def test_the_frames_and_blocks_are_those_of_one_step(
-    records: list[RecordIn], durable: bool, closes_batch: bool
+    records: list[RecordIn], durable: bool, closes_batch: bool, in_transaction: bool
 ) -> None:
+    closes_batch = closes_batch and not in_transaction
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(large_batches, "PIECE_BYTES", 2_000)
         patch.setattr(large_batches, "PIECE_RECORDS", 7)
         batch = columns_of(AppendRequest(records=records))
         topic: Any = Target(CommitPoint.SYNCED if durable else CommitPoint.WRITTEN)
-        made = LargeBatch(topic, batch, 1001)
+        made = LargeBatch(topic, batch, 1001, in_transaction=in_transaction)
         while not made.is_ready:
             assert not made.fits(topic)
             made.encode_piece()
         assert made.fits(topic)
-        found, expected = made.frames(closes_batch=closes_batch), whole(batch, durable, closes_batch)
+        assert made._encoded == len(made._pieces) - (not in_transaction)
+        expected = whole(batch, durable or in_transaction, closes_batch)
+        found = made.frames(closes_batch=closes_batch)
     assert list(found.data.bodies) == list(expected.data.bodies)
     assert len(found.data) == len(expected.data)
     assert found[1:] == expected[1:]
@@ -147,6 +153,70 @@ async def test_a_large_batch_is_read_back_and_survives_a_restart(durability: str
             assert await values(life) == [one["data"] for one in batch] + ["behind"]
             found, _ = await life.all("t", include_tags=True)
             assert {(one["$tag"], one["$node"], one["meta"]["a"]) for one in found[:200]} == {("t", "n", "b")}
+
+
+async def transact(life: Life, *names: str, key: str | None = None) -> TransactionResult:
+    """Append a large batch to each topic, in one transaction."""
+    batch = [RecordIn(data=msgspec.Raw(json.dumps(one["data"]).encode())) for one in large()]
+    appends = [AppendRequest(records=batch) for _ in names]
+    request = TransactionRequest(topics=list(names), appends=appends, idempotency_key=key)
+    return await life.engine.transactions.append(request, Performance())
+
+
+@pytest.mark.trio
+async def test_a_large_transaction_is_read_back_and_survives_a_restart(autojump_clock: Any) -> None:
+    fs, clock = SimFs(), SimClock()
+    expected = [one["data"] for one in large()]
+    async with living(WIDE, fs=fs, clock=clock) as life:
+        for name, durability in (("a", "disk"), ("b", "fsync")):
+            await life.put(name, durability=durability)
+        await transact(life, "a", "b", key="k")
+        assert (await transact(life, "a", "b", key="k")).deduped
+        assert await values(life, "a") == await values(life, "b") == expected
+    async with living(WIDE, fs=fs, clock=clock) as life:
+        assert await values(life, "a") == await values(life, "b") == expected
+
+
+@pytest.mark.trio
+async def test_large_transactions_over_the_same_topics_come_one_after_the_other_and_others_in_between(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, at = Passes(), list[int]()
+    trio.lowlevel.add_instrument(passes)
+    encode = LargeBatch.encode_piece
+
+    def noting(batch: LargeBatch) -> None:
+        at.append(passes.count)
+        encode(batch)
+
+    monkeypatch.setattr(LargeBatch, "encode_piece", noting)
+    async with living(WIDE) as life, trio.open_nursery() as nursery:
+        for name in ("a", "b", "other"):
+            await life.put(name)
+        first = Called(nursery, partial(transact, life, "a", "b"))
+        second = Called(nursery, partial(transact, life, "b", "a"))
+        between = 0
+        while not (first.done and second.done):
+            await life.append("other", 1)
+            between += 1
+        assert between > 3
+        assert len(at) >= 2 * 2 * 28
+        assert all(after - before >= 2 for before, after in pairwise(at))
+        for name in ("a", "b"):
+            assert await values(life, name) == 2 * [one["data"] for one in large()]
+
+
+@pytest.mark.trio
+async def test_a_large_transaction_that_is_cancelled_while_it_is_encoded_leaves_nothing(autojump_clock: Any) -> None:
+    async with living(WIDE) as life:
+        for name in ("a", "b"):
+            await life.put(name)
+        with pytest.MonkeyPatch.context() as patch, trio.CancelScope() as scope:
+            patch.setattr(LargeBatch, "encode_piece", lambda _: scope.cancel())
+            await transact(life, "a", "b")
+        for name in ("a", "b"):
+            await life.append(name, "behind")
+            assert await values(life, name) == ["behind"]
 
 
 @pytest.mark.trio

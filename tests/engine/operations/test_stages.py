@@ -166,7 +166,7 @@ async def test_a_commit_is_answered_again_by_its_key_whatever_has_become_of_the_
     async with living(fs=fs, clock=clock) as life:
         assert (await commit(life, "q/1", "a")).deduped
         clock.advance(1)
-        life.engine.expire_stages()
+        life.engine.expire_unused()
         assert (await refusal(commit(life, "q/1", "a"))).code == "stage_not_found"
         assert (await stage(life, "a", 9)).count == 1  # the name is free again with its key
 
@@ -387,12 +387,12 @@ async def test_stages_that_nobody_uses_expire_after_a_restart_too(autojump_clock
         await stage(life, "b", 1)
         clock.advance(8000)
         await stage(life, "b", 2)
-        life.engine.expire_stages()
+        life.engine.expire_unused()
         await settle()
         assert stages_of(life) == ["a", "b"]
     async with living(config, fs=fs, clock=clock) as life:
         clock.advance(2001)
-        life.engine.expire_stages()
+        life.engine.expire_unused()
         await trio.sleep(0.1)
         assert stages_of(life) == ["b"]
         assert (await commit(life, "k", "b")).count == 2
@@ -660,12 +660,12 @@ async def test_a_step_of_the_wall_clock_drops_no_stage(step_ms: int, autojump_cl
     async with living(fs=fs, clock=clock) as life:
         await stage(life, "a", 1, 2)
         clock.step(step_ms)
-        life.engine.expire_stages()
+        life.engine.expire_unused()
         await settle()
         clock.step(-step_ms)
     clock.step(step_ms)
     async with living(fs=fs, clock=clock) as life:
-        life.engine.expire_stages()
+        life.engine.expire_unused()
         await settle()
         assert (await commit(life, "k", "a")).count == 2
 
@@ -678,10 +678,10 @@ async def test_a_stage_goes_when_it_was_not_used_for_its_time_restarts_included(
         await life.compactor.checkpoint()
     clock.advance(1_799_000)
     async with living(fs=fs, clock=clock) as life:
-        life.engine.expire_stages()
+        life.engine.expire_unused()
         await settle()
         assert life.engine.registry.stages
         clock.advance(2_000)
-        life.engine.expire_stages()
+        life.engine.expire_unused()
         await settle()
         assert not life.engine.registry.stages

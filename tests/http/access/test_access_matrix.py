@@ -35,6 +35,7 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("GET", "/v0/topics/{topic}/diff"): READ,
     ("POST", "/v0/topics/{topic}/diff"): READ,
     ("GET", "/v0/topics/{topic}/records"): READ,
+    ("GET", "/v0/topics/{topic}/records/{seq}"): READ,
     ("GET", "/v0/topics/{topic}/stream"): READ,
     ("GET", "/v0/routers"): READ,
     ("GET", "/v0/routers/{router}"): READ,
@@ -42,6 +43,7 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("GET", "/v0/watch/{wid}"): READ,
     ("GET", "/v0/metrics"): READ,
     ("POST", "/v0/topics/{topic}"): WRITE,
+    ("POST", "/v0/transactions"): WRITE,
     ("POST", "/v0/topics/{topic}/commit"): WRITE,
     ("POST", "/v0/topics/{topic}/ack"): WRITE,
     ("POST", "/v0/topics/{topic}/nack"): WRITE,
@@ -52,9 +54,19 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("DELETE", "/v0/routers/{router}"): DELETE,
     ("POST", "/v0/topics/{topic}/delete"): DELETE,
     ("DELETE", "/v0/topics/{topic}/stages/{stage}"): DELETE,
+    ("DELETE", "/v0/topics/{topic}/fences/{fence}"): ADMIN,
+    ("POST", "/v0/topics/{topic}/seal"): ADMIN,
     ("PUT", "/v0/topics/{topic}"): ADMIN,
     ("PUT", "/v0/routers/{router}"): ADMIN,
     ("POST", "/v0/admin/checkpoint"): ADMIN,
+    ("GET", "/v0/topics/{topic}/consumers"): READ,
+    ("GET", "/v0/topics/{topic}/consumers/{consumer}"): READ,
+    ("PUT", "/v0/topics/{topic}/consumers/{consumer}"): WRITE,
+    ("POST", "/v0/topics/{topic}/consumers/{consumer}/commit"): WRITE,
+    ("POST", "/v0/topics/{topic}/consumers/{consumer}/seek"): WRITE,
+    ("POST", "/v0/topics/{topic}/consumers/{consumer}/acquire"): WRITE,
+    ("POST", "/v0/topics/{topic}/consumers/{consumer}/release"): WRITE,
+    ("DELETE", "/v0/topics/{topic}/consumers/{consumer}"): DELETE,
     ("GET", "/v0/openapi.json"): ANY,
     ("GET", "/v0/docs"): ANY,
     ("GET", "/v0/ws"): ANY,
@@ -73,12 +85,19 @@ COMBINATIONS = [frozenset(some) for count in range(1, 5) for some in itertools.c
 
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v0/topics/{topic}"): {"records": [{"data": 1}]},
+    ("POST", "/v0/transactions"): {
+        "appends": [{"topic": f"in-{name}", "records": [{"data": 1}]} for name in ("topic", "other")]
+    },
     ("POST", "/v0/topics/{topic}/commit"): {"stages": ["s"], "idempotency_key": "k"},
     ("POST", "/v0/topics/{topic}/claim"): {"node": "n"},
     ("POST", "/v0/topics/{topic}/ack"): {"node": "n", "seqs": [1]},
     ("POST", "/v0/topics/{topic}/nack"): {"node": "n", "seqs": [1]},
     ("POST", "/v0/topics/{topic}/extend"): {"node": "n", "seqs": [1], "lease_ms": 1000},
     ("POST", "/v0/topics/{topic}/delete"): {"before_seq": 1},
+    ("POST", "/v0/topics/{topic}/consumers/{consumer}/commit"): {"seq": 0},
+    ("POST", "/v0/topics/{topic}/consumers/{consumer}/seek"): {"to": "tail"},
+    ("POST", "/v0/topics/{topic}/consumers/{consumer}/acquire"): {"owner": "o", "lease_ms": 1000},
+    ("POST", "/v0/topics/{topic}/consumers/{consumer}/release"): {"generation": 1},
     ("POST", "/v0/watch"): {"topics": {"in-topic": {}}},
     ("PUT", "/v0/routers/{router}"): {"source": "in-source", "dest": "in-dest"},
 }
@@ -176,7 +195,8 @@ def make_gate(settings: Any = SETTINGS) -> Gate:
 def target_of(route: Route, side: str) -> str:
     """The path of a call on something whose name begins like this."""
     query = "?node=n" if route.template.endswith("/work") else ""
-    return route.template.format(topic=f"{side}-topic", router=f"{side}-router", wid="wid_x", stage="s") + query
+    names = {"topic": f"{side}-topic", "router": f"{side}-router", "wid": "wid_x", "stage": "s", "seq": 1}
+    return route.template.format(**names, fence="f", consumer="c") + query
 
 
 def body_for(route: Route) -> Any:

@@ -18,10 +18,10 @@ from structlog.testing import capture_logs
 from tests.http.conftest import SMALL, Served, serving, until
 from tests.http.fake_engine import FakeTopic
 from topics.engine.record_columns import columns_of
-from topics.http.connections.connection import Connection
+from topics.http.connections.connection import KEEP_ALIVE_S, Connection
 from topics.http.connections.exchange import Exchange
 from topics.http.connections.lane import Lane, LaneExchange
-from topics.http.connections.server import KEEP_ALIVE_S, Server, open_listener, port_of, serve
+from topics.http.connections.server import Server, open_listener, port_of, serve
 from topics.http.gate import Gate
 from topics.model import TopicConfig
 from topics.runtime import process_limits

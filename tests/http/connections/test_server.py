@@ -311,6 +311,20 @@ async def test_many_requests_use_one_connection(served: Served) -> None:
 LONG: Final = {"last-event-id": "x" * (128 << 10)}
 
 
+@pytest.mark.parametrize("http_lane", [True, False])
+async def test_a_drain_ends_a_connection_that_was_accepted_right_before_it(
+    monkeypatch: pytest.MonkeyPatch, http_lane: bool
+) -> None:
+    def accept_and_drain(server: Server) -> bool:
+        server.stop_accepting()
+        return True
+
+    monkeypatch.setattr(Server, "has_room", accept_and_drain)
+    with trio.fail_after(30):
+        async with serving(replace(SMALL, http_lane=http_lane)) as running:
+            assert await running.exchange(b"") == b""
+
+
 async def test_headers_of_128_kib_are_taken(served: Served) -> None:
     async with served.client() as client:
         assert (await client.get("/v0/health", headers=LONG)).status_code == 200

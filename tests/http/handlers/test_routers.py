@@ -167,9 +167,10 @@ async def test_what_the_engine_refuses_is_answered(served: Served) -> None:
     bad: Any
     async with served.client() as client:
         assert error_of(await client.put("/v0/routers/r"), 400, "invalid_request")["field"] == "source"
-        for bad in (["tag", "Like", "x"], ["tag", "Eq"], {"tag": "x"}, 1):
+        places = (["tag", "Like", "x"], "filter[1]"), (["tag", "Eq"], "filter"), ({"tag": "x"}, "filter"), (1, "filter")
+        for bad, place in places:
             response = await client.put("/v0/routers/r", json={**ENDS, "filter": bad})
-            assert error_of(response, 400, "invalid_request")["field"] == "filter"
+            assert error_of(response, 400, "invalid_request")["field"] == place
     assert not served.engine.routers
 
 

@@ -167,6 +167,10 @@ CALLS: list[tuple[str, str, Any, int]] = [
     ("GET", "/v0/topics/a/diff?include_tags=1", None, 200),
     ("GET", "/v0/topics/a/diff?limit=x", None, 400),
     ("GET", "/v0/topics/none/diff", None, 404),
+    ("GET", "/v0/topics/a/records/1", None, 200),
+    ("GET", "/v0/topics/a/records/99", None, 404),
+    ("GET", "/v0/topics/a/records/0", None, 400),
+    ("GET", "/v0/topics/none/records/1", None, 404),
     ("POST", "/v0/topics/a/claim", {"node": "w"}, 200),
     ("POST", "/v0/topics/a/ack", {"node": "w", "seqs": [1, 2]}, 200),
     ("POST", "/v0/topics/a/nack", {"node": "w", "seqs": [1]}, 200),
@@ -194,6 +198,8 @@ async def test_answers_are_as_described(served: Served) -> None:
             assert response.status_code == status, (method, path, response.text[:500])
             check(response)
         check(await client.get("/v0/metrics", headers={"accept": "application/json"}))
+        for kind in ("image/png", "application/cbor"):
+            check(await client.post("/v0/topics/a", content=b"x", headers={"content-type": kind}))
         plain = {"content-type": "text/plain"}
         for route in ROUTES:
             if route.body is not BodyKind.NONE:

@@ -296,6 +296,7 @@ TABLE: list[Bad] = [
             "max_deliveries": (-1, None),
             "dead_letter": ("a b", "", 1, path.rsplit("/", 1)[1]),
             "leases_durable": ("no",),
+            "retention": ("all", None, 1),
         }.items()
         for value in values
     ),

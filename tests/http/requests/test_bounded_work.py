@@ -6,8 +6,10 @@ Nothing here measures time. Where a bound is one of work, what would be done bey
 from __future__ import annotations
 
 import codecs
+import gc
 import gzip
 import json
+import tracemalloc
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -15,11 +17,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.engine.life import living
 from tests.http.conftest import Served
 from tests.http.requests.test_bodies import WIDE
 from tests.http.test_gate import error_of
+from topics.engine.delivery.kept_filters import KeptFilters
 from topics.engine.delivery.node_lists import NodeLists
 from topics.errors import ApiError, invalid
+from topics.filters.record_filter import Filter, parse_filter
 from topics.http.requests import (
     append_requests,
     body_reader,
@@ -31,6 +36,7 @@ from topics.http.requests import (
     watch_requests,
 )
 from topics.http.routes import RouteTable
+from topics.model import WatchRequest, WatchStart
 from topics.telemetry.audit_log import make_entry
 
 HUGE = 300 << 10
@@ -278,6 +284,62 @@ def test_node_lists_count_until_nobody_holds_them() -> None:
     others.clear()
     assert lists.used == 0
     assert lists.keep(frozenset()) == frozenset()
+
+
+def test_filters_of_watchers_count_until_nobody_holds_them_and_once_for_all_that_share_one() -> None:
+    filters = KeptFilters(most=1 << 20)
+    held: list[Filter] = []
+    while filters.keep(wanted := parse_filter(many_places(len(held)))):
+        assert filters.keep(wanted)
+        held.append(wanted)
+    assert filters.used == sum(one.memory for one in held) <= 1 << 20
+    assert filters.keep(None)
+    del wanted
+    held.pop()
+    gc.collect()
+    assert filters.used == sum(one.memory for one in held)
+    held.clear()
+    gc.collect()
+    assert filters.used == 0
+
+
+def many_places(number: int) -> str:
+    """A filter that takes much more memory than its text."""
+    return json.dumps(["Or", *(["data", f"/a{place}/b/c/d/e/f/g/h", "Eq", number] for place in range(60))])
+
+
+def test_the_memory_of_a_filter_is_estimated_by_what_it_takes() -> None:
+    texts = [many_places(number) for number in range(20)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        filters = [parse_filter(text) for text in texts]
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    estimated = sum(one.memory for one in filters)
+    assert taken < estimated < 4 * taken
+
+
+@pytest.mark.trio
+async def test_watches_with_filters_beyond_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with living() as life:
+        await life.put("t")
+        sessions = life.engine.watch_sessions
+        monkeypatch.setattr(sessions._filters, "most", 1 << 20)
+        opened: list[Any] = []
+
+        def open_many() -> None:
+            while True:
+                wanted = parse_filter(many_places(len(opened)))
+                opened.append(sessions.open(WatchRequest(topics={"t": WatchStart()}, filter=wanted)))
+
+        with pytest.raises(ApiError) as refused:
+            open_many()
+        assert refused.value.code == "throttled"
+        assert refused.value.detail["limit"] == "max_filter_bytes"
+        assert opened
+        assert sessions.session_count == len(opened)
 
 
 def test_no_pattern_is_longer_than_a_tag() -> None:

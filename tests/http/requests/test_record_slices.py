@@ -52,11 +52,12 @@ def outcome(request: Any) -> Any:
 
 
 def decode_in_steps(raw: bytes, limits: Any, *, strict: bool, publish: bool) -> CheckedAppend:
-    return taken(append_requests.decode_append_in_steps(raw, limits, "k", strict=strict, publish=publish))[0]
+    carrier: append_requests.Carrier = "publish" if publish else "append"
+    return taken(append_requests.decode_append_in_steps(raw, limits, "k", strict=strict, carrier=carrier))[0]
 
 
 def decode_at_once(raw: bytes, limits: Any, *, strict: bool, publish: bool) -> CheckedAppend:
-    return append_requests.decode_append(raw, limits, "k", strict=strict, publish=publish)
+    return append_requests.decode_append(raw, limits, "k", strict=strict, carrier="publish" if publish else "append")
 
 
 def compare(raw: bytes, limits: Any = FEW) -> Any:

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from tests.simulation.disk import SimFs
+from tests.simulation.model import Client
+from tests.simulation.test_recovery_rules import lived
 from tests.simulation.wal_content import scan_of
-from tests.simulation.world import quiet
+from tests.simulation.world import Life, quiet
 from tests.storage.made import COLD, ROOT, made
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.offline.directory_facts import DirectoryFacts, TopicFacts
@@ -61,6 +63,20 @@ def test_topics_are_what_a_start_finds(killed: SimFs) -> None:
     assert topic_of(found, "quick").unstored > 0
     assert {segment.tier for segment in topic_of(found, "tagged").segments} == {"hot", "cold"}
     assert {segment.sealed for segment in topic_of(found, "tagged").segments} == {True, False}
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_segments_that_were_merged_are_still_to_be_removed(in_use: bool) -> None:
+    async def script(life: Life, client: Client) -> None:
+        await client.create("small", durability="disk", segment_max_events=100)
+        for _ in range(3):
+            await client.append("small", 2)
+            await life.engine.topic_seals.seal("small")
+        await life.reclaimer.pass_over()
+
+    found = facts(lived(script, reclaim_ms=3_600_000).fs.after_process_kill(), None, in_use=in_use)
+    segments = [(one.first_seq, one.last_seq, one.live) for one in topic_of(found, "small").segments]
+    assert sorted(segments) == [(1, 6, 6), (3, 4, None), (5, 6, None)]
 
 
 def test_holes_are_listed() -> None:

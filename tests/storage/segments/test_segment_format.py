@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
+from unittest.mock import patch
 
 import cbor2
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from topics.log.tag_match import TagMatch
 from topics.storage.files.datadir import DataDir, parse_segment_file, parse_segment_name, segment_name
-from topics.storage.segments import index_format, segment_format, segment_scan
+from topics.storage.segments import index_format, segment_format, segment_scan, tags_format
 from topics.storage.segments.index_format import IDX_DELETED, IDX_HOLE, INDEX_ENTRY_BYTES, decode_index, encode_index
 from topics.storage.segments.segment_format import (
     DELETED_FLAG,
@@ -460,6 +461,10 @@ def test_tags_are_found_as_a_look_at_every_slot_would_find_them(
     for text in {pattern, *present, *(tag[:1] for tag in present)}:
         for match in (TagMatch(text, prefix=False), TagMatch(text, prefix=True)):
             assert list(found.find(match)) == [i for i, tag in enumerate(tags) if match.matches(tag)]
+        for marked_names in (1, 2, 5):
+            with patch.object(tags_format, "MARKED_NAMES", marked_names):
+                slots = decode_tags(encode_tags(first, sizes, tags), first, len(tags)).slots_of(text.encode())
+            assert list(slots) == [i for i, tag in enumerate(tags) if tag == text]
     assert len(found) == len(set(present))
     listed = list(found.items())
     assert [name for name, _ in listed] == sorted(set(present), key=str.encode)

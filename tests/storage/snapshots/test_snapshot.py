@@ -19,6 +19,7 @@ from topics.model import TopicConfig
 from topics.storage.files.datadir import DataDir, open_data_dir
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import (
+    MANY_TOPICS,
     USUAL_CONFIG,
     USUAL_LOG,
     Snapshot,
@@ -85,6 +86,11 @@ def test_what_is_written_is_read() -> None:
     assert read == part(id=1)
     assert TopicLog.load(read.log).dump() == log().dump()
     assert decode_manifest(encode_manifest(again.topics[0])) == read
+
+
+def test_what_is_written_of_many_topics_is_read() -> None:
+    many = snapshot(MANY_TOPICS)
+    assert decode_snapshot(encode_snapshot(many)) == many
 
 
 def test_the_form_on_disk() -> None:

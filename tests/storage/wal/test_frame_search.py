@@ -88,6 +88,13 @@ def test_a_damaged_frame_is_passed_over_and_the_next_is_found() -> None:
 
 
 @pytest.mark.usefixtures("window")
+@pytest.mark.parametrize("kind", FrameType)
+@pytest.mark.parametrize("salt", [SALT, None])
+def test_frames_of_every_type_are_found(kind: FrameType, salt: int | None) -> None:
+    frame = encode_control(kind, {"x": 1}, topic_id=3) if kind != FrameType.APPEND else append(1)
+    assert found(bytes(100) + frame.sealed(salt, 100), salt=salt) == [(kind, 100)]
+
+
 def test_what_looks_like_a_header_is_not_believed() -> None:
     frame = append(1, 100).sealed(SALT, 0)
     assert found(frame[:-1]) == []

@@ -292,7 +292,7 @@ def test_a_length_beyond_the_end_of_the_file_is_bad() -> None:
     assert (scan.stop, scan.reason) == (ends[1], "bad")
 
 
-@pytest.mark.parametrize("kind", [0, 20, 255])
+@pytest.mark.parametrize("kind", [0, max(FrameType) + 1, 255])
 def test_a_checksummed_frame_of_an_unknown_type_is_named(kind: int) -> None:
     data, _ = sample()
     body = struct.pack("<BBQQQHHI", kind, 0, 1, 2, 3, 0, 0, 3) + b"abc"
@@ -354,7 +354,7 @@ def test_any_checksummed_bytes_are_judged_without_another_exception_than_the_doc
     try:
         scan = old_scan(frame, 0, file_end=len(frame))
     except UnknownFrameType:
-        assert not 1 <= kind <= 19
+        assert kind not in set(FrameType)
         return
     assert len(scan.frames) == (len(rest) == sum(lens))
     old_append(frame, 0, len(frame))

@@ -64,10 +64,10 @@ class Log:
         self.file = WalFiles().add(0, 0, entered.path, entered.head)
         self.at = entered.head.first
 
-    async def on_loop(self, size: int = 200, *, sync: bool = False) -> bool:
+    async def on_loop(self, size: int = 200, *, sync: bool = False, written: Callable[[], None] | None = None) -> bool:
         """Write a group. True if that was done on the loop."""
         before = len(self.offload.calls)
-        await self.writes.write(self.log, self.file, [frame_of(size)], self.at, sync, None)
+        await self.writes.write(self.log, self.file, [frame_of(size)], self.at, sync, written)
         assert self.fs.ops[-1 - sync].name == "pwrite"
         self.at += size
         return len(self.offload.calls) == before
@@ -89,6 +89,36 @@ async def test_a_small_group_without_a_sync_is_written_on_the_loop(mock_clock: A
     log = Log()
     assert await log.on_loop()
     assert not await log.on_loop(sync=True)
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+async def test_who_waits_for_the_write_alone_is_told_before_the_sync_that_follows_in_a_thread(
+    mock_clock: Any, is_free: bool
+) -> None:
+    log = Log()
+    steps: list[str] = []
+
+    class Watched(InlineOffload):
+        async def perform(self, kind: Pool, call: Callable[[], T]) -> T:
+            steps.append("thread")
+            return await super().perform(kind, call)
+
+        def is_disk_free(self) -> bool:
+            return is_free
+
+    log.fs.subscribe(lambda op: steps.append(op.name))
+    log.writes = GroupWrites(log.clock, Watched())
+    await log.writes.write(log.log, log.file, [frame_of(200)], log.at, True, lambda: steps.append("told"))
+    assert steps == (
+        ["pwrite", "told", "thread", "fdatasync"] if is_free else ["thread", "pwrite", "told", "fdatasync"]
+    )
+
+
+async def test_a_writer_that_is_cancelled_behind_a_write_on_the_loop_learns_of_its_sync(mock_clock: Any) -> None:
+    log = Log()
+    with trio.CancelScope() as scope:
+        await log.writes.write(log.log, log.file, [frame_of(200)], log.at, True, scope.cancel)
+    assert [op.name for op in log.fs.ops[-2:]] == ["pwrite", "fdatasync"]
 
 
 async def test_a_large_group_is_written_in_a_thread(mock_clock: Any) -> None:

@@ -30,7 +30,7 @@ from topics.storage.wal import write_queue
 from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING, FrameType, encode_appends, encode_control
 from topics.storage.wal.group_writes import GroupWrites
-from topics.storage.wal.shard_writer import ShardWriter
+from topics.storage.wal.shard_writer import SYNC_TICK_MS, ShardWriter
 from topics.storage.wal.wal_files import WalFile, WalFiles
 from topics.storage.wal.wal_head import TAIL_BYTES
 from topics.telemetry.figures import WalFigures
@@ -95,7 +95,9 @@ class Batch:
 class Shard:
     """A writer, its disk, and an independent view of its files."""
 
-    def __init__(self, fs: SimFs, offload: InlineOffload, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self, fs: SimFs, offload: InlineOffload, file_bytes: int = FILE_BYTES, sync_tick_ms: int = SYNC_TICK_MS
+    ) -> None:
         self.fs = fs
         self.failures: list[int] = []
         self.files = WalFiles()
@@ -113,6 +115,7 @@ class Shard:
             backlog_bytes=1 << 40,
             figures=self.figures,
             on_failure=self.failures.append,
+            sync_tick_ms=sync_tick_ms,
         )
 
     def names(self) -> list[str]:
@@ -139,12 +142,17 @@ class Shard:
 
 @asynccontextmanager
 async def running(
-    *, fs: SimFs | None = None, offload: InlineOffload | None = None, file_bytes: int = FILE_BYTES, stop: bool = True
+    *,
+    fs: SimFs | None = None,
+    offload: InlineOffload | None = None,
+    file_bytes: int = FILE_BYTES,
+    sync_tick_ms: int = SYNC_TICK_MS,
+    stop: bool = True,
 ) -> AsyncIterator[Shard]:
     fs = fs or SimFs()
     fs.mkdir("/wal")
     fs.sync_dir("/")
-    shard = Shard(fs, offload or InlineOffload(), file_bytes)
+    shard = Shard(fs, offload or InlineOffload(), file_bytes, sync_tick_ms)
     shard.writer.create()
     shard.writer.write_opening(encode_control(FrameType.SHARD_OPEN, {"boot": "b"}), 1)
     async with trio.open_nursery() as nursery:
@@ -173,8 +181,9 @@ async def test_a_lone_durable_append_is_written_and_synced_at_once(mock_clock: A
         assert shard.seqs(durable=True) == [1]
 
 
-async def test_what_does_not_wait_is_synced_by_the_tick(mock_clock: Any) -> None:
-    async with running(stop=False) as shard:
+@pytest.mark.parametrize("sync_tick_ms", [1, 20, 300])
+async def test_what_does_not_wait_is_synced_by_the_tick(sync_tick_ms: int, mock_clock: Any) -> None:
+    async with running(sync_tick_ms=sync_tick_ms, stop=False) as shard:
         mock_clock.jump(1)
         await idle()
         batch = Batch(1)
@@ -186,7 +195,8 @@ async def test_what_does_not_wait_is_synced_by_the_tick(mock_clock: Any) -> None
             mock_clock.jump(0.001)
             passed += 1
             await idle()
-            assert passed <= 21, "20 ms, in whole milliseconds, rounded"
+            assert passed <= sync_tick_ms + 1, "in whole milliseconds, rounded"
+        assert passed >= sync_tick_ms - 1
         assert batch.diary == ["written 1", "synced 1"]
         assert shard.seqs(durable=True) == [1]
 

@@ -1,8 +1,9 @@
 """Records on the command line: how they are written, read and sent.
 
-record_commands   the commands for records
-append_command    `topics append`
-append_sinks      where the records of an append go
-record_input      records from arguments, files and pipes
-record_lines      records as lines
+record_commands      the commands for records
+append_command       `topics append`
+append_sinks         where the records of an append go
+transaction_command  `topics transaction`
+record_input         records from arguments, files and pipes
+record_lines         records as lines
 """

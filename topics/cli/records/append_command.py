@@ -11,10 +11,10 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from topics.cli.records.append_sinks import Sink
     from topics.cli.records.record_input import Form, Line, Parser
     from topics.client import Client
+    from topics.client.results import Appended
 
 LINGER_MS: Final = 50
 PIECE_BYTES: Final = 1 << 18
@@ -38,6 +39,10 @@ GIVE_UP_AFTER_S: Final = 60.0
 default)."""
 MAX_KEY: Final = 240
 """The longest --key. The rest of the 256 characters of an idempotency key is for the number of a batch."""
+MAX_RAW_BYTES: Final = 1 << 30
+"""The highest TOPICS_MAX_RECORD_BYTES."""
+MAX_DIGITS: Final = 20
+"""Digits of a seq or token at most."""
 STDIN: Final = 0
 
 
@@ -78,6 +83,18 @@ class KeyValue(click.ParamType[tuple[str, str]]):
         return key, text
 
 
+class Expected(click.ParamType[tuple[str, int]]):
+    """`NAME=N`: a tag and a seq, or a fence and a token."""
+
+    name = "name=number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        name, equals, number = value.rpartition("=")
+        if not equals or not name or not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS):
+            self.fail(f"{value!r} is not of the form NAME=NUMBER", param, ctx)
+        return name, int(number)
+
+
 class Delimiter(click.ParamType[str]):
     """One character, or `tab`."""
 
@@ -98,6 +115,7 @@ class Delimiter(click.ParamType[str]):
         "topics append people --csv --tag-field city < people.csv",
         "topics append orders --ndjson --key upload-2026-11-21 < orders.ndjson",
         "topics read orders | topics append copy-of-orders --records",
+        "topics append pictures --content-type image/png --tag cat < cat.png",
     ),
 )
 @click.argument("topic", shell_complete=complete_topics)
@@ -119,6 +137,12 @@ class Delimiter(click.ParamType[str]):
 @click.option(
     "--delimiter", type=Delimiter(), default=",", metavar="CHAR", help="Separator in CSV: a character, or tab.  [,]"
 )
+@click.option(
+    "--content-type",
+    metavar="TYPE",
+    help="All of standard input is one record of raw bytes of this type: application/octet-stream, application/cbor, "
+    "application/protobuf, image/..., audio/... or video/....",
+)
 @click.option("--tag", metavar="TAG", help="The tag of records that have none themselves.")
 @click.option("--node", metavar="NODE", help="The node of records that have none themselves.")
 @click.option("--meta", type=KeyValue(), multiple=True, metavar="KEY=VALUE", help="Metadata; may be repeated.")
@@ -133,6 +157,27 @@ class Delimiter(click.ParamType[str]):
     help="Idempotency key of the whole input, given once: while the topic remembers it (its idempotency window, "
     "2 minutes by default), the same append can be repeated and happens once. Standard input goes in batches under "
     "KEY/0, KEY/1, ..., which break by content alone: repeat it with the same --batch.",
+)
+@click.option(
+    "--expected-head-seq",
+    type=click.IntRange(min=0),
+    metavar="SEQ",
+    help="Append the arguments only if this is the last seq of the topic; 0: nothing was ever written.",
+)
+@click.option(
+    "--expected-tag-seq",
+    "expected_tag_seqs",
+    type=Expected(),
+    multiple=True,
+    metavar="TAG=SEQ",
+    help="Append the arguments only if the newest live record with the tag has this seq; 0: there is none. May be "
+    "repeated.",
+)
+@click.option(
+    "--fence",
+    type=Expected(),
+    metavar="NAME=TOKEN",
+    help="Append the arguments only if no higher token was seen under this name. This one becomes the highest.",
 )
 @click.option(
     "--batch",
@@ -162,6 +207,7 @@ def append(
     given: tuple[str, ...],
     form: Form | None,
     delimiter: str,
+    content_type: str | None,
     tag: str | None,
     node: str | None,
     meta: tuple[tuple[str, str], ...],
@@ -169,6 +215,9 @@ def append(
     node_field: str | None,
     create: bool,
     keys: tuple[str, ...],
+    expected_head_seq: int | None,
+    expected_tag_seqs: tuple[tuple[str, int], ...],
+    fence: tuple[str, int] | None,
     batch: int,
     linger: int | None,
     give_up_after: int | None,
@@ -181,11 +230,24 @@ def append(
     the exit code is 1. With --key, only whole batches before it are. What the daemon refuses takes its batch with it;
     nothing after that is appended.
 
+    Arguments and raw bytes may be appended under conditions. If one does not hold, nothing is appended (exit code 5).
+
     Ctrl-C ends the input too: what was read is appended. How much was appended is said on stderr, with --json on stdout
     as {topic, first_seq, last_seq, count}.
     """
-    key = _only_key(keys)
+    key = only_key(keys)
     _check(options, given, form, tag_field or node_field, key, linger)
+    conditions = AppendConditions(expected_head_seq, dict(expected_tag_seqs) or None, fence)
+    patience_s = None if give_up_after is None else give_up_after / 1000 or math.inf
+    summary = AppendSummary(topic)
+    if content_type is not None:
+        if given or form or tag_field or node_field or linger is not None:
+            raise click.UsageError("--content-type makes one record of standard input, and takes no lines or records.")
+        described = {"tag": tag, "node": node, "meta": dict(meta), "create": create, **conditions._asdict()}
+        _append_bytes(options, content_type, described, summary, key=key, patience_s=patience_s)
+        return
+    if not given and conditions != AppendConditions():
+        raise click.UsageError("Conditions are for records as arguments and for raw bytes, which become one append.")
     from topics.cli.records.record_input import Parser  # noqa: PLC0415
 
     parser = Parser(
@@ -198,10 +260,8 @@ def append(
         delimiter=delimiter,
         skip_empty=not given,
     )
-    summary = AppendSummary(topic)
-    patience_s = None if give_up_after is None else give_up_after / 1000 or math.inf
     if given:
-        _append_arguments(options, parser, given, summary, create=create, key=key, patience_s=patience_s)
+        _append_arguments(options, parser, given, summary, conditions, create=create, key=key, patience_s=patience_s)
         return
     sending = AppendRun(
         key=key,
@@ -211,6 +271,14 @@ def append(
         give_up_after_s=GIVE_UP_AFTER_S if patience_s is None else patience_s,
     )
     sys.exit(_append_input(options, parser, summary, sending))
+
+
+class AppendConditions(NamedTuple):
+    """The conditions of an append, by the names of the client's arguments."""
+
+    expected_head_seq: int | None = None
+    expected_tag_seqs: dict[str, int] | None = None
+    fence: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +342,7 @@ def _wait_for_daemon(client: Client) -> None:
         client.run(replace(calls.health(), probe=False))
 
 
-def _only_key(keys: tuple[str, ...]) -> str | None:
+def only_key(keys: tuple[str, ...]) -> str | None:
     """The key that was given, if one was. Several would leave it open which records are under which."""
     if len(keys) > 1:
         raise click.UsageError("--key is for all records of the command, and can be given once.")
@@ -312,6 +380,7 @@ def _append_arguments(
     parser: Parser,
     given: Iterable[str],
     summary: AppendSummary,
+    conditions: AppendConditions,
     *,
     create: bool,
     key: str | None,
@@ -322,12 +391,19 @@ def _append_arguments(
 
     patience = None if patience_s is None else Retry(give_up_after=patience_s)
     with connect(options, retry=patience) as client:
-        _append_at_once(client, parser, given, summary, create=create, key=key)
+        _append_at_once(client, parser, given, summary, conditions, create=create, key=key)
     _say(options, summary)
 
 
 def _append_at_once(
-    client: Client, parser: Parser, given: Iterable[str], summary: AppendSummary, *, create: bool, key: str | None
+    client: Client,
+    parser: Parser,
+    given: Iterable[str],
+    summary: AppendSummary,
+    conditions: AppendConditions,
+    *,
+    create: bool,
+    key: str | None,
 ) -> None:
     from topics.cli.records.record_input import BadInput, Line  # noqa: PLC0415
 
@@ -338,17 +414,55 @@ def _append_at_once(
         raise click.UsageError(f"RECORD number {error.number} {error.problem}") from None
     if not records:
         return
+    told = conditions._asdict()
     if key is None:
-        done = client.append(summary.topic, records, create=create, return_seqs=False)
+        done = client.append(summary.topic, records, create=create, return_seqs=False, **told)
     else:
-        done = client.append(summary.topic, records, create=create, return_seqs=False, idempotency_key=key)
-        if done.count != len(records):
-            raise failures.CommandFailure(
-                f"nothing was appended: the key {key!r} was used for {done.count} records before, and these are "
-                f"{len(records)}. Another input needs another key",
-                failures.EXIT_CONFLICT,
-            )
+        done = client.append(summary.topic, records, create=create, return_seqs=False, idempotency_key=key, **told)
+    _sum_up(summary, done, key, len(records))
+
+
+def _sum_up(summary: AppendSummary, done: Appended, key: str | None, sent: int) -> None:
+    """Add an append of `sent` records. Raises CommandFailure if its key was used for other records."""
+    if done.count != sent:
+        raise failures.CommandFailure(
+            f"nothing was appended: the key {key!r} was used for {done.count} records before, and these are "
+            f"{sent}. Another input needs another key",
+            failures.EXIT_CONFLICT,
+        )
     summary.add(done.first_seq, done.last_seq, done.count, repeated=done.deduped)
+
+
+# ----------------------------------------------------------------- raw bytes
+
+
+def _append_bytes(
+    options: CommandOptions,
+    content_type: str,
+    described: Mapping[str, Any],
+    summary: AppendSummary,
+    *,
+    key: str | None,
+    patience_s: float | None,
+) -> None:
+    """Append all of standard input as one record of raw bytes. `described` are further arguments of the client's call,
+    and `patience_s` is how long it is repeated; None: not at all."""
+    from topics.client import Retry  # noqa: PLC0415
+
+    content = bytearray()
+    while piece := os.read(STDIN, PIECE_BYTES):
+        content += piece
+        if len(content) > MAX_RAW_BYTES:
+            raise failures.CommandFailure(f"standard input is larger than any record can be ({MAX_RAW_BYTES} bytes)")
+    if key is not None:
+        described = {**described, "idempotency_key": key}
+    with connect(options, retry=None if patience_s is None else Retry(give_up_after=patience_s)) as client:
+        try:
+            done = client.append_bytes(summary.topic, content, content_type, **described)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        _sum_up(summary, done, key, 1)
+    _say(options, summary)
 
 
 # ----------------------------------------------------------------- lines

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from topics.engine.record_collector import RecordRequest
 from topics.engine.topic import Topic
-from topics.model import Tombstone
+from topics.model import Tombstone, WatchedTopic
 
 if TYPE_CHECKING:
     from topics.engine.delivery.outbox import Outbox
@@ -48,6 +48,15 @@ class FrameFormat(Protocol):
         """Return a frame that says that everything up to the head has been sent."""
         ...
 
+    def topic_added(self, topic: str, at: WatchedTopic) -> bytes:
+        """Return a frame that says that a topic was added, because its name begins with a prefix that is watched."""
+        ...
+
+    def left_out(self, topics: list[str], count: int, most: int) -> bytes:
+        """Return an advisory frame: `count` topics, of which `topics` are the first, begin with a prefix that is
+        watched, and are not delivered because the connection has `most` topics already."""
+        ...
+
     def topic_deleted(self, topic: str, head_seq: int) -> bytes:
         """Return the last frame of a deleted topic."""
         ...
@@ -71,6 +80,17 @@ class TopicPosition(NamedTuple):
 
     position: int
     epoch: int
+    announced: bool = True
+    """False before the frame that says that the topic was added."""
+
+
+def watched(topic: Topic | None, from_seq: int) -> WatchedTopic:
+    """Return what a watcher is first told of a topic."""
+    if topic is None:
+        return WatchedTopic(from_seq=from_seq, head_seq=0, earliest_seq=1, epoch=None)
+    return WatchedTopic(
+        from_seq=from_seq, head_seq=topic.log.head_seq, earliest_seq=topic.log.earliest_seq, epoch=topic.id
+    )
 
 
 class Feed:
@@ -78,6 +98,7 @@ class Feed:
     outbox."""
 
     __slots__ = (
+        "announced",
         "awaits",
         "caught_up",
         "ended",
@@ -88,6 +109,7 @@ class Feed:
         "outbox",
         "over",
         "position",
+        "prefix",
         "sent",
         "since",
         "strong",
@@ -97,9 +119,20 @@ class Feed:
     )
 
     def __init__(
-        self, name: str, wish: RecordRequest, mark: TopicPosition, *, strong: bool = False, awaits: bool = False
+        self,
+        name: str,
+        wish: RecordRequest,
+        mark: TopicPosition,
+        *,
+        strong: bool = False,
+        awaits: bool = False,
+        prefix: str | None = None,
     ) -> None:
         self.name = name
+        self.prefix = prefix
+        """The prefix by which the topic is watched; None if it was named."""
+        self.announced = mark.announced
+        """False until `topic-added` is queued, for a topic that was added by a prefix after the call."""
         self.awaits = awaits
         """True while it waits for a topic that does not exist yet."""
         self.wish = wish
@@ -132,9 +165,15 @@ class Feed:
             self.go_back(self.sent)
 
     @property
+    def is_over(self) -> bool:
+        """Return True if its topic is deleted, and it exists only until the client has been told. A feed of a topic
+        that was named may go on with a new instance, if the connection breaks before that."""
+        return self.over or (self.prefix is not None and self.topic is not None and self.topic.deleted)
+
+    @property
     def mark(self) -> TopicPosition:
         """The position of a client that has received everything queued."""
-        return TopicPosition(self.position, self.epoch)
+        return TopicPosition(self.position, self.epoch, self.announced)
 
     @property
     def end(self) -> int:
@@ -146,5 +185,5 @@ class Feed:
     def go_back(self, mark: TopicPosition) -> None:
         """Go back to `mark`: the frames queued after it will not be sent."""
         self.position = self.told = mark.position
-        self.epoch = mark.epoch
+        self.epoch, self.announced = mark.epoch, mark.announced
         self.caught_up = self.ended = False

@@ -23,6 +23,7 @@ import trio
 
 from topics.engine.delivery import feed as feeds
 from topics.engine.delivery.feed import Feed, FrameFormat, TopicPosition
+from topics.engine.delivery.prefix_watches import PrefixWatch
 from topics.engine.delivery.transport import Transport
 
 OUTBOX_BYTES: Final = 1 << 20
@@ -79,6 +80,8 @@ class Outbox:
         self.feeds: dict[Feed, None] = {}
         self.wanting: dict[Feed, None] = {}
         """Feeds that wait for room."""
+        self.prefixes: PrefixWatch | None = None
+        """Adds topics whose names begin with a prefix, if the connection watches any."""
         self.cold: deque[Feed] = deque()
         """Feeds that wait for records from disk; each at most once."""
         self.catching_up = False
@@ -244,6 +247,12 @@ class Outbox:
         if self.wanting and not self.closing and self._bytes <= OUTBOX_BYTES // 2:
             wanting, self.wanting = list(self.wanting), {}
             self._on_room(wanting)
+        if self.prefixes is not None:
+            self.prefixes.tell_left_out()
+
+    def end_feed(self, feed: Feed) -> None:
+        """End a feed without a last frame, because its client does not know it."""
+        self._on_ended(feed)
 
     def _begin_flight(self, entries: list[OutboxEntry], rest: bytes) -> None:
         self._flight = entries

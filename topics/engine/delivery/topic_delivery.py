@@ -21,8 +21,9 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from topics.engine.delivery.awaited_topics import AwaitedTopics
-from topics.engine.delivery.feed import Feed
+from topics.engine.delivery.feed import Feed, watched
 from topics.engine.delivery.outbox import OUTBOX_BYTES, Outbox
+from topics.engine.delivery.prefix_watches import PrefixWatches
 from topics.engine.loader import Loader
 from topics.engine.record_collector import Collector, PauseNeeded
 from topics.engine.registry import Registry
@@ -37,6 +38,9 @@ from topics.sched.workers import Scheduler, ServiceResult
 
 TURN_COST: Final = 16
 """Cost of a topic's turn at most: a frame costs 1, and a thousand records 1."""
+
+FILTERED_AT_ONE_COST: Final = 30
+"""Records that filters were asked about for a cost of 1."""
 
 KEPT_FRAMES: Final = 16
 """Frames that are kept for other feeds with the same position and wishes."""
@@ -58,7 +62,8 @@ class FeedStep(NamedTuple):
     after_tombstone: int
     record: bytes | None
     position: int
-    records: int
+    cost: int
+    """Of making it, in a topic's turn."""
 
 
 class TopicDelivery:
@@ -66,14 +71,23 @@ class TopicDelivery:
     workers."""
 
     def __init__(
-        self, registry: Registry, loader: Loader, background: BackgroundTasks, scheduler: Scheduler[Topic | Fanout[Any]]
+        self,
+        registry: Registry,
+        loader: Loader,
+        background: BackgroundTasks,
+        scheduler: Scheduler[Topic | Fanout[Any]],
+        *,
+        max_scan: int,
     ) -> None:
         self._registry = registry
         self._loader = loader
         self._background = background
         self.scheduler = scheduler
+        self._max_scan = max_scan
+        """Records that are looked at for one frame of a feed with a filter."""
         self._kept: OrderedDict[tuple[Any, ...], FeedStep] = OrderedDict()
         self._awaited = AwaitedTopics()
+        self.prefixes = PrefixWatches()
         registry.on_added = self.topic_added
         self._recreated = 0
         """How many `recreated` frames have been made since the start."""
@@ -108,9 +122,11 @@ class TopicDelivery:
         self._set_due(feed)
 
     def topic_added(self, topic: Topic) -> None:
-        """Attach the feeds that have waited for this topic."""
+        """Attach the feeds that have waited for this topic, and those that a prefix makes."""
         for feed in self._awaited.take(topic.name):
             self._follow(feed, topic)
+        for watch in self.prefixes.of(topic.name):
+            watch.topic_made(topic)
 
     def detach(self, feed: Feed) -> None:
         """Stop delivering the feed. It goes back to the position that its connection has taken."""
@@ -170,12 +186,17 @@ class TopicDelivery:
         if not outbox.has_room(self._budget(feed)):
             outbox.want_room(feed)
             return 1
+        if not feed.announced:
+            feed.announced = True
+            outbox.put(outbox.form.topic_added(feed.name, watched(topic, feed.position)), feed)
+            audience.set_due(feed)
+            return 1
         made = self._make(topic, audience, feed)
         if made is None:
             self._warm(feed, outbox)
             return 1
         self._give(feed, made)
-        return 1 + made.records // 1000
+        return made.cost
 
     def _budget(self, feed: Feed) -> int:
         return min(feed.wish.max_bytes, OUTBOX_BYTES)
@@ -185,10 +206,10 @@ class TopicDelivery:
         disk."""
         log = topic.log
         key = None
-        if len(audience.consumers) > 1 and feed.told == feed.position and self._is_current(topic):
+        if len(audience.consumers) > 1 and self._is_current(topic):
             # Head and count identify the state of the topic: with the same head, every change lowers the count.
             state = (topic.id, log.head_seq, log.count, topic.config.dedupe_node, feed.end)
-            key = (state, feed.epoch, feed.position, feed.wish, feed.outbox and feed.outbox.form)
+            key = (state, feed.epoch, feed.position, feed.told, feed.wish, feed.outbox and feed.outbox.form)
             kept = self._kept.get(key)
             if kept is not None:
                 return kept
@@ -197,6 +218,8 @@ class TopicDelivery:
         if need is not None and not isinstance(need, PauseNeeded) and not _worth_giving(found):
             return None
         made = self._made(feed, found)
+        if need is not None and not _worth_giving(found):
+            made = made._replace(cost=TURN_COST)  # it has used what one turn may take, and found nothing
         if key is not None:
             self._kept[key] = made
             if len(self._kept) > KEPT_FRAMES:
@@ -214,7 +237,15 @@ class TopicDelivery:
     def _collector(self, topic: Topic, feed: Feed) -> Collector:
         wish = feed.wish._replace(max_bytes=self._budget(feed))
         up_to = feed.end if feed.strong else None
-        return Collector(self._registry, topic, wish, feed.position, same_epoch=feed.epoch == topic.id, up_to=up_to)
+        return Collector(
+            self._registry,
+            topic,
+            wish,
+            feed.position,
+            same_epoch=feed.epoch == topic.id,
+            up_to=up_to,
+            most_scanned=self._max_scan,
+        )
 
     def _made(self, feed: Feed, found: Collector) -> FeedStep:
         record = None
@@ -223,7 +254,8 @@ class TopicDelivery:
             begin = feed.told if found.tombstone is None else found.after_tombstone
             records = b",".join(found.pieces)
             record = feed.outbox.form.record(feed.name, records, begin, found.position, found.topic.log.head_seq)
-        return FeedStep(found.tombstone, found.after_tombstone, record, found.position, found.count)
+        cost = 1 + found.count // 1000 + found.filtered // FILTERED_AT_ONE_COST
+        return FeedStep(found.tombstone, found.after_tombstone, record, found.position, cost)
 
     def _give(self, feed: Feed, made: FeedStep) -> None:
         """Queue the frames made for the feed's position, as far as there is room, and set the feed's next state."""
@@ -273,6 +305,9 @@ class TopicDelivery:
         assert outbox is not None
         if feed.ended:
             return
+        if not feed.announced:
+            outbox.end_feed(feed)
+            return
         if not outbox.has_room():
             outbox.want_room(feed)
             return
@@ -316,7 +351,8 @@ class TopicDelivery:
                 await trio.sleep(RETRY_S)
         if feed.outbox is not outbox or feed in outbox.wanting:
             return
-        if not complete or topic.deleted or feed.mark != began or not outbox.has_room(self._budget(feed)):
+        changed = feed.mark != began or not feed.announced
+        if not complete or topic.deleted or changed or not outbox.has_room(self._budget(feed)):
             self._set_due(feed)
             return
         self._give(feed, self._made(feed, found))

@@ -8,29 +8,37 @@ is a session that cannot be resumed, and a WebSocket has feeds of its own; both 
 from __future__ import annotations
 
 import secrets
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from itertools import islice
+from typing import Final
 
-import msgspec
 import trio
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from topics.auth.keys import OPEN
 from topics.config import Settings
 from topics.engine.delivery import feed as feeds
 from topics.engine.delivery.connection_places import ConnectionPlaces, share_of
-from topics.engine.delivery.feed import Feed, FrameFormat, TopicPosition
+from topics.engine.delivery.feed import Feed, FrameFormat, TopicPosition, watched
+from topics.engine.delivery.kept_filters import KeptFilters
 from topics.engine.delivery.node_lists import NodeLists
 from topics.engine.delivery.outbox import Outbox
+from topics.engine.delivery.prefix_session import PrefixSession
+from topics.engine.delivery.prefix_watches import PrefixWatch
+from topics.engine.delivery.prefix_wishes import MOST_PREFIXES, Covered, PrefixWish, PrefixWishes, wishes_of
 from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.transport import Transport
+from topics.engine.delivery.watch_session import GONE, SessionCursors, WatchSession, no_session
 from topics.engine.record_collector import RecordRequest
-from topics.engine.registry import Registry
+from topics.engine.registry import Registry, names_with
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
+from topics.filters.record_filter import Filter, all_of
 from topics.log.block import Projection
-from topics.model import MAX_U64, WatchedTopic, WatchRequest, WatchStart
+from topics.model import WatchedTopic, WatchRequest, WatchStart
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -38,122 +46,11 @@ log = get_logger(__name__)
 WID_BYTES: Final = 24
 """Random bytes of a session's name: 192 bits."""
 
-NAMED_CURSORS: Final = 64
-"""Up to this many topics, an id of a session names them; with more, it is the list of positions in the session's
-order."""
-
 TAKE_OVER_S: Final = 1.0
 """How long (s) a connection that is taken over may delay the newer one with bytes in flight."""
 
 FAREWELL_S: Final = 1.5
 """The same bound for all connections when the daemon stops."""
-
-
-_named: Final = msgspec.json.Decoder(dict[str, int])
-_listed: Final = msgspec.json.Decoder(list[int | None])
-
-
-class WatchSession:
-    """Feeds that belong together. `wid` is empty for a session that cannot be resumed."""
-
-    def __init__(self, wid: str, topics: Iterable[Feed], heartbeat_ms: int, owner: bytes = b"") -> None:
-        self.wid = wid
-        self.owner = owner
-        """Digest of the key that made it; empty without keys."""
-        self.heartbeat_ms = heartbeat_ms
-        self.outbox: Outbox | None = None
-        self.idle_since_ms = 0
-        self._feeds = {feed.name: feed for feed in topics}
-        self._listed = len(self._feeds) > NAMED_CURSORS
-        self._order = list(self._feeds.values())
-
-    @property
-    def feeds(self) -> list[Feed]:
-        """One feed for each topic that is still watched."""
-        return list(self._feeds.values())
-
-    def forget(self, feed: Feed) -> None:
-        """Remove a feed whose topic is deleted, and whose client has been told."""
-        feed.over = True
-        self._feeds.pop(feed.name, None)
-
-    def cursors(self) -> bytes:
-        """Return the id of a frame that is queued now: the position of every topic at that frame.
-
-        White space behind the JSON, which JSON parsers ignore, encodes the number of `recreated` frames before it: a
-        seq alone does not tell which instance of a topic it belongs to.
-        """
-        if self._listed:
-            text = msgspec.json.encode([feed.position if self._goes_on(feed) else None for feed in self._order])
-        else:
-            text = msgspec.json.encode({feed.name: feed.position for feed in self._order if self._goes_on(feed)})
-        since = max((feed.since for feed in self._order), default=0)
-        if since:
-            text += bin(since)[2:].encode().translate(_TO_SPACE)
-        return urlsafe_b64encode(text).rstrip(b"=")
-
-    def _goes_on(self, feed: Feed) -> bool:
-        """Return True if no `topic-deleted` was queued for the feed."""
-        return feed.name in self._feeds and not feed.ended
-
-    def read_id(self, last_event_id: str) -> SessionCursors:
-        """Return the positions that an id gives for the topics of this session. Raises 400 if it is no such id."""
-        try:
-            # The decoder itself does not refuse every character that is outside base64url.
-            text = urlsafe_b64decode(_padded(last_event_id))
-            if text.startswith(b"["):
-                listed = _listed.decode(text)
-                if not self._listed or len(listed) != len(self._order):
-                    raise ValueError
-                positions = {feed.name: seq for feed, seq in zip(self._order, listed, strict=True) if seq is not None}
-            else:
-                positions = _named.decode(text)
-            since = int(text[len(text.rstrip(b" \t")) :].translate(_FROM_SPACE) or b"0", 2)
-            if not all(0 <= seq <= MAX_U64 for seq in positions.values()):
-                raise ValueError
-        except (ValueError, msgspec.DecodeError):
-            raise invalid("Last-Event-ID", "is not an id of this stream") from None
-        return SessionCursors(positions, since)
-
-    def rewind(self, cursors: SessionCursors) -> None:
-        """Go back to the positions of a client. Positions never move forward.
-
-        If the id has a topic that has since been deleted, the client has not been told, and is told again.
-        """
-        for feed in self._order:
-            position = cursors.positions.get(feed.name)
-            if position is None:
-                continue
-            self._feeds[feed.name] = feed
-            if feed.since > cursors.since and feed.sent.epoch != GONE:
-                feed.sent = TopicPosition(position, GONE)
-            elif position < feed.sent.position:
-                feed.sent = TopicPosition(position, feed.sent.epoch)
-            feed.go_back(feed.sent)
-
-
-class SessionCursors(NamedTuple):
-    """The contents of an id: positions of topics, and the daemon's count of `recreated` frames at the time."""
-
-    positions: Mapping[str, int]
-    since: int
-
-
-GONE: Final = 0
-"""An epoch that no topic has, for a deleted instance."""
-
-_TO_SPACE: Final = bytes.maketrans(b"01", b" \t")
-_FROM_SPACE: Final = bytes.maketrans(b" \t", b"01")
-
-
-def _padded(last_event_id: str) -> bytes:
-    text = last_event_id.encode("ascii").rstrip(b"=")
-    if not text or text.translate(None, _BASE64URL):
-        raise ValueError
-    return text + b"=" * (-len(text) % 4)
-
-
-_BASE64URL: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 class WatchSessions:
@@ -172,6 +69,7 @@ class WatchSessions:
         self._draining = False
         self.places = ConnectionPlaces(settings, registry)
         self._node_lists = NodeLists()
+        self._filters = KeptFilters()
 
     @property
     def session_count(self) -> int:
@@ -180,9 +78,11 @@ class WatchSessions:
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    def open(self, request: WatchRequest, owner: bytes = b"") -> tuple[WatchSession, dict[str, WatchedTopic]]:
-        """Begin a session of `owner`. Raises 404 for an unknown topic unless it is to be waited for, 400 if `lenient`
-        leaves no topic, 429 at the cap."""
+    def open(
+        self, request: WatchRequest, owner: bytes = b"", covered: Covered = OPEN.covered
+    ) -> tuple[WatchSession, dict[str, WatchedTopic]]:
+        """Begin a session of `owner`, whose key covers these parts of prefixes. Raises 404 for an unknown topic unless
+        it is to be waited for, 400 if `lenient` leaves no topic, 429 at the cap."""
         maximum = self._settings.max_watch_sessions
         if maximum and len(self._sessions) >= maximum:
             raise self._registry.throttle("max_watch_sessions", maximum)
@@ -198,16 +98,46 @@ class WatchSessions:
                 if request.lenient:
                     continue
                 raise topic_not_found(name)
-            feed = _begin(name, topic, start, request)
+            feed = self._begin(name, topic, start, request)
             members.append(feed)
             found[name] = watched(topic, feed.position)
-        if not members:
+        prefixes = wishes_of(request.prefixes, covered, partial(self._prefix_wish, request), strong=request.strong)
+        for topic in self._matching(prefixes, found):
+            wish = prefixes.of(topic.name)
+            assert wish is not None
+            feed = self._begin(topic.name, topic, request.prefixes[wish.prefix], request, wish)
+            members.append(feed)
+            found[topic.name] = watched(topic, feed.position)
+        if not members and not prefixes:
             raise invalid("topics", "none of them exists")
-        session = WatchSession("wid_" + secrets.token_urlsafe(WID_BYTES), members, request.heartbeat_ms, owner)
+        session = self._new_session(members, request, owner, prefixes)
         self._sessions[session.wid] = session
         self._sessions_of[owner] += 1
         self._set_idle(session)
         return session, found
+
+    def _new_session(
+        self, members: list[Feed], request: WatchRequest, owner: bytes, prefixes: PrefixWishes
+    ) -> WatchSession:
+        wid = "wid_" + secrets.token_urlsafe(WID_BYTES)
+        if prefixes:
+            most = self._settings.max_watch_topics
+            return PrefixSession(wid, members, request.heartbeat_ms, owner, prefixes, self._registry, most)
+        return WatchSession(wid, members, request.heartbeat_ms, owner)
+
+    def _matching(self, prefixes: PrefixWishes, taken: Collection[str]) -> list[Topic]:
+        """Return the existing topics that a prefix matches and whose names are not taken, as many as there is room for
+        beside those."""
+        topics = self._registry.topics
+        room = max(0, self._settings.max_watch_topics - len(taken))
+        names = (name for name in names_with(topics, prefixes.covered, None) if name not in taken)
+        return [topics[name] for name in islice(names, room)]
+
+    def names_of(self, request: WatchRequest, covered: Covered = OPEN.covered) -> list[str]:
+        """Return the topics of a request: those that it names, and those that its prefixes match now, as many as may be
+        watched."""
+        prefixes = wishes_of(request.prefixes, covered, partial(self._prefix_wish, request), strong=request.strong)
+        return [*request.topics, *(topic.name for topic in self._matching(prefixes, request.topics))]
 
     def _keeping_nodes(self, request: WatchRequest) -> WatchRequest:
         """Return the request with its nodes counted for as long as they are kept. Raises 429."""
@@ -220,14 +150,14 @@ class WatchSessions:
         """Return the session of a name. Raises 404."""
         session = self._sessions.get(wid)
         if session is None:
-            raise ApiError("not_found", "there is no such watch session, or not any more", detail={"wid": wid})
+            raise no_session(wid)
         return session
 
     def stream_of(self, name: str, request: WatchRequest, last_event_id: str | None) -> WatchSession:
         """Return a session of one topic that ends with its connection. `last_event_id` is its cursor. Raises 404 and
         400."""
         topic = self._topic(name, request)
-        feed = _begin(name, topic, request.topics[name], self._keeping_nodes(request))
+        feed = self._begin(name, topic, request.topics[name], self._keeping_nodes(request))
         session = WatchSession("", [feed], request.heartbeat_ms)
         if last_event_id is not None:
             positions = session.read_id(last_event_id).positions
@@ -249,8 +179,8 @@ class WatchSessions:
         end.
 
         An id rewinds the session's cursors, never forward. The session's older connection is told, and ended first.
-        Raises 400 for a damaged id, 404 if the session has ended meanwhile. Cancelling leaves the session without a
-        connection.
+        Raises 400 for a damaged id, 404 if the session has ended meanwhile or is too old for the id. Cancelling leaves
+        the session without a connection.
         """
         cursors = session.read_id(last_event_id) if last_event_id is not None else None
         while session.outbox is not None:
@@ -258,12 +188,21 @@ class WatchSessions:
         if session.wid:
             self.session(session.wid)
             self._idle.pop(session.wid, None)
+        if cursors is not None:
+            self._rewind(session, cursors)
+        session.prepare()
 
         def ended(feed: Feed) -> None:
             session.forget(feed)
             self._delivery.detach(feed)
-            if not session.feeds:
+            if outbox.prefixes is not None:
+                outbox.prefixes.feed_ended(feed.name)
+            elif not session.goes_on:
                 outbox.end_after_queued()
+
+        def begin(feed: Feed) -> None:
+            session.add(feed)
+            self._delivery.attach(feed, outbox)
 
         outbox = Outbox(
             form,
@@ -275,13 +214,26 @@ class WatchSessions:
         )
         session.outbox = outbox
         self._delivery.outboxes[outbox] = None
-        if cursors is not None:
-            session.rewind(cursors)
         for feed in session.feeds:
             self._delivery.attach(feed, outbox)
+        if session.prefixes is not None:
+            outbox.prefixes = self._prefix_watch(outbox, session.prefixes, begin)
+            self._delivery.prefixes.add(outbox.prefixes)
+            outbox.prefixes.fill(session.prefixes.covered)
         if self._draining:
             outbox.finish(feeds.SHUTTING_DOWN)
         return outbox
+
+    def _rewind(self, session: WatchSession, cursors: SessionCursors) -> None:
+        """Go back to an id. Raises 404, and forgets the session, if it cannot tell what the client has missed."""
+        try:
+            session.rewind(cursors)
+        except ApiError:
+            self._forget(session)
+            raise
+
+    def _prefix_watch(self, outbox: Outbox, wishes: PrefixWishes, begin: Callable[[Feed], None]) -> PrefixWatch:
+        return PrefixWatch(self._registry, outbox, wishes, self._settings.max_watch_topics, begin)
 
     async def _take_over(self, session: WatchSession) -> None:
         """Tell the session's connection that another takes over, and free the session.
@@ -299,8 +251,7 @@ class WatchSessions:
     def _free(self, session: WatchSession) -> None:
         outbox, session.outbox = session.outbox, None
         assert outbox is not None
-        for feed in list(outbox.feeds):
-            self._delivery.detach(feed)
+        self._detach_all(outbox)
 
     def disconnect(self, session: WatchSession, outbox: Outbox) -> None:
         """Detach the session from a connection that has ended."""
@@ -309,7 +260,7 @@ class WatchSessions:
         if taken_over:
             return
         session.outbox = None
-        if session.wid and session.feeds and outbox.ended_by is not feeds.WITHDRAWN:
+        if session.wid and session.goes_on and outbox.ended_by is not feeds.WITHDRAWN:
             self._set_idle(session)
         elif session.wid:
             self._forget(session)
@@ -328,9 +279,15 @@ class WatchSessions:
         session.idle_since_ms = self._registry.monotonic_ms()
         self._idle[session.wid] = session
 
-    def _close(self, outbox: Outbox) -> None:
+    def _detach_all(self, outbox: Outbox) -> None:
+        if outbox.prefixes is not None:
+            self._delivery.prefixes.discard(outbox.prefixes)
+            outbox.prefixes = None
         for feed in list(outbox.feeds):
             self._delivery.detach(feed)
+
+    def _close(self, outbox: Outbox) -> None:
+        self._detach_all(outbox)
         del self._delivery.outboxes[outbox]
         self._delivery.sending.pop(outbox, None)
         outbox.cold.clear()
@@ -353,12 +310,18 @@ class WatchSessions:
     def open_socket(self, form: FrameFormat, transport: Transport, slots: int | None = None) -> Outbox:
         """Return an outbox for a connection whose feeds come and go (`subscribe`). `close_socket` must be called at its
         end."""
+
+        def ended(feed: Feed) -> None:
+            self._delivery.detach(feed)
+            if outbox.prefixes is not None:
+                outbox.prefixes.feed_ended(feed.name)
+
         outbox = Outbox(
             form,
             transport,
             stamp=bytes,
             on_room=self._delivery.set_due,
-            on_ended=self._delivery.detach,
+            on_ended=ended,
             sending=self._delivery.sending,
             slots=slots,
         )
@@ -378,9 +341,68 @@ class WatchSessions:
         request = self._keeping_nodes(request)
         for name, start in request.topics.items():
             topic = self._topic(name, request)
-            feed = _begin(name, topic, start, request)
+            feed = self._begin(name, topic, start, request)
             found.append((feed, watched(topic, feed.position)))
         return found
+
+    def resolve_prefix(
+        self, outbox: Outbox, request: WatchRequest, covered: Covered = OPEN.covered
+    ) -> tuple[PrefixWish, list[tuple[Feed, WatchedTopic]]]:
+        """Return the wish for the prefix of a request, which has one, and feeds for the topics that match it now, not
+        attached yet: for those that came by a prefix which is not longer, and for others while there is room. Raises
+        400 for more prefixes than a socket may have."""
+        ((prefix, start),) = request.prefixes.items()
+        here = outbox.prefixes.wishes if outbox.prefixes is not None else PrefixWishes()
+        if len(here) >= MOST_PREFIXES and prefix not in here:
+            raise invalid("prefix", f"would be one more than {MOST_PREFIXES} on this socket", max=MOST_PREFIXES)
+        request = self._keeping_nodes(request)
+        asked = PrefixWish(prefix, tuple(covered(prefix)), self._prefix_wish(request, prefix), request.strong)
+        again = [
+            self._registry.topics.get(feed.name)
+            for feed in outbox.feeds
+            if feed.prefix is not None and len(feed.prefix) <= len(prefix) and asked.matches(feed.name)
+            if not feed.is_over
+        ]
+        others = self._matching(PrefixWishes([asked]), {feed.name for feed in outbox.feeds})
+        found = []
+        for topic in (*again, *others):
+            if topic is not None:
+                wish = here.of(topic.name)
+                longest = asked if wish is None or len(wish.prefix) <= len(prefix) else wish
+                feed = self._begin(topic.name, topic, start, request, longest)
+                found.append((feed, watched(topic, feed.position)))
+        return asked, found
+
+    def subscribe_prefix(self, outbox: Outbox, wish: PrefixWish, found: Iterable[Feed]) -> None:
+        """Deliver what `resolve_prefix` has found to a socket, and topics that are made later."""
+        watch, index = outbox.prefixes, self._delivery.prefixes
+        if watch is None:
+            attach = partial(self._delivery.attach, outbox=outbox)
+            watch = outbox.prefixes = self._prefix_watch(outbox, PrefixWishes(), attach)
+        index.discard(watch)
+        watch.wishes.add(wish)
+        index.add(watch)
+        for feed in found:
+            self.subscribe(outbox, feed)
+        watch.fill(list(wish.covered))
+
+    def unsubscribe_prefix(self, outbox: Outbox, prefix: str) -> list[str]:
+        """Stop adding topics to a socket by a prefix, and stop delivering those that it has added. Topics that another
+        of the socket's prefixes matches stay, as that one's. Return the topics that are not delivered any more."""
+        watch, index = outbox.prefixes, self._delivery.prefixes
+        if watch is None or prefix not in watch.wishes:
+            return []
+        index.discard(watch)
+        watch.wishes.remove(prefix)
+        index.add(watch)
+        left = []
+        for feed in [feed for feed in outbox.feeds if feed.prefix == prefix]:
+            other = watch.wishes.of(feed.name)
+            feed.prefix = other.prefix if other is not None else None
+            if other is None:
+                self._delivery.detach(feed)
+                left.append(feed.name)
+        return left
 
     def subscribe(self, outbox: Outbox, feed: Feed) -> None:
         """Deliver a feed to a socket, in place of an older feed of the same topic."""
@@ -420,22 +442,32 @@ class WatchSessions:
         for outbox in late:
             outbox.transport.abort()
 
+    # -- what is wanted ----------------------------------------------------------------------------------------------
 
-def _begin(name: str, topic: Topic | None, start: WatchStart, request: WatchRequest) -> Feed:
-    """Return a feed for a start that was asked for. If the topic is missing, all of its records will be new."""
-    projection = Projection(request.include_tags, request.include_meta, request.include_data)
-    wish = RecordRequest(request.limit, request.max_batch_bytes, request.nodes, projection)
-    if topic is None:
-        mark = TopicPosition(0 if start.tail else start.from_seq, GONE)
-        return Feed(name, wish, mark, strong=request.strong, awaits=True)
-    from_seq = topic.log.head_seq if start.tail else start.from_seq
-    return Feed(name, wish, TopicPosition(from_seq, topic.id), strong=request.strong)
+    def _begin(
+        self, name: str, topic: Topic | None, start: WatchStart, request: WatchRequest, by: PrefixWish | None = None
+    ) -> Feed:
+        """Return a feed for a start that was asked for, `by` a prefix or by name. If the topic is missing, all of its
+        records will be new. Raises 429."""
+        wish = self._wish(request, request.filters.get(name, ())) if by is None or topic is None else by.wish
+        from_seq = 0 if start.from_seq is UNSET else start.from_seq
+        if topic is None:
+            mark = TopicPosition(0 if start.tail else from_seq, GONE)
+            return Feed(name, wish, mark, strong=request.strong, awaits=True)
+        from_seq = topic.log.head_seq if start.tail else from_seq
+        mark = TopicPosition(from_seq, topic.id)
+        if by is not None:
+            return Feed(name, wish, mark, strong=by.strong, prefix=by.prefix)
+        return Feed(name, wish, mark, strong=request.strong)
 
+    def _wish(self, request: WatchRequest, also: tuple[Filter, ...] = ()) -> RecordRequest:
+        """Return what a request wants of each topic; its records must match all of `also`, too. Raises 429."""
+        wanted = all_of((request.filter, *also))
+        if not self._filters.keep(wanted):
+            raise self._registry.throttle("max_filter_bytes", self._filters.most)
+        projection = Projection(request.include_tags, request.include_meta, request.include_data)
+        return RecordRequest(request.limit, request.max_batch_bytes, request.nodes, projection, filter=wanted)
 
-def watched(topic: Topic | None, from_seq: int) -> WatchedTopic:
-    """Return what a watcher is first told of a topic."""
-    if topic is None:
-        return WatchedTopic(from_seq=from_seq, head_seq=0, earliest_seq=1, epoch=None)
-    return WatchedTopic(
-        from_seq=from_seq, head_seq=topic.log.head_seq, earliest_seq=topic.log.earliest_seq, epoch=topic.id
-    )
+    def _prefix_wish(self, request: WatchRequest, prefix: str) -> RecordRequest:
+        """Return what a request wants of each topic whose name begins with a prefix. Raises 429."""
+        return self._wish(request, request.prefix_filters.get(prefix, ()))

@@ -20,7 +20,7 @@ from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends, eviction_frames, placed, publish_records
 from topics.engine.record_columns import encode_blocks, utf8
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, CommitPoint, Topic
+from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
 from topics.log.block import Block
 from topics.log.copies import CopyKind, Origin, each_kind
 from topics.log.missing_columns import missing_below
@@ -203,6 +203,7 @@ class CopyCommits:
         if decided is not None:
             if decided.watermark:
                 commit.needs = partial(missing_below, dest.log.index, decided.watermark)
+            commit.foreseen = Foreseen(decided.columns.tags, decided.watermark)
             if decided.recipe is not None:
                 commit.leans = self._leans(dest, decided.recipe)
             self._expect(dest, decided)

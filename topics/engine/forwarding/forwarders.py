@@ -32,9 +32,10 @@ from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
 from topics.engine.forwarding.copy_commits import CopyCommits
 from topics.engine.forwarding.forwarder import DestFull, Forwarder, WorkBeforeStep
-from topics.engine.forwarding.source_columns import BATCH_BYTES, SourceColumns, take_opened, take_raw
+from topics.engine.forwarding.source_columns import BATCH_BYTES, SourceColumns, matching, take_opened, take_raw
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends, evicts, only_appends
+from topics.engine.operations.schema_checks import usable
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Fanout, Topic
 from topics.errors import ApiError
@@ -341,15 +342,18 @@ class Forwarders:
             self._copy_commits.trim(forwarder, taken.seqs[chosen[0]])
             return 1
         fitting = min(fitting, bisect_right(chosen, taken.seqs[chosen[0]] + BATCH_SPREAD, key=taken.seqs.__getitem__))
+        cost = 1 + TURN_COST * fitting // self._most(forwarder)
         if fitting < len(chosen):
             last = taken.seqs[chosen[fitting]] - 1
             chosen = chosen[:fitting]
+            if forwarder.dest.config.schema is not None:
+                cost = TURN_COST  # judging these may have been as much work as a full batch
         self._copy_commits.copy(forwarder, taken, chosen, last)
         if forwarder.opened is not None and forwarder.opened.seqs[-1] <= last:
             forwarder.opened = None
         if forwarder.read and forwarder.read[-1].last_seq <= last:
             forwarder.read = []
-        return 1 + TURN_COST * len(chosen) // self._most(forwarder)
+        return cost
 
     @staticmethod
     def _most(forwarder: Forwarder) -> int:
@@ -358,6 +362,7 @@ class Forwarders:
             dest.origins is not None
             or (source.ephemeral and not dest.ephemeral)
             or forwarder.position < source.log.stored.last_seq
+            or dest.config.schema is not None
         )
         return HEAVY_RECORDS if heavy else BATCH_RECORDS
 
@@ -381,6 +386,8 @@ class Forwarders:
         if config.filter is not None:
             matches = config.filter.matches
             chosen = [i for i in chosen if matches(taken.tags[i])] if taken.tags is not None else []
+        if config.record_filter is not None:
+            chosen = matching(taken, chosen, config.record_filter)
         if taken.origins is not None:
             # A record never goes back into the topic of its origin, nor through more than `MAX_HOPS` routers.
             origins = taken.origins
@@ -404,9 +411,17 @@ class Forwarders:
         return kind.topic_id, seq
 
     def _fitting(self, forwarder: Forwarder, taken: SourceColumns, chosen: Sequence[int]) -> int:
-        """Return how many of the chosen records fit into the dest, 0 if the first never can. Raises Full if none fits
-        now."""
+        """Return how many of the chosen records fit into the dest and do not break its schema, as far as that is judged
+        in one step; 0 if the first never can. Raises Full if none fits now."""
         dest = forwarder.dest
+        if dest.config.schema is not None:
+            schema, datas = usable(dest.config.schema), [taken.datas[i] for i in chosen]
+            end, _ = schema.piece(datas, 0)
+            found = schema.first_violation(datas, 0, end)
+            chosen = chosen[: end if found is None else found[0]]
+            if found is not None and not chosen:
+                log.warning("copy_breaks_schema", router=forwarder.router.name, topic=dest.name, path=found[1].path)
+                return 0
         config, quota = dest.config, self._settings.max_total_bytes
         rejects = config.discard == "reject" and bool(config.cap_records or config.cap_bytes)
         if not rejects and not quota:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import trio
 from sortedcontainers import SortedDict
 
@@ -88,7 +89,7 @@ class RouterLifecycle:
             preserve_node=config.preserve_node,
             preserve_tag=config.preserve_tag,
             create_dest=config.create_dest,
-            filter=config.filter.to_wire() if config.filter is not None else None,
+            filter=_wire_filter(config),
             allow_cycle=config.allow_cycle,
             guarantee=config.guarantee,
             start=config.start,
@@ -325,3 +326,10 @@ class RouterLifecycle:
             router = self._names[name]
             self._remove(router, self._registry.topics[router.config.dest])
         return gone
+
+
+def _wire_filter(config: RouterConfig) -> Any:
+    """Return the filter of a router as answers have it."""
+    if config.record_filter is not None:
+        return msgspec.Raw(config.record_filter.text.encode())
+    return None if config.filter is None else config.filter.to_wire()

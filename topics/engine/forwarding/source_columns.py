@@ -11,8 +11,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from topics.engine.filtered_records import filtered_data
 from topics.engine.loader import OpenedRun
 from topics.engine.topic import Topic
+from topics.filters.record_filter import Filter
 from topics.log.block import Block
 from topics.log.copies import PLAIN, CopyChanges, CopyKind, each_kind, kinds_of, run_of, stamped
 from topics.log.span import FLAG_DERIVED, FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
@@ -49,6 +51,43 @@ class CopyColumns(NamedTuple):
     metas: list[bytes] | None
     sizes: array[int]
     flags: bytes
+
+
+class _ColumnRecord:
+    """The record of some columns that a filter is asked about; `i` moves."""
+
+    __slots__ = ("_taken", "i")
+
+    def __init__(self, taken: SourceColumns) -> None:
+        self._taken = taken
+        self.i = 0
+
+    @property
+    def tag(self) -> str | None:
+        return self._taken.tags[self.i] if self._taken.tags is not None else None
+
+    @property
+    def node(self) -> str | None:
+        return self._taken.nodes[self.i] if self._taken.nodes is not None else None
+
+    @property
+    def meta(self) -> bytes | None:
+        return (self._taken.metas[self.i] or None) if self._taken.metas is not None else None
+
+    @property
+    def data(self) -> bytes | None:
+        return filtered_data(self._taken.datas[self.i])
+
+
+def matching(taken: SourceColumns, chosen: Sequence[int], wanted: Filter) -> list[int]:
+    """Return the indexes among `chosen` of the records that match a filter."""
+    record = _ColumnRecord(taken)
+    found = []
+    for i in chosen:
+        record.i = i
+        if wanted.matches(record):
+            found.append(i)
+    return found
 
 
 def columns_of_copies(source: Topic, taken: SourceColumns, chosen: Sequence[int], changes: CopyChanges) -> CopyColumns:

@@ -1,6 +1,12 @@
 """Calls on topics, one module for each.
 
 append            one append, from admission to its answer
+transactions      appends to several topics, all or none
+schema_checks     judging the records of an append by the schema of their topic
+judge             the conditions of appends and commits
+tag_search        the newest records with some tags, out of segment files
+fence_removal     removing a fence
+topic_seals       sealing the active segment of a topic
 large_batches     the frames and blocks of a large batch, encoded in pieces
 read              one read, with or without waiting
 export            all records of a range, slice by slice

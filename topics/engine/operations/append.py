@@ -22,7 +22,9 @@ from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits, time_commit, unlogged_floor
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
+from topics.engine.operations.judge import FoundTags, Judge, check_missing, publish_fence, raise_fence
 from topics.engine.operations.large_batches import LARGE_BATCH_BYTES, LargeBatch
+from topics.engine.operations.schema_checks import check_records
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.record_columns import (
     COMMIT_TURN_BYTES,
@@ -33,7 +35,7 @@ from topics.engine.record_columns import (
     utf8,
 )
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, CommitPoint, Topic
+from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
 from topics.log.missing_columns import missing_below
@@ -41,7 +43,7 @@ from topics.log.retention import eviction_watermark, has_room
 from topics.log.span import NotLoaded
 from topics.log.topic_config import resolve_config
 from topics.log.topic_log import Extent
-from topics.model import AppendRequest, AppendResult, Performance, TopicConfig, TopicConfigPatch
+from topics.model import AppendRequest, AppendResult, Fence, Performance, TopicConfig, TopicConfigPatch
 from topics.runtime.clock import Clock
 from topics.runtime.turns import Turns
 from topics.storage.wal import frames
@@ -67,6 +69,8 @@ class _DecidedAppend(NamedTuple):
     watermark: int
     """Records below it are evicted to make room for the batch; 0 for none."""
     key: str | None
+    fence: Fence | None
+    """The fence that it raises, if it raises one."""
 
 
 class Appends:
@@ -85,6 +89,7 @@ class Appends:
         topic_lifecycle: TopicLifecycle,
         loader: Loader,
         turns: Turns,
+        judge: Judge,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -95,17 +100,21 @@ class Appends:
         self._topic_lifecycle = topic_lifecycle
         self._loader = loader
         self._turns = turns
+        self.judge = judge
         self._expired_all_ms: int | None = None
 
-    async def append(self, name: str, request: AppendRequest, perf: Performance) -> AppendResult:
-        """Append a checked batch to the topic of a name; returns at its commit point.
+    async def append(
+        self, name: str, request: AppendRequest, perf: Performance, *, check_schema: bool = True
+    ) -> AppendResult:
+        """Append a checked batch to the topic of a name; returns at its commit point. With `check_schema` the records
+        must not break the schema of the topic.
 
         Raises the `ApiError`s of `docs/spec/api.md` section 4. Cancelling before seqs are assigned leaves nothing;
         after that the batch is committed all the same and only the answer is lost.
         """
         config = self.inline_config(name, request)
         find, make = partial(self._registry.topics.get, name), partial(self.create, name, request, config)
-        return await self.append_to(find, make, request, perf)
+        return await self.append_to(find, make, request, perf, check_schema=check_schema)
 
     async def append_to(
         self,
@@ -113,15 +122,20 @@ class Appends:
         make: Callable[[], Awaitable[bool]],
         request: AppendRequest,
         perf: Performance,
+        *,
+        check_schema: bool = True,
     ) -> AppendResult:
         """Append to the topic that `find` returns. If it returns None, call `make`, which makes the topic, or waits for
         the task that is making it, and returns True if it made one that clients know. Otherwise like `append`."""
         created = False
         waited = 0.0
         key = request.idempotency_key
+        conditions = request.conditions
+        found: FoundTags = {}
         batch: AppendColumns | None = None
         large: LargeBatch | None = None
         takes_turn = False
+        judged_by: msgspec.Raw | None = None
         while True:
             has_turn, takes_turn = takes_turn, False  # a turn is over once something else has been waited for
             topic = find()
@@ -142,6 +156,13 @@ class Appends:
                     self._commits.check_space(writer)
                     await self._commits.wait_for(first)
                     continue
+            if topic.config.schema is not None or topic.stage is not None:
+                schema = self._schema_of(topic)
+                if schema is not None and schema is not judged_by and check_schema:
+                    batch = columns_of(request) if batch is None else batch
+                    judged_by = schema
+                    if await check_records(schema, batch.datas, self._turns):
+                        continue
             self._commits.check_space(writer)
             if writer.queue.is_full and not topic.ephemeral:
                 waited += await self.admit(writer, waited, disable_backpressure=request.disable_backpressure)
@@ -152,7 +173,7 @@ class Appends:
                 continue
             if batch is None:
                 batch = columns_of(request)
-            if topic.log.stored.last_seq and not await self._loaded(topic, batch):
+            if topic.log.stored.last_seq and not await self.is_loaded(topic, batch):
                 continue
             if not has_turn and (cost := batch.cost) >= COMMIT_TURN_BYTES:
                 if cost >= LARGE_BATCH_BYTES and large is None:
@@ -161,16 +182,26 @@ class Appends:
                     await self._turns.take(cost)
                 takes_turn = True
                 continue
+            if conditions is not None and not await self.judge.holds(topic, conditions, found):
+                continue
             break
         self._check_room(topic, batch)
         if key is not None:
             self._keys.check_room()
         if waited:
             perf.throttle_wait_ms = waited
-        commit = self._commit(topic, batch, key, large if large is not None and large.fits(topic) else None)
+        fence = raise_fence(topic, conditions) if conditions is not None else None
+        commit = self._commit(topic, batch, key, fence, large if large is not None and large.fits(topic) else None)
         first_seq, last_seq = await commit.answer()
         time_commit(commit, perf)
         return _answer(topic, first_seq, last_seq, created=created)
+
+    def _schema_of(self, topic: Topic) -> msgspec.Raw | None:
+        """Return the schema of a topic, or of the topic of a stage; None for none."""
+        if topic.stage is None:
+            return topic.config.schema
+        target = self._registry.by_id.get(topic.stage.target_id)
+        return target.config.schema if target is not None else None
 
     async def _encode_ahead(self, topic: Topic, batch: AppendColumns) -> LargeBatch:
         """Encode a large batch for the seqs that come next, each piece in a turn of its own, behind a barrier. Returns
@@ -186,7 +217,7 @@ class Appends:
             topic.lift_barrier()
         return large
 
-    async def _loaded(self, topic: Topic, batch: AppendColumns) -> bool:
+    async def is_loaded(self, topic: Topic, batch: AppendColumns) -> bool:
         """Return True if eviction for this batch can be decided from memory. Otherwise load the missing columns and
         return False; the caller must start over."""
         try:
@@ -211,12 +242,16 @@ class Appends:
         """Make the topic of an append, with the `inline_config` or else the defaults, or wait for the task that is
         making it. Return True if it was made here.
 
-        Raises `404 topic_not_found` if the request or the config does not allow it, 400, and 429.
+        Raises `404 topic_not_found` if the request or the config does not allow it, 400, `422 schema_violation`, and
+        429.
         """
         if config is None:
             config = resolve_config(None, TopicConfigPatch(), topic=name)
-        if request.create is False or (request.create is msgspec.UNSET and not config.auto_create):
-            raise topic_not_found(name)
+        check_may_be_made(name, request, config)
+        if config.schema is not None:
+            await check_records(config.schema, columns_of(request).datas, self._turns)
+        if request.conditions is not None:
+            check_missing(request.conditions, ephemeral=config.durability == "ephemeral")
         if request.idempotency_key is not None:
             self._keys.check_room()  # an append that will be refused must not leave a topic behind
         return await self._topic_lifecycle.create(name, config)
@@ -235,16 +270,17 @@ class Appends:
             return
         nbytes = sum(batch.sizes)
         if quota:
-            self._check_quota(quota, nbytes)
+            self.check_quota(nbytes)
         if topic.config.discard == "reject":
             self.check_caps(topic, len(batch.sizes), nbytes)
 
-    def _check_quota(self, quota: int, nbytes: int) -> None:
+    def check_quota(self, nbytes: int) -> None:
+        """Refuse `nbytes` that do not fit the quota, which there is. Raises 429."""
         if nbytes <= self.quota_left():
             return
         self.expire_all()
         if nbytes > self.quota_left():
-            raise self._registry.throttle("max_total_bytes", quota)
+            raise self._registry.throttle("max_total_bytes", self._settings.max_total_bytes)
 
     def quota_left(self) -> int:
         """Bytes that may still be appended to all topics together, if there is a limit."""
@@ -259,11 +295,10 @@ class Appends:
             return
         self._expired_all_ms = now
         for topic in self._registry.by_id.values():
-            with suppress(NotLoaded):  # the next call on this topic loads the columns
-                self._registry.expire(topic)
+            self._expire_known(topic)  # for others, the next call on the topic loads the columns
 
     def check_caps(self, topic: Topic, count: int, nbytes: int) -> None:
-        """Refuse `count` records of `nbytes` that do not fit a topic with `reject`. Raises 400, 422, NotLoaded."""
+        """Refuse `count` records of `nbytes` that do not fit a topic with `reject`. Raises 400, 422."""
         config = topic.config
         if not (config.cap_records or config.cap_bytes):
             return
@@ -273,7 +308,7 @@ class Appends:
                 f"{count} records of {nbytes} bytes can never fit the caps of topic {topic.name!r}",
                 detail={"cap_records": config.cap_records, "cap_bytes": config.cap_bytes},
             )
-        self._registry.expire(topic)
+        self._expire_known(topic)
         if not has_room(topic.log, config, topic.pending_records, topic.pending_bytes, count, nbytes):
             raise ApiError(
                 "topic_full",
@@ -289,9 +324,16 @@ class Appends:
 
     # -- the commit --------------------------------------------------------------------------------------------------
 
-    def _commit(self, topic: Topic, batch: AppendColumns, key: str | None, large: LargeBatch | None = None) -> Commit:
-        """Assign seqs and times, build frames and blocks, queue them: one step of the loop. `large`: the batch, encoded
-        for these seqs up to the last piece."""
+    def _commit(
+        self,
+        topic: Topic,
+        batch: AppendColumns,
+        key: str | None,
+        fence: Fence | None = None,
+        large: LargeBatch | None = None,
+    ) -> Commit:
+        """Assign seqs and times, build frames and blocks, queue them: one step of the loop. `fence`: it was raised in
+        this step. `large`: the batch, encoded for these seqs up to the last piece."""
         count = len(batch.datas)
         if large is not None:
             ts = topic.last_ts = large.ts
@@ -301,13 +343,15 @@ class Appends:
         first_seq = topic.assigned + 1
         last_seq = topic.assigned = topic.assigned + count
         commit_point = self._ceilings.commit_point(topic, last_seq, ts)
-        watermark = self.watermark(topic, batch.sizes)
+        watermark = self.decided_watermark(topic, batch.sizes)
         if topic.ephemeral:
             frame_count = 0
             appended = _without_frames(batch)
             data = NOTHING
         else:
             tail = _tail(topic, key, first_seq, count, watermark, at)
+            if fence is not None:
+                tail.append(fence_frame(fence))
             frame_count = count + len(tail)
             if large is not None:
                 appended = large.frames(closes_batch=not tail)
@@ -319,7 +363,9 @@ class Appends:
         else:
             names = batch.nodes, batch.tags
             blocks = encode_blocks(first_seq, ts, batch.datas, *names, batch.metas, pinned=topic.ephemeral)
-        decided = _DecidedAppend(topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key)
+        decided = _DecidedAppend(
+            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence
+        )
         commit = Commit(
             topic,
             data,
@@ -334,15 +380,33 @@ class Appends:
         )
         if watermark:
             commit.needs = partial(missing_below, topic.log.index, watermark)
+        if watermark or batch.tags is not None:
+            commit.foreseen = Foreseen(batch.tags, watermark)
         if key is not None:
             self._keys.begin(commit, key)
         self._commits.send(commit)
         return commit
 
     def watermark(self, topic: Topic, sizes: array[int]) -> int:
-        """Return the seq below which a topic with caps evicts for this batch and those in flight before it; 0 for
-        none."""
+        """Return the seq below which a topic with caps evicts for this batch and those in flight before it; 0 for none.
+        Raises NotLoaded."""
         self._registry.expire(topic)
+        return self._watermark(topic, sizes)
+
+    def decided_watermark(self, topic: Topic, sizes: array[int]) -> int:
+        """Return the `watermark` in the step in which it has been found out once already, for a batch that has its seqs
+        by now and cannot wait for columns any more."""
+        self._expire_known(topic)
+        return self._watermark(topic, sizes)
+
+    def _expire_known(self, topic: Topic) -> None:
+        """Evict expired records, unless that takes columns that are not in memory. Those were not needed a moment ago:
+        time has passed since, and what has expired in between is evicted by the next call."""
+        with suppress(NotLoaded):
+            self._registry.expire(topic)
+
+    @staticmethod
+    def _watermark(topic: Topic, sizes: array[int]) -> int:
         if not evicts(topic):
             return 0
         incoming = [commit.sizes for commit in topic.pending or () if commit.sizes is not None]
@@ -351,12 +415,20 @@ class Appends:
 
     def _publish(self, decided: _DecidedAppend, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Returns its first and last seq."""
-        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key = decided
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence = decided
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
         if key is not None:
             self._keys.remember(topic, key, first_seq, commit.records, at)
+        if fence is not None:
+            publish_fence(topic, fence)
         self._registry.account(topic)
         return first_seq, last_seq
+
+
+def check_may_be_made(name: str, request: AppendRequest, config: TopicConfig) -> None:
+    """Raise `404 topic_not_found` if an append must not make its topic, with this config."""
+    if request.create is False or (request.create is msgspec.UNSET and not config.auto_create):
+        raise topic_not_found(name)
 
 
 def placed(
@@ -422,6 +494,11 @@ def _tail(
     if key is not None:
         tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count, "at": at}))
     return tail + eviction_frames(topic, watermark)
+
+
+def fence_frame(fence: Fence) -> tuple[FrameType, dict[str, Any]]:
+    """Return the frame that logs a raised fence."""
+    return FrameType.FENCE, {"name": fence.name, "token": fence.token}
 
 
 def eviction_frames(topic: Topic, watermark: int) -> list[tuple[FrameType, dict[str, Any]]]:

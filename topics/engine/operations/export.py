@@ -25,6 +25,7 @@ from topics.engine.record_collector import BlockRun, Collector, PauseNeeded, Rec
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError
+from topics.filters.record_filter import Filter
 from topics.log.block import Projection
 from topics.log.losses import Gap
 from topics.log.tag_match import TagMatch
@@ -37,6 +38,10 @@ SLICE_BYTES: Final = 128 << 10
 SLICE_RECORDS: Final = 10_000
 """Bounds of one slice: what an export keeps in memory, and what it takes of the loop at a time (below 1 ms from
 memory)."""
+
+SLICE_S: Final = 0.5
+"""After this time a slice ends with what was found, even with nothing: so the answer begins soon, and a match does not
+wait for the next one."""
 
 RUN_BYTES: Final = 512 << 10
 RUN_RECORDS: Final = 4_000
@@ -61,6 +66,7 @@ class ExportRequest(NamedTuple):
     from_ts: int | None = None
     to_ts: int | None = None
     match: TagMatch | None = None
+    filter: Filter | None = None
     nodes: frozenset[str] = frozenset()
     include_tags: bool = True
     include_meta: bool = True
@@ -72,7 +78,7 @@ class ExportRequest(NamedTuple):
 
 class ExportSlice(NamedTuple):
     """A piece of an export: a gap to announce, if any, and the records after it, either as JSON lines or as runs. It
-    may have neither."""
+    may have neither, where records are looked through and none is wanted."""
 
     tombstone: Tombstone | None
     lines: bytes
@@ -119,7 +125,7 @@ class Exports:
         topic = self._registry.topic(name)
         bounds = await self._loader.prepared(topic, partial(self._bounds, topic, request))
         pace = _Pace(self._registry, self._clock, self._turns)
-        return Export(self._status, self._registry, self._loader, pace, topic, request, bounds)
+        return Export(self._status, self._registry, self._loader, self._clock, pace, topic, request, bounds)
 
     def _bounds(self, topic: Topic, request: ExportRequest) -> tuple[int, int]:
         """Return the seq before the range and the last seq of it. Raises NotLoaded.
@@ -131,11 +137,11 @@ class Exports:
         log = topic.log
         last = log.head_seq if request.to_seq is None else min(request.to_seq, log.head_seq)
         if request.to_ts is not None:
-            later = _live_from(log, _first_at(log, request.to_ts + 1))
+            later = _live_from(log, first_at(log, request.to_ts + 1))
             last = last if later is None else min(last, later - 1)
         after = 0
         if request.from_ts is not None:
-            first = _first_at(log, request.from_ts)
+            first = first_at(log, request.from_ts)
             after = 0 if first == log.earliest_seq else min(first - 1, last)
         return after, last
 
@@ -148,6 +154,7 @@ class Export:
         status: EngineStatus,
         registry: Registry,
         loader: Loader,
+        clock: Clock,
         pace: _Pace,
         topic: Topic,
         request: ExportRequest,
@@ -156,6 +163,7 @@ class Export:
         self._status = status
         self._registry = registry
         self._loader = loader
+        self._clock = clock
         self._pace = pace
         self._perf = Performance(cold_segments_read=0)
         """Needed by the loader; not reported."""
@@ -166,6 +174,8 @@ class Export:
         self._same_epoch = request.epoch in (None, topic.id) and request.from_seq <= topic.log.head_seq
         self._began = False
         self._wish = _wish_of(request)
+        self._unfinished: Collector | None = None
+        """The read of the last slice, if it has found nothing yet."""
 
     @property
     def end(self) -> ExportEnd:
@@ -174,7 +184,7 @@ class Export:
         return ExportEnd(self._position, log.head_seq, log.earliest_seq, self._topic.id)
 
     async def next_slice(self) -> ExportSlice | None:
-        """Return the next part of the range, None at its end.
+        """Return the next part of the range, None at its end. It may be empty (`ExportSlice`).
 
         Leaves the loop to others first (`_Pace`). Raises `404 topic_not_found` when the topic is deleted, `503` when
         the daemon stops or the disk does not answer. Cancelling loses and skips nothing.
@@ -188,31 +198,39 @@ class Export:
             self._position = max(self._position, self._after)
         elif self._position >= self._last:
             return None
-        found = await self._gather(self._wish)
+        found = self._unfinished or self._collector(self._wish)
+        ended = await self._gather(found)
+        self._unfinished = None if ended or found.count or found.tombstone is not None else found
         tombstone = self._within(found.tombstone)
         before = self._position
         self._position = max(before, min(found.position, self._last))
-        return ExportSlice(tombstone, b"\n".join(found.pieces), found.runs, found.count, self._position - before)
+        return ExportSlice(tombstone, b"\n".join(found.pieces), tuple(found.runs), found.count, self._position - before)
 
     async def _begin_again(self) -> ExportSlice:
         """Tell a caller that knows another instance so, and give it this one from its beginning."""
-        found = await self._gather(RecordRequest(0, 0))
+        found = self._collector(RecordRequest(0, 0))
+        while not await self._gather(found):
+            pass
         self._position = max(found.position, self._after)
         return ExportSlice(found.tombstone, b"", (), 0, 0)
 
-    async def _gather(self, wish: RecordRequest) -> Collector:
+    def _collector(self, wish: RecordRequest) -> Collector:
+        same, self._same_epoch = self._same_epoch, True
+        return Collector(self._registry, self._topic, wish, self._position, same_epoch=same, up_to=self._last)
+
+    async def _gather(self, found: Collector) -> bool:
+        """Let a read go on for `SLICE_S`. Return True if it has come to its end."""
         if self._status.phase == "draining":
             raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
-        found = Collector(
-            self._registry, self._topic, wish, self._position, same_epoch=self._same_epoch, up_to=self._last
-        )
-        self._same_epoch = True
+        begun_ns = self._clock.perf_ns()
         while (need := found.advance()) is not None:
             if need is PauseNeeded.PAUSE:
                 await self._pace.pay()
             else:
                 await self._loader.provide(found, need, self._perf)
-        return found
+            if self._clock.perf_ns() - begun_ns >= SLICE_S * 1e9:
+                return False
+        return True
 
     def _within(self, tombstone: Tombstone | None) -> Tombstone | None:
         """Return the part of a gap that is in the range, so that adjoining ranges announce each seq once."""
@@ -227,9 +245,11 @@ class Export:
 def _wish_of(request: ExportRequest) -> RecordRequest:
     """Return the collector's wish for a slice."""
     if request.runs:
-        return RecordRequest(RUN_RECORDS, RUN_BYTES, request.nodes, match=request.match, runs=True)
+        return RecordRequest(
+            RUN_RECORDS, RUN_BYTES, request.nodes, match=request.match, filter=request.filter, runs=True
+        )
     projection = Projection(request.include_tags, request.include_meta, request.include_data)
-    return RecordRequest(SLICE_RECORDS, SLICE_BYTES, request.nodes, projection, request.match, b"\n")
+    return RecordRequest(SLICE_RECORDS, SLICE_BYTES, request.nodes, projection, request.match, b"\n", request.filter)
 
 
 class _Pace:
@@ -279,7 +299,7 @@ class _Pace:
         return (self._since_ns - before_ns) / 1e9
 
 
-def _first_at(log: TopicLog, ts: int) -> int:
+def first_at(log: TopicLog, ts: int) -> int:
     """Return the first seq behind which every live record is of time `ts` or later, the front if all are. Raises
     NotLoaded."""
     seqs = range(log.earliest_seq, log.head_seq + 1)

@@ -25,16 +25,22 @@ PIECE_RECORDS: Final = 1000
 
 
 class LargeBatch:
-    """A batch that is about to be committed to a topic. Encodes all of it but the last piece ahead, piece by piece."""
+    """A batch that is about to be committed to a topic. Encodes all of it but the last piece ahead, piece by piece.
 
-    def __init__(self, topic: Topic, batch: AppendColumns, now_ms: int) -> None:
+    In a transaction the last piece is encoded ahead, too: control frames always follow it. And the batch is synced,
+    whatever the class of the topic.
+    """
+
+    def __init__(self, topic: Topic, batch: AppendColumns, now_ms: int, *, in_transaction: bool = False) -> None:
         self.first_seq = topic.assigned + 1
         self.ts = max(now_ms, topic.last_ts)
         self._topic = topic
         self._batch = batch
         self._commit_point = topic.commit_point
         self._ephemeral = topic.ephemeral
+        self._durable = in_transaction or topic.commit_point is CommitPoint.SYNCED
         self._pieces = _pieces_of(batch)
+        self._ahead = len(self._pieces) - (not in_transaction)
         self._encoded = 0
         """How many of the pieces are encoded."""
         self._frames: list[AppendFrames] = []
@@ -42,8 +48,8 @@ class LargeBatch:
 
     @property
     def is_ready(self) -> bool:
-        """Return True if only the last piece is left."""
-        return self._encoded == len(self._pieces) - 1
+        """Return True if everything is encoded that can be encoded ahead."""
+        return self._encoded == self._ahead
 
     def fits(self, topic: Topic) -> bool:
         """Return True if the batch would get the seqs that it was encoded for, if it were committed now."""
@@ -56,7 +62,7 @@ class LargeBatch:
         )
 
     def encode_piece(self) -> None:
-        """Encode the next piece. Not for the last one, whose frames depend on what follows them."""
+        """Encode the next piece. Not for the last one where its frames depend on what follows them."""
         assert not self.is_ready
         piece = self._pieces[self._encoded]
         if not self._ephemeral:
@@ -65,9 +71,10 @@ class LargeBatch:
         self._encoded += 1
 
     def frames(self, *, closes_batch: bool) -> AppendFrames:
-        """Return the frames of the whole batch. Encodes those of the last piece. `closes_batch` is False if control
-        frames of the same batch follow."""
-        parts = [*self._frames, self._frames_of(self._pieces[-1], closes_batch=closes_batch)]
+        """Return the frames of the whole batch. Encodes those of the piece that is left. `closes_batch` is False if
+        control frames of the same batch follow."""
+        left = self._pieces[self._ahead :]
+        parts = [*self._frames, *(self._frames_of(piece, closes_batch=closes_batch) for piece in left)]
         lens, sizes = array("I"), array("I")
         for part in parts:
             lens.extend(part.frame_lens)
@@ -76,8 +83,8 @@ class LargeBatch:
         return AppendFrames(data, lens, sizes, b"".join([part.flags for part in parts]))
 
     def blocks(self) -> list[Block]:
-        """Return the blocks of the whole batch. Encodes those of the last piece."""
-        return [*self._blocks, *self._blocks_of(self._pieces[-1])]
+        """Return the blocks of the whole batch. Encodes those of the piece that is left."""
+        return [*self._blocks, *(block for piece in self._pieces[self._ahead :] for block in self._blocks_of(piece))]
 
     def _frames_of(self, piece: slice, *, closes_batch: bool) -> AppendFrames:
         part = self._batch.part(piece)
@@ -89,7 +96,7 @@ class LargeBatch:
             nodes=utf8(part.nodes),
             tags=utf8(part.tags),
             metas=part.metas,
-            durable=self._commit_point is CommitPoint.SYNCED,
+            durable=self._durable,
             closes_batch=closes_batch,
             opens_batch=piece.start == 0,
         )

@@ -32,7 +32,8 @@ import trio
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits, time_commit
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appends, eviction_frames, evicts, only_appends
+from topics.engine.operations.append import Appends, eviction_frames, evicts, fence_frame, only_appends
+from topics.engine.operations.judge import FoundTags, publish_fence, raise_fence
 from topics.engine.operations.stage_lifecycle import StageLifecycle
 from topics.engine.record_columns import BLOCK_RECORDS, encode_blocks, index_flags
 from topics.engine.registry import Registry, settled
@@ -43,7 +44,7 @@ from topics.log.copies import PLAIN, CopyKind, CopyTable
 from topics.log.missing_columns import missing_below
 from topics.log.span import FLAG_DERIVED, SPAN_RECORDS, NotLoaded, Span
 from topics.log.stages import CommitKeys, KnownCommit
-from topics.model import CommitResult, Performance
+from topics.model import CommitResult, Conditions, Fence, Performance
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
 from topics.storage.segments.copy_frames import CopyRecipe, encode_staged
@@ -97,6 +98,8 @@ class _DecidedCommit(NamedTuple):
     """When it was decided (ms of the window clock)."""
     pieces: Sequence[_StagePiece]
     watermark: int
+    fence: Fence | None
+    """The fence that it raises, if it raises one."""
     spans: list[Span]
     copies: CopyTable
     blocks: list[Block]
@@ -133,13 +136,20 @@ class StageCommits:
         """Events for the ends of the commits in flight, by topic id and key."""
 
     async def commit(
-        self, name: str, stages: Sequence[str], key: str, perf: Performance, *, disable_backpressure: bool = False
+        self,
+        name: str,
+        stages: Sequence[str],
+        key: str,
+        perf: Performance,
+        *,
+        disable_backpressure: bool = False,
+        conditions: Conditions | None = None,
     ) -> CommitResult:
         """Publish stages of a topic in this order under a key; returns at the commit point, with everything on disk.
 
         A remembered key gets the same answer again, whatever has happened to the stages. Raises `404 topic_not_found`,
-        `404 stage_not_found` (nothing is published), and what an append of all of it would raise. Once begun, a commit
-        goes on without its caller: cancelling stops only the waiting.
+        `404 stage_not_found` (nothing is published), and what an append of all of it would raise, under these
+        conditions. Once begun, a commit goes on without its caller: cancelling stops only the waiting.
         """
         if not stages or len(set(stages)) != len(stages):
             raise invalid("stages", "has to name at least one stage, and each one once")
@@ -160,7 +170,7 @@ class StageCommits:
         for stage in found:
             stage.barrier = trio.Event()
         self._in_flight[target.id, key] = trio.Event()
-        work = partial(self._carry_out, target, found, key, perf, disable_backpressure)
+        work = partial(self._carry_out, target, found, key, perf, disable_backpressure, conditions)
         return _answer(name, await self._background.finish(work, self._commits.wait_begun), deduped=False)
 
     def expire(self) -> None:
@@ -182,7 +192,13 @@ class StageCommits:
     # -- the way of a commit -----------------------------------------------------------------------------------------
 
     async def _carry_out(
-        self, target: Topic, stages: Sequence[Topic], key: str, perf: Performance, disable_backpressure: bool
+        self,
+        target: Topic,
+        stages: Sequence[Topic],
+        key: str,
+        perf: Performance,
+        disable_backpressure: bool,
+        conditions: Conditions | None,
     ) -> KnownCommit:
         """Carry out a commit. The caller has set the barriers of the stages and the event of the key."""
         pins: set[int] = set()
@@ -199,8 +215,8 @@ class StageCommits:
                 self._check_whole(target, stages)  # a stage was dropped meanwhile
                 raise
             self._check_whole(target, stages)  # reading may have found damage
-            commit, decided = await self._decide(target, stages, key, pieces, perf, disable_backpressure)
-            assert commit.held is not None
+            commit, decided = await self._decide(target, stages, key, pieces, perf, disable_backpressure, conditions)
+            assert isinstance(commit.held, trio.Event)
             await commit.held.wait()
             if commit.error is None:
                 await self._index(target, decided)
@@ -351,6 +367,7 @@ class StageCommits:
         pieces: Sequence[_StagePiece],
         perf: Performance,
         disable_backpressure: bool,
+        conditions: Conditions | None,
     ) -> tuple[Commit, _DecidedCommit]:
         """Wait until the target can take the records; then give out the seqs and queue the batch."""
         sizes = array("I")
@@ -358,6 +375,7 @@ class StageCommits:
             sizes += piece.sizes
         nbytes = sum(piece.nbytes for piece in pieces)
         waited = 0.0
+        tags: FoundTags = {}
         while True:
             if target.deleted:
                 raise topic_not_found(target.name)
@@ -373,6 +391,8 @@ class StageCommits:
                 continue
             if any(target.ephemeral is not (piece.columns is not None) for piece in pieces):
                 raise ApiError("not_ready", "the class of the topic has changed meanwhile", retry_after_s=1)
+            if conditions is not None and not await self._appends.judge.holds(target, conditions, tags):
+                continue
             try:
                 watermark = self._appends.watermark(target, sizes) if sizes else 0
                 if sizes and target.config.discard == "reject":
@@ -383,7 +403,8 @@ class StageCommits:
             break
         if waited:
             perf.throttle_wait_ms = waited
-        return self._send(target, stages, key, pieces, sizes, nbytes, watermark)
+        fence = raise_fence(target, conditions) if conditions is not None else None
+        return self._send(target, stages, key, pieces, sizes, nbytes, watermark, fence)
 
     def _send(
         self,
@@ -394,6 +415,7 @@ class StageCommits:
         sizes: array[int],
         nbytes: int,
         watermark: int,
+        fence: Fence | None,
     ) -> tuple[Commit, _DecidedCommit]:
         """Queue the batch, in one step of the loop: from here on the commit is the target's."""
         count = len(sizes)
@@ -415,10 +437,12 @@ class StageCommits:
         entries: list[tuple[FrameType, Any]] = [
             (FrameType.STAGE, {"key": key, "first": first_seq, "count": count, "stages": list(names), "at": at})
         ]
+        if fence is not None:
+            entries.append(fence_frame(fence))
         if not target.ephemeral:
             entries += eviction_frames(target, watermark)
         payloads += [(kind, dump_payload(payload), 0) for kind, payload in entries]
-        decided = _DecidedCommit(key, names, first_seq, ts, at, pieces, watermark, [], CopyTable(), [])
+        decided = _DecidedCommit(key, names, first_seq, ts, at, pieces, watermark, fence, [], CopyTable(), [])
         commit = Commit(
             target,
             seal_payloads(payloads, topic_id=target.id, ts=ts),
@@ -481,6 +505,8 @@ class StageCommits:
         if target.commit_keys is None:
             target.commit_keys = CommitKeys()
         target.commit_keys.remember(decided.key, decided.first_seq, commit.records, decided.at, names)
+        if decided.fence is not None:
+            publish_fence(target, decided.fence)
         self._registry.committed.add(target)
         self._registry.account(target)
         return KnownCommit(decided.first_seq, commit.records, ts, names)

@@ -194,7 +194,8 @@ class DeadLetters:
             metas=metas,
             disable_backpressure=True,
         )
-        await self._appends.append(name, request, Performance())
+        # They are not judged by a schema of that topic: a job that breaks it would stay parked for ever.
+        await self._appends.append(name, request, Performance(), check_schema=False)
 
     async def _sync(self, name: str) -> None:
         """Return once the appends to the dead-letter topic are on disk. Raises 503."""

@@ -19,8 +19,9 @@ import trio
 from topics.engine.commits import Commits, deletion_batch
 from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
+from topics.engine.operations.delete import is_among
 from topics.engine.registry import Registry, settled
-from topics.engine.topic import Commit, CommitPoint, Topic
+from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.dumped_values import little_endian
 from topics.log.missing_columns import missing_to_delete
@@ -135,6 +136,7 @@ class LeaseCommits:
             count, commit_point = len(moved), CommitPoint.HANDED
         commit = Commit(topic, data, count, commit_point, partial(self._publish_end, topic, event), self._clock.perf_ns)
         commit.deletes = True
+        commit.foreseen = Foreseen(removes=partial(is_among, event.seqs))
         commit.on_fail = partial(topic.queue.abort, event.seqs)
         if topic.log.stored.last_seq:
             commit.needs = partial(missing_to_delete, topic.log.index, event.seqs)

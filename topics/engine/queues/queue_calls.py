@@ -227,10 +227,10 @@ class QueueCalls:
             dead_lettered=leases.dead_lettered,
         )
 
-    def has_window(self, name: str) -> bool:
-        """Return True if claims of the topic wait for a window, whatever they ask for."""
+    def window_ms(self, name: str) -> int:
+        """Return the window that claims of the topic wait for, whatever they ask for (ms); 0 for none."""
         topic = self._registry.topics.get(name)
-        return topic is not None and topic.config.claim_jitter_ms > 0
+        return 0 if topic is None else topic.config.claim_jitter_ms
 
     def figures(self, topic: Topic) -> tuple[int, int] | None:
         """Return ready and leased jobs, for metrics, without waiting for columns; None for a log."""

@@ -36,6 +36,7 @@ def families(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metri
     yield from _of_engine(figures)
     yield from _of_topics(figures)
     yield from _of_routers(figures)
+    yield from _of_consumers(figures)
     yield from _of_wal(figures)
     yield from _of_delivery(figures.delivery)
     yield from _of_requests(figures, requests)
@@ -169,6 +170,19 @@ def _of_routers(figures: EngineFigures) -> Iterator[Metric]:
     )
     yield _gauge(
         "router_metrics_truncated", "Whether there are routers without figures", int(figures.routers_truncated)
+    )
+
+
+def _of_consumers(figures: EngineFigures) -> Iterator[Metric]:
+    yield _gauge("consumers", "Named consumers", figures.consumers)
+    yield _gauges(
+        "consumer_lag",
+        "Seqs of its topic that a consumer has not finished",
+        ("topic", "consumer"),
+        (((sample.topic, sample.consumer), sample.lag) for sample in figures.consumer_samples),
+    )
+    yield _gauge(
+        "consumer_metrics_truncated", "Whether there are consumers without figures", int(figures.consumers_truncated)
     )
 
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from topics.engine.delivery.feed import ConnectionEnd
 from topics.http.accept import qualities
-from topics.http.answers.websocket_messages import tombstone_fields
+from topics.http.answers.websocket_messages import MANY_TOPICS, tombstone_fields, topic_added_fields
 from topics.http.calls import encode
-from topics.model import Tombstone
+from topics.model import Tombstone, WatchedTopic
 
 CONTENT_TYPE: Final = b"text/event-stream; charset=utf-8"
 HEADERS: Final = (
@@ -46,6 +46,14 @@ class EventFormat:
     def caught_up(self, topic: str, head_seq: int) -> bytes:
         """The event `caught-up`."""
         return _event(b"caught-up", {"topic": topic, "head_seq": head_seq})
+
+    def topic_added(self, topic: str, at: WatchedTopic) -> bytes:
+        """The event `topic-added`."""
+        return _event(b"topic-added", topic_added_fields(topic, at))
+
+    def left_out(self, topics: list[str], count: int, most: int) -> bytes:
+        """The event `error` with code 429 and `left_out`, which does not end the stream."""
+        return _event(b"error", {"code": 429, "error": MANY_TOPICS, "max": most, "left_out": count, "topics": topics})
 
     def topic_deleted(self, topic: str, head_seq: int) -> bytes:
         """The event `topic-deleted`."""

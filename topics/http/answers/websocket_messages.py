@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from topics.engine.delivery.feed import ConnectionEnd
 from topics.http.calls import encode
-from topics.model import Tombstone
+from topics.model import Tombstone, WatchedTopic
+
+MANY_TOPICS: Final = "these topics are not watched: the connection has as many as it may (TOPICS_MAX_WATCH_TOPICS)"
+"""What a client is told when a prefix matches more topics than it may watch."""
 
 
 class MessageFormat:
@@ -30,6 +35,15 @@ class MessageFormat:
         """The message `caught_up`."""
         return encode({"op": "caught_up", "topic": topic, "head_seq": head_seq})
 
+    def topic_added(self, topic: str, at: WatchedTopic) -> bytes:
+        """The message `topic_added`."""
+        return encode({"op": "topic_added", **topic_added_fields(topic, at)})
+
+    def left_out(self, topics: list[str], count: int, most: int) -> bytes:
+        """The message `error` with code `throttled` and the limit, which does not end the socket."""
+        detail = {"limit": "max_watch_topics", "max": most, "left_out": count, "topics": topics}
+        return encode({"op": "error", "code": "throttled", "message": MANY_TOPICS, "detail": detail})
+
     def topic_deleted(self, topic: str, head_seq: int) -> bytes:
         """The message `topic_deleted`."""
         return encode({"op": "topic_deleted", "topic": topic, "head_seq": head_seq, "reason": "deleted"})
@@ -50,6 +64,11 @@ class MessageFormat:
 
 
 MESSAGES: Final = MessageFormat()
+
+
+def topic_added_fields(topic: str, at: WatchedTopic) -> dict[str, object]:
+    """The fields that tell watchers of a topic that a prefix has added, for events and for messages."""
+    return {"topic": topic, **msgspec.structs.asdict(at)}
 
 
 def tombstone_fields(topic: str, tombstone: Tombstone, reason: str) -> dict[str, object]:

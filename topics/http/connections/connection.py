@@ -50,6 +50,15 @@ _UNACKED: Final = slice(24, 28)
 _LAST_ACK_MS: Final = slice(56, 60)
 _BYTES_ACKED: Final = slice(120, 128)
 
+# After how long a connection without a request is closed. Clients and proxies usually close theirs after 60 s, so that
+# they close first, and no request is sent on a connection that is being closed.
+KEEP_ALIVE_S: Final = 75
+# How long input is still read after a connection was closed from this side, so that the peer gets the last answer, and
+# how much.
+LINGER_S: Final = 1.0
+LINGER_READS: Final = 64
+LINGER_BYTES: Final = 64 << 10
+
 # The ioctl for the bytes that a socket has not sent yet (linux/sockios.h), and the number from which on no more frames
 # are written to it.
 _SIOCOUTQNSD: Final = 0x894B
@@ -531,3 +540,17 @@ class Connection:
         # Closing wakes a shielded send, cancelling wakes everything else.
         self._stream.socket.close()
         self.cancel_scope.cancel()
+
+
+async def close_gently(stream: trio.SocketStream) -> None:
+    """Close a connection behind its last answer. Input is read for a moment more: unread input makes the kernel reset
+    the connection, and the reset may overtake the answer, which may be a refusal that the peer has to see."""
+    try:
+        await stream.send_eof()
+        with trio.move_on_after(LINGER_S):
+            for _ in range(LINGER_READS):
+                if not await stream.receive_some(LINGER_BYTES):
+                    break
+    except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+        pass
+    await stream.aclose()

@@ -85,7 +85,12 @@ class Exchange(ABC):
 
     @abstractmethod
     async def begin(self, status: int, headers: Headers) -> None:
-        """Begin an answer: its head is sent with its first piece."""
+        """Begin an answer: its head is sent with its first piece at the latest."""
+
+    @abstractmethod
+    async def send_head(self) -> None:
+        """Send the head of an answer that has begun, if that has not been done, because the first piece may be long in
+        coming."""
 
     @abstractmethod
     async def send(self, piece: bytes) -> None:

@@ -1,7 +1,8 @@
 """The lane: plain HTTP/1.1 requests, served in the task of their connection.
 
 Theory of operation. Of one connection the lane reads a head (`request_heads`), makes a `LaneExchange` of it, and has
-the gate answer it, one request after the other. There is no other task, no timer and no cancel scope for a request.
+the gate answer it, one request after the other. There is no other task, no timer and no cancel scope for a request,
+unless `TOPICS_REQUEST_TIMEOUT_MS` is set.
 If the input does not begin with a complete plain head, the lane returns it as it is, and hypercorn serves the
 connection from that byte on. When hypercorn has answered a request and the connection can carry another one, it
 returns the input that it has not used, and the lane goes on. So every byte is read by one of the two, and only one of
@@ -24,7 +25,7 @@ import trio
 
 from topics.http.connections.connection import Connection
 from topics.http.connections.exchange import ClientGone, Exchange, Headers, Scope
-from topics.http.connections.protocols.request_checks import refusal_of_no_http
+from topics.http.connections.refusals import refusal_of_no_http
 from topics.http.connections.request_heads import Head, read_head
 
 READ_BYTES: Final = 64 << 10
@@ -231,6 +232,11 @@ class LaneExchange(Exchange):
         lines.append(b"Transfer-Encoding: chunked\r\n\r\n" if self._chunked else b"\r\n")
         self._head = b"".join(lines)
 
+    async def send_head(self) -> None:
+        """Send the head, if it has not been sent."""
+        if self._head:
+            await self._send(b"")
+
     async def send(self, piece: bytes) -> None:
         """Send a piece of the body."""
         if not piece:
@@ -251,8 +257,8 @@ class LaneExchange(Exchange):
         """End the answer."""
         if self._chunked:
             await self._send(b"0\r\n\r\n")
-        elif self._head:
-            await self._send(b"")
+        else:
+            await self.send_head()
         self._ended = True
 
     def asgi_scope(self) -> Scope:

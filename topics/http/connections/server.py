@@ -1,7 +1,7 @@
 """Listening, accepting connections and draining them. `topics.http.gate` decides what a request means.
 
-Of hypercorn only the protocols (h11, h2, WebSocket) are used, not its process. `serve` itself accepts connections, so
-that
+Of hypercorn only the protocols (h11, h2, WebSocket) are used, not its process, and they are imported when a connection
+needs them (`topics.http.connections.protocols.handed_over`). `serve` itself accepts connections, so that
 
 - the failure of a connection ends that connection, is logged, and never ends the daemon;
 - a connection can be aborted at once (`Connection.abort`). There is no other remedy against a peer that does not read,
@@ -11,46 +11,34 @@ that
 - a client that takes too long over a head or an answer loses its connection (`topics.http.requests.body_reader` does
   the same for bodies);
 - a drain has two steps: `Server.stop_accepting` and, at the deadline, `Server.abort_all`.
-
-Subclasses correct hypercorn 0.18 and say why: here that of its connections, in `topics.http.connections.protocols`
-those of its protocols.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 import math
 import socket
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework, ConnectionState
-from hypercorn.utils import parse_socket_addr
 
 from topics.config import Settings
-from topics.http.connections.connection import Connection
+from topics.http.connections.connection import KEEP_ALIVE_S, Connection, close_gently
 from topics.http.connections.hangups import Hangups
 from topics.http.connections.lane import Handler, Lane
-from topics.http.connections.protocols.http1 import NoMoreRequests
-from topics.http.connections.protocols.http2 import MAX_STREAMS
-from topics.http.connections.protocols.negotiation import Protocols
-from topics.http.connections.protocols.request_checks import MAX_HEADER_BYTES
 from topics.http.connections.unsent_bytes import UnsentBytes
 from topics.runtime import process_limits
 from topics.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIFramework
+
+    from topics.http.connections.protocols.handed_over import Hypercorn
 
 log = get_logger(__name__)
 
@@ -64,26 +52,11 @@ KEEPALIVE_COUNT: Final = 3
 USER_TIMEOUT_MS: Final = 25_000
 VANISHED_EVERY_S: Final = 5
 
-# After how long a connection without a request is closed. Clients and proxies usually close theirs after 60 s, so that
-# they close first, and no request is sent on a connection that is being closed.
-KEEP_ALIVE_S: Final = 75
-# How long after its first byte the head of a request (or any other incomplete input between requests) has to be
-# complete: enough for 128 KiB over a bad line.
-HEADER_S: Final = 30
 # Connections accepted in one step. With one a step, a new connection would have to wait for the requests of all others
 # once for each connection in front of it.
 ACCEPTED_AT_ONCE: Final = 64
 # Pause in accepting when there is no free descriptor.
 ACCEPT_AGAIN_S: Final = 0.1
-# How long input is still read after a connection was closed from this side, so that the peer gets the last answer.
-LINGER_S: Final = 1.0
-LINGER_READS: Final = 64
-# Events of up to 256 KiB each that may wait for the handler of a request before its connection is read no further. They
-# are outside the budget of bodies.
-QUEUED_EVENTS: Final = 4
-
-READ_BYTES: Final = 64 << 10
-BULK_READ_BYTES: Final = 256 << 10
 
 
 def open_listener(host: str, port: int) -> list[socket.socket]:
@@ -133,24 +106,6 @@ def port_of(sockets: Iterable[socket.socket]) -> int:
     """The port on which these sockets of `open_listener` listen."""
     port: int = next(iter(sockets)).getsockname()[1]
     return port
-
-
-def hypercorn_config(settings: Settings) -> Config:
-    """The configuration of hypercorn: its limits and timeouts that a client could notice. None is tighter than
-    `docs/spec/api.md` allows."""
-    config = Config()
-    config.h2_max_concurrent_streams = MAX_STREAMS
-    config.h2_max_header_list_size = MAX_HEADER_BYTES
-    config.h11_max_incomplete_size = MAX_HEADER_BYTES
-    config.keep_alive_max_requests = sys.maxsize
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.read_timeout = None
-    config.max_app_queue_size = QUEUED_EVENTS
-    config.websocket_max_message_size = settings.max_body_bytes
-    config.include_server_header = False
-    config.accesslog = None
-    config.errorlog = logging.getLogger("hypercorn.error")
-    return config
 
 
 class Server:
@@ -244,15 +199,14 @@ async def serve(
 
     Returns after `Server.stop_accepting`, when the last connection is gone. Cancellation aborts all connections.
     """
-    server = Server(process_limits.most_connections(process_limits.file_limit()))
+    server = Server(process_limits.most_connections(process_limits.file_limit(), settings.max_connections))
     unsent = UnsentBytes(settings)
     with closing(Hangups()) as hangups:
         async with trio.open_nursery() as watch:
             watch.start_soon(_abort_when_cancelled, server)
             watch.start_soon(_look_after, server, unsent)
             watch.start_soon(hangups.run)
-            context = WorkerContext(None)
-            service = _Service(server, ASGIWrapper(app), hypercorn_config(settings), context, unsent, hangups, lane)
+            service = _Service(server, app, settings, unsent, hangups, lane)
             async with trio.open_nursery() as connections:
 
                 def start(accepted: socket.socket) -> None:
@@ -264,21 +218,27 @@ async def serve(
                         for listener in sockets:
                             accepting.start_soon(_accept, server, listener, start)
                         task_status.started(server)
-                await context.terminated.set()
+                await service.drain()
             watch.cancel_scope.cancel()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Service:
     """What the connections of one `serve` share, and how each of them is served."""
 
     server: Server
-    app: ASGIWrapper
-    config: Config
-    context: WorkerContext
+    app: ASGIFramework
+    settings: Settings
     unsent: UnsentBytes
     hangups: Hangups
     lane: Handler | None
+    hypercorn: Hypercorn | None = None
+    """Serves what the lane does not take; None until there is something."""
+
+    async def drain(self) -> None:
+        """Have hypercorn close each of its connections as soon as it has no request."""
+        if self.hypercorn is not None:
+            await self.hypercorn.drain()
 
     async def handle(self, accepted: socket.socket) -> None:
         """Serve a connection to its end. Its failure is logged and ends no other."""
@@ -311,22 +271,24 @@ class _Service:
 
     async def _serve(self, connection: Connection, stream: trio.SocketStream, accepted: socket.socket) -> None:
         """Let the lane and hypercorn take turns, each with the input that the other has not used."""
-        connection.peer = parse_socket_addr(accepted.family, accepted.getpeername())
+        connection.peer = accepted.getpeername()[:2]
         unused: bytes | None = b""
         while unused is not None:
             if self.lane is not None:
                 unused = await self._on_lane(self.lane, connection, stream, accepted, unused)
             if unused is not None:
-                by_hypercorn = _TCPServer(
-                    self.app,
-                    self.config,
-                    self.context,
-                    connection,
-                    stream,
-                    self.server.idle,
-                    has_lane=self.lane is not None,
-                )
-                unused = await by_hypercorn.run(unused)
+                unused = await (await self._by_hypercorn()).serve(connection, stream, unused)
+
+    async def _by_hypercorn(self) -> Hypercorn:
+        """Make `hypercorn` for the first connection that needs it. Blocks while it is imported, unless the daemon has
+        been ready for a moment (`load_late`)."""
+        if self.hypercorn is None:
+            from topics.http.connections.protocols.handed_over import Hypercorn  # noqa: PLC0415
+
+            self.hypercorn = Hypercorn(self.app, self.settings, self.server.idle, has_lane=self.lane is not None)
+            if self.server.is_draining:
+                await self.hypercorn.drain()
+        return self.hypercorn
 
     async def _on_lane(
         self, handler: Handler, connection: Connection, stream: trio.SocketStream, accepted: socket.socket, data: bytes
@@ -410,186 +372,3 @@ async def _accept(server: Server, listener: socket.socket, start: Callable[[sock
                     accepted.close()
                     server.refused += 1
                     server.refused_total += 1
-
-
-class _TCPServer(TCPServer):
-    """A connection whose tasks end with it, and which has one keep-alive timer for its whole life.
-
-    Hypercorn's own class starts a task for the timer after every request, which is a fifth of the cost of a small
-    request. It leaves that task running when the peer has closed the connection, which holds the descriptor for
-    `KEEP_ALIVE_S`, and starts it again when a request in progress is answered.
-    """
-
-    protocol: Protocols
-
-    def __init__(
-        self,
-        app: ASGIWrapper,
-        config: Config,
-        context: WorkerContext,
-        connection: Connection,
-        stream: trio.SocketStream,
-        idle: dict[Connection, None],
-        *,
-        has_lane: bool,
-    ) -> None:
-        super().__init__(app, config, context, {"connection": connection}, stream)  # type: ignore[arg-type]
-        self._socket_stream = stream
-        self._has_lane = has_lane
-        self._connection = connection
-        self._all_idle = idle
-        self.send_lock = connection.lock
-        self._ended = False
-        self._send_failed = False
-        self._idle = True
-        self._in_head = False
-        """There is no request, but incomplete input, such as a part of a head."""
-        self._idle_until = trio.current_time() + KEEP_ALIVE_S
-        self._idle_scope = trio.CancelScope(deadline=self._idle_until)
-
-    async def run(self, data: bytes = b"") -> bytes | None:  # type: ignore[override]
-        """Serve the connection. `data` is input that has been read already.
-
-        Returns the input behind a request that was answered, if the connection goes back to the lane
-        (`Connection.go_back`); None when the connection is closed.
-        """
-        sock: Any = self.stream.socket
-        try:
-            async with TaskGroup() as task_group:
-                self._task_group = task_group
-                self.protocol = Protocols(
-                    self.app,
-                    self.config,
-                    self.context,
-                    task_group,
-                    ConnectionState(self.state),
-                    False,
-                    self._connection.peer,
-                    parse_socket_addr(sock.family, sock.getsockname()),
-                    self.protocol_send,
-                    "http/1.1",
-                )
-                await self.protocol.initiate()
-                task_group.spawn(self._close_when_idle)
-                with trio.CancelScope() as reading:
-                    self._connection.reading = reading if self._has_lane else None
-                    await self._read(data)
-                self._ended = True
-                self._idle_scope.cancel()
-                await self.protocol.ended()
-            # Not before all tasks have ended: the reader may have taken more input in its last step.
-            if self._connection.goes_back:
-                return self.protocol.unused_input()
-        except OSError:
-            pass
-        finally:
-            if not self._connection.goes_back:
-                await close_gently(self._socket_stream)
-            self._connection.goes_back = False
-        return None
-
-    async def _read(self, data: bytes) -> None:
-        """Read from the socket and give the data to the protocol, `data` first.
-
-        Within a body, a read that was filled is followed by a larger one, which makes fewer events. Within a head reads
-        stay small, because h11 checks the size of a head only while it is incomplete.
-        """
-        size = READ_BYTES
-        while not self._connection.goes_back:
-            try:
-                data = data or bytes(await self.stream.receive_some(size))
-            except (trio.ClosedResourceError, trio.BrokenResourceError):
-                self._connection.peer_left(broken=True)
-                break
-            except trio.BusyResourceError:
-                break  # `_close` reads the rest of the input after an answer
-            if not data:
-                self._connection.peer_left(broken=False)
-            try:
-                await self.protocol.handle(RawData(data))
-            except NoMoreRequests:
-                break
-            if not data:
-                break
-            if self._idle:
-                self._watch_head()
-            size = BULK_READ_BYTES if len(data) == size and not self._idle else READ_BYTES
-            data = b""
-        if not self._connection.goes_back:
-            await self.protocol.handle(Closed())
-
-    async def protocol_send(self, event: Event) -> None:
-        if isinstance(event, Updated):
-            self._idle = event.idle
-            self._in_head = False
-            self._all_idle.pop(self._connection, None)
-            if event.idle and not self._connection.is_broken:
-                self._all_idle[self._connection] = None
-            if not event.idle:
-                self._idle_scope.deadline = math.inf
-            elif self.context.terminated.is_set():
-                self._idle_scope.cancel()
-            else:
-                self._idle_scope.deadline = self._idle_until = trio.current_time() + KEEP_ALIVE_S
-        else:
-            try:
-                if isinstance(event, RawData):
-                    await self._connection.between_frames()
-                    await self._send_raw(event.data)
-                else:
-                    await super().protocol_send(event)
-            except trio.BusyResourceError:
-                pass  # the reader is closing the connection while this answer was being sent
-
-    async def _send_raw(self, data: bytes) -> None:
-        """Send data. If that fails, a task of its own tells the streams of the connection. Hypercorn would tell them
-        while it holds the lock, and wait for ever if the queue of a stream is full and its handler is the sender."""
-        async with self.send_lock:
-            try:
-                with trio.CancelScope(shield=True):
-                    await self.stream.send_all(data)
-                return
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
-        self._connection.peer_left(broken=True)
-        if not self._send_failed:
-            self._send_failed = True
-            self._task_group.spawn(self.protocol.handle, Closed())
-
-    def _watch_head(self) -> None:
-        """Set the deadline for incomplete input when its first bytes are there, and remove it when the input is
-        complete. Bytes in between do not move it."""
-        in_head = self.protocol.has_part()
-        if in_head != self._in_head:
-            self._in_head = in_head
-            self._idle_scope.deadline = trio.current_time() + HEADER_S if in_head else self._idle_until
-
-    async def _close_when_idle(self) -> None:
-        """Close the connection after `KEEP_ALIVE_S` without a request, after `HEADER_S` with an incomplete head, and in
-        a drain as soon as there is no request."""
-        with self._idle_scope:
-            await self.context.terminated.wait()
-            if not self._idle:
-                await trio.sleep_forever()
-        if not self._ended:
-            if self._in_head and not self.context.terminated.is_set():
-                log.info("head_too_slow", peer=self._connection.peer)
-            with trio.CancelScope(shield=True):
-                await self._initiate_server_close()
-
-    async def _close(self) -> None:
-        await close_gently(self._socket_stream)
-
-
-async def close_gently(stream: trio.SocketStream) -> None:
-    """Close a connection behind its last answer. Input is read for a moment more: unread input makes the kernel reset
-    the connection, and the reset may overtake the answer, which may be a refusal that the peer has to see."""
-    try:
-        await stream.send_eof()
-        with trio.move_on_after(LINGER_S):
-            for _ in range(LINGER_READS):
-                if not await stream.receive_some(MAX_RECV):
-                    break
-    except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
-        pass
-    await stream.aclose()

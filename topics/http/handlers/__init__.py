@@ -4,8 +4,10 @@ data_plane      append and read; the table of the handlers that are called witho
 control_plane   the calls that are not so frequent: topics, routers, deletion of records, the daemon itself
 quart_app       the Quart-Trio application that they go through
 bulk            exports and ingests
+raw_bytes       raw bytes: appending them, and giving them back
 stages          stages and their commits
 queues          claim, ack, nack, extend, and the stream `/work`
+consumers       named consumers
 streams         server-sent events
 states          the state of a topic, health and readiness
 websocket       the WebSocket

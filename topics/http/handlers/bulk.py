@@ -23,8 +23,7 @@ from topics.errors import ApiError, invalid
 from topics.http.accept import qualities
 from topics.http.answer_types import IngestAnswer
 from topics.http.answers.request_figures import ExportFigures, RequestFigures
-from topics.http.calls import Call, OpenAnswer, Response, encode
-from topics.http.handlers.data_plane import idempotency_header
+from topics.http.calls import Call, OpenAnswer, Response, encode, idempotency_header
 from topics.http.handlers.stages import stage_response
 from topics.http.openapi.strict_names import explained, is_strict
 from topics.http.requests import append_requests, read_requests
@@ -59,7 +58,8 @@ class Bulk:
         else:
             made = LinesFormat()
         export = await self._engine.exports.open(topic, request)
-        # The first slice is read before the answer begins, so that a failure can be answered with an error.
+        # The first slice is read before the answer begins, so that a failure can be answered with an error. It ends
+        # after `SLICE_S`, whatever it has found.
         first = await call.while_connected(export.next_slice)
         self._figures.exports[_name_of(kind), "true" if request.include_data else "false"] += 1
         return ExportAnswer(call, topic, export, first, made, self._figures.exported[_name_of(kind)])
@@ -207,15 +207,16 @@ class ExportAnswer(OpenAnswer):
         while piece is not None:
             self._figures.seqs += piece.examined
             self._figures.records += piece.records
-            if body := self._format.piece(piece):
-                await self._send(body)
+            await self._send(self._format.piece(piece))
             piece = await self._export.next_slice()
         await self._send(self._format.end(self._export.end))
 
     async def _send(self, body: bytes) -> None:
-        """Send one slice, and count it. `Connection.answering` bounds the time that the reader has for it."""
-        with self._connection.answering(len(body), stream=self._call.exchange.is_http2):
-            await self._call.exchange.send(body)
+        """Send one slice, and count it; of an empty one the head of the answer alone, if that is still to be sent.
+        `Connection.answering` bounds the time that the reader has for it."""
+        exchange = self._call.exchange
+        with self._connection.answering(len(body), stream=exchange.is_http2):
+            await (exchange.send(body) if body else exchange.send_head())
         self._figures.bytes += len(body)
         self._call.charge(len(body))
 
@@ -370,7 +371,10 @@ class Ingest:
         try:
             await self._commit(request)
         except ApiError as error:
-            self._fail(_LineRefusal(batch.numbers[0], error))
+            line = batch.numbers[0]
+            if error.code == "schema_violation" and "record" in error.detail:
+                line, error = batch.numbers[error.detail["record"]], _of_line(error)
+            self._fail(_LineRefusal(line, error))
         except Exception as error:
             self._fail(error)
         finally:
@@ -385,12 +389,13 @@ class Ingest:
     async def _commit(self, request: CheckedAppend) -> None:
         perf = Performance()
         result: AppendResult | StageResult
-        if self._query.stage is None:
-            result = await self._engine.appends.append(self._topic, request, perf)
-            self._committed += result.count
-        else:
-            result = await self._engine.stages.append(self._topic, self._query.stage, request, perf)
-            self._committed += len(request.datas)
+        # Each batch has the time of a call: an upload of any length goes on as long as its batches do.
+        with self._call.within(self._engine.settings.request_timeout_ms):
+            if self._query.stage is None:
+                result = await self._engine.appends.append(self._topic, request, perf)
+            else:
+                result = await self._engine.stages.append(self._topic, self._query.stage, request, perf)
+        self._committed += result.count if isinstance(result, AppendResult) else len(request.datas)
         _add(self._call.perf, perf)
         self._first = self._first or result
         self._last = result
@@ -432,6 +437,12 @@ class Ingest:
             performance=performance,
         )
         return Response(201 if answer.created else 200, encode(answer))
+
+
+def _of_line(error: ApiError) -> ApiError:
+    """A violation of the schema as one of a line, not of a record of its batch."""
+    detail = {name: value for name, value in error.detail.items() if name != "record"}
+    return ApiError(error.code, error.message.partition(".")[2], detail=detail)
 
 
 def _add(total: Performance, one: Performance) -> None:

@@ -27,6 +27,7 @@ from topics.http.answer_types import (
     RouterAnswer,
     RouterDeletedAnswer,
     RouterListAnswer,
+    SealedAnswer,
     ShardPosition,
     TopicAnswer,
     TopicDeletedAnswer,
@@ -48,9 +49,16 @@ _current: Final[ContextVar[Call]] = ContextVar("call")
 
 
 def load_late() -> None:
-    """Blocking: import what the first calls of the control plane would wait for. A start does not need it, so the
-    daemon calls this in a worker thread when it is ready."""
-    for name in ("topics.http.handlers.quart_app", "topics.http.answers.metrics", "topics.http.openapi.docs_page"):
+    """Blocking: import what the first connections of hypercorn and the first calls of the control plane would wait for.
+    A start does not need it, so the daemon calls this in a worker thread when it is ready."""
+    for name in (
+        "topics.http.connections.protocols.handed_over",
+        "topics.http.connections.protocols.asgi_exchange",
+        "topics.http.handlers.websocket",
+        "topics.http.handlers.quart_app",
+        "topics.http.answers.metrics",
+        "topics.http.openapi.docs_page",
+    ):
         importlib.import_module(name)
 
 
@@ -66,6 +74,7 @@ class ControlPlane:
             "delete_topic": self.delete_topic,
             "list_topics": self.list_topics,
             "delete_records": self.delete_records,
+            "seal": self.seal,
             "put_router": self.put_router,
             "get_router": self.get_router,
             "list_routers": self.list_routers,
@@ -161,7 +170,14 @@ class ControlPlane:
         """`POST /v0/topics/{topic}/delete` (`docs/spec/api.md` section 6)."""
         selection = topic_requests.decode_delete(_call().body, self._engine.settings)
         perf = _call().perf
-        result = await self._engine.deletions.delete_records(topic, selection.before_seq, selection.match, perf)
+        result = await self._engine.deletions.delete_records(
+            topic,
+            selection.before_seq,
+            selection.match,
+            perf,
+            after_seq=selection.after_seq,
+            before_ts=selection.before_ts,
+        )
         answer = RecordsDeletedAnswer(
             topic=result.topic,
             deleted=result.deleted,
@@ -259,6 +275,11 @@ class ControlPlane:
             metrics="/v0/metrics",
         )
         return json_response(answer)
+
+    async def seal(self, topic: str) -> Response:
+        """`POST /v0/topics/{topic}/seal` (`docs/spec/consumers.md` section 7)."""
+        segments = await self._engine.topic_seals.seal(topic)
+        return json_response(SealedAnswer(topic=topic, segments=segments, performance=self._performance()))
 
     async def checkpoint(self) -> Response:
         """`POST /v0/admin/checkpoint`."""

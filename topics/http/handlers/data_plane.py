@@ -6,20 +6,33 @@ go through Quart, which takes 0.3 ms a request, as much as all the rest of such 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
 from topics.auth.keys import Scope
 from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid
-from topics.http.calls import Call, OpenAnswer, Response, append_answer, encode
+from topics.http.answer_types import FenceDeletedAnswer, TransactionAnswer, TransactionMember
+from topics.http.calls import (
+    Call,
+    OpenAnswer,
+    Response,
+    append_answer,
+    encode,
+    idempotency_header,
+    json_response,
+)
 from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
+from topics.http.handlers.consumers import ConsumerHandlers
 from topics.http.handlers.queues import Queues
+from topics.http.handlers.raw_bytes import RawBytes
 from topics.http.handlers.stages import Stages
 from topics.http.handlers.states import States
 from topics.http.handlers.streams import Streams
 from topics.http.openapi.strict_names import explained, is_strict
-from topics.http.requests import append_requests, read_requests
+from topics.http.requests import append_requests, read_requests, transaction_requests
+from topics.http.requests.body_reader import raw_type
 from topics.log.names import check_topic_name
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
 from topics.runtime.turns import BULK_BYTES
@@ -40,13 +53,18 @@ class DataPlane:
         states = States(engine, refusal)
         streams = Streams(engine)
         queues = Queues(engine)
+        consumers = ConsumerHandlers(engine)
         self._stages = Stages(engine)
+        self._raw_bytes = RawBytes(engine, self._stages)
         self.handlers: Mapping[str, Handler] = {
             "append": self.append,
+            "transaction": self.transaction,
             "commit": self._stages.commit,
             "delete_stage": self._stages.delete_stage,
+            "delete_fence": self.delete_fence,
             "diff_post": self.diff_post,
             "diff_get": self.diff_get,
+            "get_record": self.get_record,
             "open_watch": streams.open_watch,
             "watch": streams.watch,
             "stream": streams.stream,
@@ -56,6 +74,14 @@ class DataPlane:
             "nack": queues.nack,
             "extend": queues.extend,
             "work": queues.work,
+            "put_consumer": consumers.put,
+            "get_consumer": consumers.get,
+            "list_consumers": consumers.page,
+            "delete_consumer": consumers.delete,
+            "commit_consumer": consumers.commit,
+            "seek_consumer": consumers.seek,
+            "acquire_consumer": consumers.acquire,
+            "release_consumer": consumers.release,
             "get_topic": states.get_topic,
             "health": states.health,
             "healthz": states.health,
@@ -65,6 +91,8 @@ class DataPlane:
 
     async def append(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}` (`docs/spec/api.md` section 4)."""
+        if (content_type := raw_type(call)) is not None:
+            return await self._raw_bytes.append(call, content_type)
         engine = self._engine
         topic = call.params["topic"]
         query = append_requests.decode_append_query(call.query)
@@ -94,6 +122,52 @@ class DataPlane:
         answer = append_answer(result, call.performance(engine.clock.perf_ns()), return_seqs=query.return_seqs)
         return Response(201 if result.created else 200, answer)
 
+    async def transaction(self, call: Call) -> Response:
+        """`POST /v0/transactions` (`docs/spec/consumers.md` section 1)."""
+        engine = self._engine
+        if len(call.body) >= BULK_BYTES:
+            await engine.turns.take(len(call.body))
+        steps = transaction_requests.decode_transaction(
+            call.body,
+            engine.settings,
+            idempotency_header(call),
+            explained=partial(explained, also=("topic",)) if is_strict(call.headers) else None,
+        )
+        request = await engine.turns.each(steps)
+        for i, (name, append) in enumerate(zip(request.topics, request.appends, strict=True)):
+            call.grant.check_name(name)
+            if append.config is not None:
+                call.audited = True
+                try:
+                    append_requests.check_inline_config(name, append.config)
+                except ApiError as error:
+                    raise transaction_requests.of_member(error, i, name) from None
+                check_config_access(call.grant, append.config)
+        result = await engine.transactions.append(request, call.perf)
+        answer = TransactionAnswer(
+            appends=[
+                TransactionMember(
+                    topic=one.topic,
+                    first_seq=one.first_seq,
+                    last_seq=one.last_seq,
+                    seqs=list(range(one.first_seq, one.last_seq + 1)),
+                    count=one.count,
+                    created=one.created,
+                )
+                for one in result.appends
+            ],
+            deduped=result.deduped,
+            performance=call.performance(engine.clock.perf_ns()),
+        )
+        return Response(200, encode(answer))
+
+    async def delete_fence(self, call: Call) -> Response:
+        """`DELETE /v0/topics/{topic}/fences/{fence}` (`docs/spec/consumers.md` section 1)."""
+        topic, fence = call.params["topic"], call.params["fence"]
+        deleted = await self._engine.fence_removals.remove(topic, fence, call.perf)
+        performance = call.performance(self._engine.clock.perf_ns())
+        return json_response(FenceDeletedAnswer(topic=topic, fence=fence, deleted=deleted, performance=performance))
+
     async def diff_post(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/diff` (`docs/spec/api.md` section 5)."""
         return await self._diff(call, read_requests.decode_read(call.body, self._engine.settings))
@@ -102,6 +176,12 @@ class DataPlane:
         """`GET /v0/topics/{topic}/diff`: the same read, described by query parameters."""
         return await self._diff(call, read_requests.decode_read_query(call.query, self._engine.settings))
 
+    async def get_record(self, call: Call) -> Response:
+        """`GET /v0/topics/{topic}/records/{seq}`: one record (`docs/spec/consumers.md` section 7)."""
+        record = await self._engine.reads.record(call.params["topic"], int(call.params["seq"]), call.perf)
+        call.gathered(len(record))
+        return await self._raw_bytes.answer(call, record)
+
     async def ws(self, call: Call) -> Response:
         """`GET /v0/ws` without an upgrade to WebSocket: refused. The gate opens WebSockets."""
         raise invalid("Upgrade", "must be websocket")
@@ -109,17 +189,24 @@ class DataPlane:
     async def _diff(self, call: Call, request: ReadRequest) -> Response:
         topic = call.params["topic"]
         request.gathered = call.gathered
+        read = self._engine.reads.read
+        if request.consumer is not None:
+            read = self._engine.consumer_reads.read
+            if request.consumer.commits:
+                call.changes = True
+                call.grant.check_scope(Scope.WRITE)
         if request.wait_ms:
+            call.allow(request.wait_ms)
             # While the read waits, the client may leave; then the wait ends.
             try:
-                result = await call.while_connected(lambda: self._engine.reads.read(topic, request, call.perf))
+                result = await call.while_connected(lambda: read(topic, request, call.perf))
             except ClientGone:
                 if not call.may_be_answered():
                     raise
                 request.wait_ms = 0
-                result = await self._engine.reads.read(topic, request, call.perf)
+                result = await read(topic, request, call.perf)
         else:
-            result = await self._engine.reads.read(topic, request, call.perf)
+            result = await read(topic, request, call.perf)
         if (size := len(result.records)) >= LARGE_ANSWER:
             await self._engine.turns.take(size)
         return Response(200, _diff_answer(result, call.performance(self._engine.clock.perf_ns())))
@@ -135,17 +222,6 @@ def check_dead_letter(grant: Grant, patch: TopicConfigPatch) -> None:
     """Check that the key of a call covers the dead letter topic of a config. Raises `403 forbidden`."""
     if isinstance(patch.dead_letter, str):
         grant.check_name(check_topic_name(patch.dead_letter, "dead_letter"), "dead_letter")
-
-
-def idempotency_header(call: Call) -> str | None:
-    """The header `Idempotency-Key`; None if there is none. Raises `400 invalid_request`."""
-    value = call.headers.get(b"idempotency-key")
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise invalid("Idempotency-Key", "is not valid UTF-8") from None
 
 
 def _diff_answer(result: ReadResult, performance: Performance) -> bytes:

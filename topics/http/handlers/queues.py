@@ -36,7 +36,9 @@ class Queues:
         """`POST /v0/topics/{topic}/claim`."""
         engine, topic = self._engine, call.params["topic"]
         request = decode_claim(call.body, engine.settings)
-        if request.wait_ms or engine.queues.has_window(topic):
+        waits_ms = request.wait_ms + engine.queues.window_ms(topic)
+        if waits_ms:
+            call.allow(waits_ms)
             # While the claim waits, the client may leave; then it must not be given jobs.
             try:
                 result = await call.while_connected(lambda: engine.queues.claim(topic, request, call.perf))

@@ -10,6 +10,7 @@ from topics.engine.engine import Engine
 from topics.http.answer_types import CommitAnswer, StageAnswer, StageDeletedAnswer
 from topics.http.calls import Call, Response, encode, json_response
 from topics.http.requests import topic_requests
+from topics.http.requests.condition_requests import conditions_of, refuse_with_stage
 from topics.model import CheckedAppend, Performance
 
 
@@ -21,14 +22,16 @@ class Stages:
 
     async def append(self, call: Call, stage: str, request: CheckedAppend) -> Response:
         """`POST /v0/topics/{topic}?stage=NAME` with JSON; `request` is its body, checked."""
+        refuse_with_stage(request.conditions)
         result = await self._engine.stages.append(call.params["topic"], stage, request, call.perf)
         return stage_response(result.topic, stage, result.count, self._performance(call), created=result.created)
 
     async def commit(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/commit`."""
         body = topic_requests.decode_commit(call.body)
+        conditions = conditions_of(body, self._engine.settings)
         result = await self._engine.stage_commits.commit(
-            call.params["topic"], body.stages, body.idempotency_key, call.perf
+            call.params["topic"], body.stages, body.idempotency_key, call.perf, conditions=conditions
         )
         answer = CommitAnswer(
             topic=result.topic,

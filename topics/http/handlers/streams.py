@@ -15,7 +15,7 @@ import trio
 from topics.auth.keys import Scope
 from topics.engine.delivery.feed import WITHDRAWN
 from topics.engine.delivery.outbox import Outbox
-from topics.engine.delivery.watch_sessions import WatchSession
+from topics.engine.delivery.watch_session import WatchSession
 from topics.engine.engine import Engine
 from topics.errors import ApiError, unauthorized
 from topics.http.answer_types import WatchAnswer
@@ -38,8 +38,12 @@ class Streams:
         request = decode_watch(call.body, call.query, engine.settings)
         for name in request.topics:
             call.grant.check_name(name)
-        await engine.routers.catch_up(request.topics)
-        session, topics = engine.watch_sessions.open(request, call.key.digest)
+        covered = call.key.covered
+        for prefix in request.prefixes:
+            for part in covered(prefix):
+                call.grant.check_name(part)
+        await engine.routers.catch_up(engine.watch_sessions.names_of(request, covered))
+        session, topics = engine.watch_sessions.open(engine.consumers.placed(request), call.key.digest, covered)
         answer = WatchAnswer(
             wid=session.wid,
             stream_url=f"/v0/watch/{session.wid}",
@@ -54,8 +58,8 @@ class Streams:
         session = self._engine.watch_sessions.session(call.params["wid"])
         if session.owner != call.key.digest:
             raise unauthorized("this watch session was made with another key", token_shown=True)
-        for feed in session.feeds:
-            call.grant.check_name(feed.name)
+        for name in session.names:
+            call.grant.check_name(name)
         await self._engine.routers.catch_up([feed.name for feed in session.feeds])
         return await self._open(call, session, _last_event_id(call))
 
@@ -64,6 +68,7 @@ class Streams:
         topic = call.params["topic"]
         request = decode_stream(topic, call.query, self._engine.settings)
         await self._engine.routers.catch_up((topic,))
+        request = self._engine.consumers.placed(request)
         session = self._engine.watch_sessions.stream_of(topic, request, _last_event_id(call))
         return await self._open(call, session, None)
 
@@ -145,8 +150,8 @@ class EventStream(OpenStream):
 
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
-        """The scope READ, and the topics of the session."""
-        return Scope.READ, [feed.name for feed in self._session.feeds]
+        """The scope READ, and the topics and prefixes of the session."""
+        return Scope.READ, self._session.names
 
     async def send(self) -> None:
         """Send the frames of the session until its outbox is finished."""

@@ -13,9 +13,9 @@ from typing import Final
 import trio
 
 from topics.engine.delivery.transport import Transport
+from topics.http.connections.asgi_messages import Send
 from topics.http.connections.connection import Connection
 from topics.http.connections.exchange import Exchange, Scope
-from topics.http.connections.protocols.asgi_exchange import Send
 
 # A WebSocket frame's first byte: final, and text (RFC 6455, 5.2).
 _TEXT: Final = 0x81

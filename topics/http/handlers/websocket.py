@@ -20,24 +20,25 @@ from msgspec import UNSET, UnsetType
 from topics.auth.keys import ANY_KEY, Key
 from topics.auth.keys import Scope as KeyScope
 from topics.engine.delivery import feed as feeds
+from topics.engine.delivery.feed import Feed
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.engine import Engine
 from topics.errors import ApiError, invalid, throttled
 from topics.http.access.key_access import KeyAccess
 from topics.http.answers.websocket_messages import MESSAGES
 from topics.http.calls import append_answer, encode
+from topics.http.connections.asgi_messages import Receive, Send
 from topics.http.connections.connection import Connection
 from topics.http.connections.exchange import Scope
-from topics.http.connections.protocols.asgi_exchange import Receive, Send
 from topics.http.connections.protocols.websocket_stream import message_is_late, send_ping, take_next_message
 from topics.http.grants import Grant
 from topics.http.handlers.data_plane import check_config_access
 from topics.http.handlers.transports import message_transport
 from topics.http.openapi.strict_names import check_keys, explained, names_of
 from topics.http.requests import append_requests, json_checks
-from topics.http.requests.watch_requests import SubscribeBody, decode_subscribe
+from topics.http.requests.watch_requests import SubscribeBody, check_prefix, decode_subscribe
 from topics.log.names import check_topic_name
-from topics.model import AppendResult, CheckedAppend, Performance
+from topics.model import AppendResult, CheckedAppend, Performance, WatchedTopic, WatchRequest
 from topics.runtime.turns import BULK_BYTES
 from topics.telemetry.audit_log import AuditEntry, make_entry
 from topics.telemetry.logs import get_logger
@@ -65,6 +66,7 @@ class _Command(msgspec.Struct):
 class _Unsubscribe(msgspec.Struct):
     topic: str | None = None
     topics: list[str] | None = None
+    prefix: str | None = None
 
 
 class _Publish(msgspec.Struct):
@@ -78,10 +80,12 @@ class _Answer(msgspec.Struct, kw_only=True):
 
 
 class _SubscribeAnswer(_Answer, kw_only=True):
+    prefix: str | UnsetType = UNSET
     topics: dict[str, dict[str, int]]
 
 
 class _UnsubscribeAnswer(_Answer, kw_only=True):
+    prefix: str | UnsetType = UNSET
     topics: list[str]
 
 
@@ -178,8 +182,10 @@ class WebSocket:
 
     @property
     def shows(self) -> tuple[KeyScope, Iterable[str]]:
-        """The scope that the subscriptions of the socket need, and their topics."""
+        """The scope that the subscriptions of the socket need, and their topics and prefixes."""
+        prefixes = self.outbox.prefixes
         names = [feed.name for feed in self.outbox.feeds]
+        names += prefixes.wishes.covered if prefixes is not None else []
         return (KeyScope.READ if names else ANY_KEY), names
 
     # -- the tasks ---------------------------------------------------------------------------------------------------
@@ -290,25 +296,41 @@ class WebSocket:
         request = decode_subscribe(raw, self._engine.settings)
         for name in request.topics:
             self._grant.check_name(name)
+        if request.prefixes:
+            await self._subscribe_prefix(request, request_id)
+            return
         watch_sessions, outbox = self._engine.watch_sessions, self.outbox
         await self._engine.routers.catch_up(request.topics)
         if not await self._room():
             return
-        found = watch_sessions.resolve(outbox, request)
-        topics = {
-            feed.name: {"from_seq": at.from_seq, "head_seq": at.head_seq, "earliest_seq": at.earliest_seq}
-            for feed, at in found
-        }
-        outbox.put(encode(_SubscribeAnswer(op="subscribed", request_id=request_id, topics=topics)))
+        found = watch_sessions.resolve(outbox, self._engine.consumers.placed(request))
+        outbox.put(encode(_SubscribeAnswer(op="subscribed", request_id=request_id, topics=_starts(found))))
         for feed, _ in found:
             watch_sessions.subscribe(outbox, feed)
+
+    async def _subscribe_prefix(self, request: WatchRequest, request_id: RequestId) -> None:
+        (prefix,) = request.prefixes
+        covered = self.key.covered
+        for part in covered(prefix):
+            self._grant.check_name(part)
+        watch_sessions, outbox = self._engine.watch_sessions, self.outbox
+        await self._engine.routers.catch_up(watch_sessions.names_of(request, covered))
+        if not await self._room():
+            return
+        wish, found = watch_sessions.resolve_prefix(outbox, request, covered)
+        answer = _SubscribeAnswer(op="subscribed", request_id=request_id, prefix=prefix, topics=_starts(found))
+        outbox.put(encode(answer))
+        watch_sessions.subscribe_prefix(outbox, wish, [feed for feed, _ in found])
 
     async def _unsubscribe(self, raw: bytes, request_id: RequestId) -> None:
         json_checks.check_depth(raw, "message")
         self._check_keys(raw, _UNSUBSCRIBE_KEYS)
         body = json_checks.decode_json(_unsubscribe, raw)
-        if (body.topic is None) == (body.topics is None):
-            raise invalid("topic", "give either topic or topics")
+        if sum(given is not None for given in (body.topic, body.topics, body.prefix)) != 1:
+            raise invalid("topic", "give one of topic, topics and prefix")
+        if body.prefix is not None:
+            await self._unsubscribe_prefix(body.prefix, request_id)
+            return
         names = [body.topic] if body.topic is not None else body.topics or []
         maximum = self._engine.settings.max_watch_topics
         if len(names) > maximum:
@@ -319,6 +341,13 @@ class WebSocket:
             left = [name for name in dict.fromkeys(names) if self._engine.watch_sessions.unsubscribe(self.outbox, name)]
             self.outbox.put(encode(_UnsubscribeAnswer(op="unsubscribed", request_id=request_id, topics=left)))
 
+    async def _unsubscribe_prefix(self, prefix: str, request_id: RequestId) -> None:
+        check_prefix(prefix)
+        if await self._room():
+            left = self._engine.watch_sessions.unsubscribe_prefix(self.outbox, prefix)
+            answer = _UnsubscribeAnswer(op="unsubscribed", request_id=request_id, prefix=prefix, topics=left)
+            self.outbox.put(encode(answer))
+
     async def _publish(self, raw: bytes, request_id: RequestId) -> None:
         engine = self._engine
         self._grant.check_scope(KeyScope.WRITE)
@@ -328,9 +357,11 @@ class WebSocket:
         try:
             if len(raw) < append_requests.LARGE_APPEND:
                 await self._take_turn(raw)
-                request = append_requests.decode_append(raw, engine.settings, strict=self._strict, publish=True)
+                request = append_requests.decode_append(raw, engine.settings, strict=self._strict, carrier="publish")
             else:
-                steps = append_requests.decode_append_in_steps(raw, engine.settings, strict=self._strict, publish=True)
+                steps = append_requests.decode_append_in_steps(
+                    raw, engine.settings, strict=self._strict, carrier="publish"
+                )
                 request = await engine.turns.each(steps)
         except ApiError as error:
             raise (explained(error, also=_PUBLISH_KEYS) if self._strict else error) from None
@@ -385,3 +416,11 @@ class WebSocket:
         json_checks.check_depth(raw, "message")
         self._check_keys(raw, _COMMAND_KEYS)
         await self._answer(encode(_Answer(op="pong", request_id=request_id)))
+
+
+def _starts(found: Iterable[tuple[Feed, WatchedTopic]]) -> dict[str, dict[str, int]]:
+    """What a `subscribed` message says of each topic."""
+    return {
+        feed.name: {"from_seq": at.from_seq, "head_seq": at.head_seq, "earliest_seq": at.earliest_seq}
+        for feed, at in found
+    }

@@ -18,10 +18,20 @@ from msgspec.structs import fields
 from topics.http import answer_types
 from topics.http.answers.sse import CONTENT_TYPE as EVENTS
 from topics.http.openapi.field_facts import TOPIC, U64, fact_of
-from topics.http.requests import append_requests, queue_requests, read_requests, topic_requests, watch_requests
+from topics.http.requests import (
+    append_requests,
+    consumer_requests,
+    queue_requests,
+    raw_appends,
+    read_requests,
+    topic_requests,
+    transaction_requests,
+    watch_requests,
+)
 from topics.http.requests.body_reader import LINES_TYPE
 from topics.http.requests.line_batches import BATCH_RECORDS
-from topics.model import AppendRequest, DeleteRequest, RouterPatch, TopicConfigPatch, WatchStart
+from topics.model import DeleteRequest, RouterPatch, TopicConfigPatch, WatchStart
+from topics.raw_bytes import RAW_TYPES
 
 JSON: Final = "application/json"
 LINES: Final = LINES_TYPE.decode()
@@ -33,10 +43,11 @@ HTML: Final = "text/html; charset=utf-8"
 TOPICS: Final = "Topics"
 RECORDS: Final = "Records"
 LIVE: Final = "Live delivery"
+CONSUMERS: Final = "Consumers"
 QUEUES: Final = "Queues"
 ROUTERS: Final = "Routers"
 DAEMON: Final = "The daemon"
-GROUPS: Final = (TOPICS, RECORDS, LIVE, QUEUES, ROUTERS, DAEMON)
+GROUPS: Final = (TOPICS, RECORDS, LIVE, CONSUMERS, QUEUES, ROUTERS, DAEMON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +65,13 @@ class Parameter:
 @dataclass(frozen=True, slots=True)
 class JsonBody:
     """A JSON body. If it is not `required`, all of its fields are optional, and no body means `{}`. `lines` is an
-    example of NDJSON, if the call accepts that too."""
+    example of NDJSON, if the call accepts that too. `raw_types` are the types of raw bytes that it accepts."""
 
     type: Any
     example: Any
     required: bool = True
     lines: str = ""
+    raw_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,10 @@ def _query_of(kind: type[Struct], *names: str, example: Mapping[str, str] = {}) 
         fact = fact_of(kind, name)
         assert fact is not None
         schema = _plain(properties[name]) | dict(fact.schema)
-        found.append(Parameter(name, fact.text, schema, required=field.required, example=example.get(name)))
+        text = fact.text
+        if name == "filter":
+            text, schema = f"{text} As JSON.", {"type": "string", "minLength": 1}
+        found.append(Parameter(name, text, schema, required=field.required, example=example.get(name)))
     return tuple(found)
 
 
@@ -143,6 +158,8 @@ def _events(text: str) -> dict[int, Answer]:
 
 _WRITES: Final = ("throttled", "read_only")
 _APPENDED: Final = (answer_types.AppendAnswer, answer_types.IngestAnswer, answer_types.StageAnswer)
+
+_RAW_TYPES: Final = ", ".join(f"`{kind}`" for kind in RAW_TYPES)
 
 _FRAMES: Final = """\
 The answer is a stream of server-sent events that does not end by itself. It begins with `retry: 2000`; a comment
@@ -212,15 +229,22 @@ _OPERATIONS |= {
         "the line that failed, or the first line of the batch that failed; `committed` is the number of records stored "
         "before it, and `last_seq` the seq of the last of them. With an `Idempotency-Key` the key of batch i, from 0, "
         "is `KEY/i`, so that the same upload can be repeated. If the client leaves, an incomplete batch is dropped.\n\n"
+        f"A body of {_RAW_TYPES} is one record of raw bytes, also if it is empty. Readers get them as `data`, as the "
+        'object `{"$bytes": base64, "$content_type": type}`; a body of JSON with exactly this object, without blanks, '
+        "is the same record. Raw bytes must fit into a record as such JSON. A topic with a `schema` refuses them.\n\n"
         "With `stage` the records are appended to a stage of the topic. Nobody can read them until a commit publishes "
-        "the stage. The answer is a `StageAnswer`, and a failure has no `last_seq`.",
+        "the stage. The answer is a `StageAnswer`, and a failure has no `last_seq`.\n\n"
+        "`expected_head_seq`, `expected_tag_seqs` and `fence` are conditions. They are checked when the records get "
+        "their seqs, against everything that got seqs before. They are not for NDJSON, and not for a `stage`. If one "
+        "does not hold, nothing is stored, and no topic is made: `409 condition_failed` with `{head_seq}` or `{tag, "
+        "expected, actual}` in `detail`, `409 fenced` with `{name, token}`.",
         {
             200: Answer("The records are stored, as durably as `durability` of the topic says.", {JSON: _APPENDED}),
             201: Answer("The records are stored, and the topic was created.", {JSON: _APPENDED}),
         },
         parameters=(
             _boolean("return_seqs", True, "The answer has `seqs`."),
-            *_query_of(append_requests.IngestQuery),
+            *_query_of(raw_appends.RawQuery),
             Parameter(
                 "Idempotency-Key",
                 "The same as `idempotency_key` in the body, which takes precedence.",
@@ -229,9 +253,10 @@ _OPERATIONS |= {
             ),
         ),
         body=JsonBody(
-            AppendRequest,
+            append_requests.AppendBody,
             {"records": [{"data": {"n": 1}, "tag": "t", "meta": {"k": "v"}}], "node": "writer-1"},
             lines='{"data": {"n": 1}, "tag": "t"}\n{"data": {"n": 2}}\n',
+            raw_types=RAW_TYPES,
         ),
         codes=(
             "batch_too_large",
@@ -239,6 +264,45 @@ _OPERATIONS |= {
             "topic_not_found",
             "forbidden",
             "stage_closed",
+            "condition_failed",
+            "fenced",
+            "topic_full",
+            "schema_violation",
+            *_WRITES,
+        ),
+    ),
+    "transaction": Operation(
+        RECORDS,
+        "Append to several topics",
+        f"{transaction_requests.MIN_TOPICS} to {transaction_requests.MAX_TOPICS} different topics: all records are "
+        "stored, or none. When the call returns, all are synced, whatever `durability` the topics have, and they "
+        "become visible in all topics at the same moment. Topics of class `ephemeral` or `memory` are refused. The key "
+        "is remembered by the first topic, for its `idempotency_window_ms`. An error that concerns one topic names it "
+        "in `detail.topic`.",
+        _ok(answer_types.TransactionAnswer, "All is stored."),
+        parameters=(
+            Parameter(
+                "Idempotency-Key",
+                "The same as `idempotency_key` in the body, which takes precedence.",
+                {"type": "string", "minLength": 1, "maxLength": append_requests.MAX_IDEMPOTENCY_KEY},
+                place="header",
+            ),
+        ),
+        body=JsonBody(
+            transaction_requests.TransactionBody,
+            {
+                "appends": [
+                    {"topic": "orders", "records": [{"data": {"order": 7}}]},
+                    {"topic": "audit", "records": [{"data": {"did": "order 7"}}]},
+                ],
+                "idempotency_key": "order-7",
+            },
+        ),
+        codes=(
+            "batch_too_large",
+            "record_too_large",
+            "topic_not_found",
+            "topic_exists_incompatible",
             "topic_full",
             *_WRITES,
         ),
@@ -248,7 +312,7 @@ _OPERATIONS |= {
         "Publish stages",
         "The records of the stages become part of the topic, in the order in which the stages are named, with "
         "contiguous seqs. Either all are published or none, and only once for each idempotency key. A published stage "
-        "accepts no more records.",
+        "accepts no more records. Conditions hold as in an append, for the topic.",
         _ok(answer_types.CommitAnswer, "The stages are published, as durably as `durability` of the topic says."),
         body=JsonBody(topic_requests.CommitBody, {"stages": ["upload-1", "upload-2"], "idempotency_key": "load-7"}),
         codes=(
@@ -257,6 +321,8 @@ _OPERATIONS |= {
             "topic_not_found",
             "stage_not_found",
             "stage_closed",
+            "condition_failed",
+            "fenced",
             "topic_full",
             *_WRITES,
         ),
@@ -268,6 +334,22 @@ _OPERATIONS |= {
         _ok(answer_types.StageDeletedAnswer),
         codes=_WRITES,
     ),
+    "delete_fence": Operation(
+        TOPICS,
+        "Remove a fence",
+        "Forgets the highest token that was seen under this name, so that any token holds again. Removing a fence that "
+        "does not exist is no failure.",
+        _ok(answer_types.FenceDeletedAnswer),
+        codes=("topic_not_found", *_WRITES),
+    ),
+    "seal": Operation(
+        TOPICS,
+        "Seal the active segment",
+        "Takes a checkpoint, after which all records that could be read before are in sealed segments; later records "
+        "go to a new one. A topic of which nothing is stored has no segments.",
+        _ok(answer_types.SealedAnswer, "The segments are sealed, and on disk."),
+        codes=("topic_not_found", "read_only"),
+    ),
     "diff_post": Operation(
         RECORDS,
         "Read records",
@@ -275,7 +357,7 @@ _OPERATIONS |= {
         "until `caught_up`. With `wait_ms` the call waits at the head for a new record.",
         _ok(answer_types.ReadAnswer, "The records up to `next_from_seq`."),
         body=JsonBody(read_requests.ReadBody, {"from_seq": 0, "limit": 100}, required=False),
-        codes=("topic_not_found",),
+        codes=("topic_not_found", "consumer_not_found", "forbidden", "fenced", *_WRITES),
     ),
     "diff_get": Operation(
         RECORDS,
@@ -283,7 +365,7 @@ _OPERATIONS |= {
         "The same as with POST. `node` may be repeated.",
         _ok(answer_types.ReadAnswer, "The records up to `next_from_seq`."),
         parameters=_query_of(read_requests.ReadBody),
-        codes=("topic_not_found",),
+        codes=("topic_not_found", "consumer_not_found", "forbidden", "fenced", *_WRITES),
     ),
     "export": Operation(
         RECORDS,
@@ -300,11 +382,21 @@ _OPERATIONS |= {
         parameters=_query_of(read_requests.ExportQuery),
         codes=("topic_not_found", "not_acceptable"),
     ),
+    "get_record": Operation(
+        RECORDS,
+        "One record",
+        "The record with this seq, with its tag and meta. If it is not there, `detail.reason` of the `404 "
+        "record_not_found` says why: `deleted`, `evicted` (by a cap), `expired` (by ttl), `lost`, `corrupt` or "
+        "`not_yet` (the seq is above the head).\n\nA record of raw bytes is answered with its bytes, under its content "
+        "type, if `Accept` names that type, as such or as `image/*`, `audio/*` or `video/*`, and does not prefer JSON.",
+        {200: Answer("The record, or its bytes.", {JSON: answer_types.Record, **dict.fromkeys(RAW_TYPES)})},
+        codes=("topic_not_found", "record_not_found", "throttled"),
+    ),
     "delete_records": Operation(
         RECORDS,
         "Delete records",
-        "Deletes the present records whose seq is smaller than `before_seq` and whose tag matches. One of the two "
-        "conditions is required. Readers get no tombstone for deleted records.",
+        "Deletes the present records that fulfil all of the given conditions. At least one is required. Readers get no "
+        "tombstone for deleted records, and their seqs are never used again.",
         _ok(answer_types.RecordsDeletedAnswer),
         body=JsonBody(DeleteRequest, {"before_seq": 2}),
         codes=("topic_not_found", *_WRITES),
@@ -315,11 +407,12 @@ _OPERATIONS |= {
     "open_watch": Operation(
         LIVE,
         "Open a watch session",
-        "A session watches many topics over one stream, and outlives its connection. Unknown fields are refused.",
+        "A session watches many topics over one stream, and outlives its connection. With `prefixes` it also watches "
+        "topics that are made later. Unknown fields are refused.",
         _ok(answer_types.WatchAnswer, "The session. Its events are at `stream_url`."),
         parameters=(_boolean("lenient", False, "Leave out unknown topics instead of refusing the request."),),
         body=JsonBody(watch_requests.WatchBody, {"topics": {"jobs": {"from_seq": 0}}}),
-        codes=("topic_not_found", "throttled"),
+        codes=("topic_not_found", "consumer_not_found", "throttled"),
     ),
     "watch": Operation(
         LIVE,
@@ -336,28 +429,102 @@ _OPERATIONS |= {
         f"A stream without a session, for `curl -N` or an `EventSource` of a browser.\n\n{_FRAMES}",
         _events("The stream is open."),
         parameters=(
-            *_query_of(WatchStart),
+            *_query_of(WatchStart, "from_seq", "tail"),
             *_query_of(watch_requests.FeedOptions),
             *_query_of(watch_requests.WatchBody, "heartbeat_ms"),
             _LAST_EVENT_ID,
         ),
-        codes=("topic_not_found", "not_acceptable", "throttled"),
+        codes=("topic_not_found", "consumer_not_found", "not_acceptable", "throttled"),
     ),
     "ws": Operation(
         LIVE,
         "Open a WebSocket",
         "Any key may open it; the key is checked for each command. Messages are JSON texts, one object each, with "
         "`op`. The commands, each with an optional `request_id`, and their answers:\n\n"
-        "- `subscribe` with `topic` and `from_seq` or `tail`, or `topics` as in a watch session; `node`, `limit`, "
-        "`max_batch_bytes`, `include_data`, `include_meta`, `include_tags`: `subscribed` with `topics`\n"
-        "- `unsubscribe` with `topic` or `topics`: `unsubscribed` with `topics`\n"
+        "- `subscribe` with `topic` or `prefix` and `from_seq` or `tail`, with `topic` and `consumer`, or `topics` "
+        "as in a watch session; `node`, `limit`, `max_batch_bytes`, `include_data`, `include_meta`, `include_tags`: "
+        "`subscribed` with `topics`\n"
+        "- `unsubscribe` with `topic`, `topics` or `prefix`: `unsubscribed` with `topics`\n"
         "- `publish` with `topic`, `return_seqs` and the body of an append: `ack` with the answer of an append\n"
         "- `ping`: `pong`\n\n"
         "A command that fails is answered by `error` with `code`, `message` and `detail`; the socket stays open. The "
-        "daemon sends `record`, `tombstone`, `caught_up` and `topic_deleted` with the fields of the events of a "
-        "stream. A client that is too slow gets a last `error` before the socket is closed.",
+        "daemon sends `record`, `tombstone`, `caught_up`, `topic_added` and `topic_deleted` with the fields of the "
+        "events of a stream. A client that is too slow gets a last `error` before the socket is closed.",
         {101: Answer("The socket is open.", {})},
         codes=("invalid_request", "forbidden", "throttled"),
+    ),
+}
+
+_CONSUMER_CODES: Final = ("topic_not_found", "consumer_not_found")
+
+_OPERATIONS |= {
+    "put_consumer": Operation(
+        CONSUMERS,
+        "Create or change a consumer",
+        "A consumer is a position in a topic that the daemon keeps under a name. `from` counts at its creation only. A "
+        "change keeps the fields that are not in the body. Unknown fields are refused.",
+        {
+            200: Answer("The consumer existed. The answer has its present state.", {JSON: answer_types.ConsumerAnswer}),
+            201: Answer("The consumer was created.", {JSON: answer_types.ConsumerAnswer}),
+        },
+        body=JsonBody(consumer_requests.PutConsumerBody, {"from": "earliest"}, required=False),
+        codes=("topic_not_found", *_WRITES),
+    ),
+    "get_consumer": Operation(
+        CONSUMERS,
+        "State of a consumer",
+        "Its position, and who owns it. Counts as a use of the consumer.",
+        _ok(answer_types.ConsumerAnswer, "The present state."),
+        codes=_CONSUMER_CODES,
+    ),
+    "list_consumers": Operation(
+        CONSUMERS,
+        "List consumers",
+        "The consumers of a topic, in the order of their names.",
+        _ok(answer_types.ConsumerListAnswer, "A page of the list."),
+        parameters=(_PREFIX, *_PAGE),
+        codes=("topic_not_found",),
+    ),
+    "delete_consumer": Operation(
+        CONSUMERS,
+        "Delete a consumer",
+        "Deleting a consumer that does not exist is no failure.",
+        _ok(answer_types.ConsumerDeletedAnswer),
+        codes=("topic_not_found", *_WRITES),
+    ),
+    "commit_consumer": Operation(
+        CONSUMERS,
+        "Commit a position",
+        "The consumer has finished everything up to `seq`. It only moves forward: a seq at or below its position "
+        "changes nothing. While the consumer is owned, the `generation` of its owner is required.",
+        _ok(answer_types.ConsumerMovedAnswer, "The position, as durable as `durability` of the topic says."),
+        body=JsonBody(consumer_requests.CommitConsumerBody, {"seq": 2}),
+        codes=(*_CONSUMER_CODES, "fenced", *_WRITES),
+    ),
+    "seek_consumer": Operation(
+        CONSUMERS,
+        "Move a consumer",
+        "To any place of the topic, also back.",
+        _ok(answer_types.ConsumerMovedAnswer, "The position, as durable as `durability` of the topic says."),
+        body=JsonBody(consumer_requests.SeekConsumerBody, {"to": "earliest"}),
+        codes=(*_CONSUMER_CODES, "fenced", *_WRITES),
+    ),
+    "acquire_consumer": Operation(
+        CONSUMERS,
+        "Own a consumer",
+        "From now on until a release only the generation in the answer moves the consumer. When the lease is over, "
+        "another owner may acquire it. The same owner renews its lease, and keeps its generation.",
+        _ok(answer_types.AcquiredAnswer, "The consumer is owned, synced."),
+        body=JsonBody(consumer_requests.AcquireBody, {"owner": "host-1/4711", "lease_ms": 30_000}),
+        codes=(*_CONSUMER_CODES, "consumer_owned", *_WRITES),
+    ),
+    "release_consumer": Operation(
+        CONSUMERS,
+        "Give up a consumer",
+        "Ends the ownership of a generation. A generation that does not own the consumer changes nothing.",
+        _ok(answer_types.ReleasedAnswer),
+        body=JsonBody(consumer_requests.ReleaseBody, {"generation": 1}),
+        codes=(*_CONSUMER_CODES, *_WRITES),
     ),
 }
 

@@ -293,7 +293,7 @@ def _example(call: Json) -> str:
         if "example" not in parameter:
             continue
         if parameter["in"] == "path":
-            path = path.replace(f"{{{parameter['name']}}}", quote(parameter["example"], safe=""))
+            path = path.replace(f"{{{parameter['name']}}}", quote(str(parameter["example"]), safe=""))
         elif parameter["in"] == "query":
             query[parameter["name"]] = parameter["example"]
     url = path + (f"?{urlencode(query)}" if query else "")

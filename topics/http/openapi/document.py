@@ -15,14 +15,17 @@ import msgspec
 from msgspec.structs import fields
 
 from topics import __version__
+from topics.conditions.fences import MAX_NAME_BYTES
 from topics.errors import STATUS_OF_CODE
 from topics.http.answer_types import ErrorAnswer
 from topics.http.openapi.description import GROUPS, JSON, LINES, OPERATIONS, Answer, Operation, Parameter
 from topics.http.openapi.field_facts import DESCRIBED, ROUTER, TOPIC, default_on_creation, fact_of
 from topics.http.routes import ROUTES, Route
-from topics.model import TopicConfigPatch, WatchStart
+from topics.model import MAX_U64, TopicConfigPatch, WatchStart
 
 Json = dict[str, Any]
+
+_BYTES: Final[Json] = {"type": "string", "format": "binary"}
 
 _REF: Final = "#/components/schemas/{name}"
 
@@ -58,6 +61,21 @@ _PATH_PARAMETERS: Final[Mapping[str, Json]] = {
         "description": "Name of a stage.",
         "schema": {"type": "string", **TOPIC},
         "example": "upload-1",
+    },
+    "seq": {
+        "description": "Seq of a record.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_U64},
+        "example": 1,
+    },
+    "fence": {
+        "description": "Name of a fence.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES},
+        "example": "leader",
+    },
+    "consumer": {
+        "description": "Name of a consumer.",
+        "schema": {"type": "string", **TOPIC},
+        "example": "billing",
     },
     "wid": {
         "description": "Name of a watch session.",
@@ -194,6 +212,7 @@ class _Operation:
             content = {JSON: {"schema": self._schema_of[body.type], "example": body.example}}
             if body.lines:
                 content[LINES] = {"schema": {"type": "string"}, "example": body.lines}
+            content |= {kind: {"schema": _BYTES, "example": "bytes"} for kind in body.raw_types}
             rendered["requestBody"] = {"required": body.required, "content": content}
         rendered["responses"] = {
             **{str(status): self._success(answer) for status, answer in operation.answers.items()},

@@ -12,15 +12,29 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import fields
 
+from topics.conditions.fences import MAX_FENCES, MAX_NAME_BYTES
 from topics.config import SETTINGS
+from topics.engine.delivery.prefix_wishes import MOST_PREFIXES
 from topics.http import answer_types
-from topics.http.requests import append_requests, queue_requests, read_requests, topic_requests, watch_requests
+from topics.http.requests import (
+    append_requests,
+    condition_requests,
+    consumer_requests,
+    queue_requests,
+    raw_appends,
+    read_requests,
+    topic_requests,
+    transaction_requests,
+    watch_requests,
+)
 from topics.log.names import ROUTER_NAME, TOPIC_NAME
-from topics.log.topic_config import MAX_IDEMPOTENCY_WINDOW_MS, MAX_LEASE_MS, MIN_LEASE_MS
+from topics.log.topic_config import MAX_IDEMPOTENCY_WINDOW_MS, MAX_LEASE_MS, MIN_LEASE_MS, SEGMENT_LIMITS
 from topics.model import (
     MAX_U64,
-    AppendRequest,
+    ConsumerState,
     DeleteRequest,
+    Fence,
+    MovedConsumer,
     Performance,
     QueueState,
     RecordIn,
@@ -54,6 +68,21 @@ _MATCH_TEXT: Final = (
     '`["tag","Eq","x"]`, `["tag","Glob","x*"]` (a literal prefix and one final `*`), or a bare string, which means '
     "`Eq`. Records without a tag never match."
 )
+FILTER: Final = Fact(
+    "Only records that match this filter, such as "
+    '`["And",["tag","Glob","eu:*"],["data","/total","Ge",10]]` (docs, filters); null for all.',
+    {
+        "anyOf": [
+            {
+                "type": "array",
+                "prefixItems": [{"enum": ["tag", "node", "meta", "data", "And", "Or", "Not"]}],
+                "minItems": 2,
+            },
+            {"type": "null"},
+        ]
+    },
+)
+
 _MATCH: Final[Mapping[str, Any]] = {
     "anyOf": [
         {"type": "string"},
@@ -97,6 +126,9 @@ _ANYWHERE: Final[Mapping[str, Fact]] = {
     "topic": Fact("Name of the topic.", TOPIC),
     "router": Fact("Name of the router.", ROUTER),
     "stage": Fact("Name of the stage.", TOPIC),
+    "fence": Fact("Name of the fence.", NOT_EMPTY),
+    "consumer": Fact("Name of the consumer.", TOPIC),
+    "committed_seq": _seq("The consumer has finished everything up to this seq."),
     "epoch": _seq("Identifies this instance of the topic, as opposed to earlier ones of the same name."),
     "head_seq": _seq("The last seq that was assigned; 0 if nothing was ever written."),
     "earliest_seq": _seq("The first live seq; `head_seq + 1` if nothing is live."),
@@ -115,6 +147,14 @@ _ANYWHERE: Final[Mapping[str, Fact]] = {
 }
 
 # --- by type ---------------------------------------------------------------------------------------------------------
+
+
+def _limit(name: str, text: str) -> Fact:
+    """A limit of segments, for which null takes the setting of the daemon."""
+    low, high = SEGMENT_LIMITS[name]
+    null = f"null for `TOPICS_{name.upper()}`."
+    return Fact(f"{text}; {null}", {"anyOf": [{"type": "integer", "minimum": low, "maximum": high}, {"type": "null"}]})
+
 
 _CONFIG: Final[Mapping[str, Fact]] = {
     "type": Fact("A log, or a queue whose records are jobs. It cannot be changed later."),
@@ -140,6 +180,18 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "max_deliveries": _seq("Queues: deliveries after which a job is moved to `dead_letter`; 0 is unlimited."),
     "dead_letter": Fact("Queues: the topic that gets such jobs. Not this topic, and not `ephemeral`.", TOPIC),
     "leases_durable": Fact("Queues: lease events are synced before anybody sees them."),
+    "schema": Fact(
+        "A JSON Schema (2020-12) for `data`, at most 64 KiB, or null. A record that breaks it is refused with `422 "
+        "schema_violation`. It refers to nothing outside of itself.",
+        {"type": ["object", "null"]},
+    ),
+    "segment_max_events": _limit("segment_max_events", "Records of a segment"),
+    "segment_max_bytes": _limit("segment_max_bytes", "Bytes of a segment's records"),
+    "segment_max_age_ms": _limit("segment_max_age_ms", "Age at which a segment is sealed; 0 is off"),
+    "retention": Fact(
+        "Logs: with `consumed`, records that all consumers and routers of the topic have passed are deleted, once "
+        "there is a consumer."
+    ),
 }
 
 _ROUTER_FIELDS: Final[Mapping[str, Fact]] = {
@@ -179,12 +231,14 @@ _WISHES: Final[Mapping[str, Fact]] = {
     "include_meta": Fact("Records have their `meta`."),
     "include_tags": Fact("Records have their `$tag`."),
     "include_data": Fact("Records have their `data`."),
+    "filter": FILTER,
     "create": Fact("Wait for a topic that does not exist yet, instead of a 404. This does not create it."),
 }
 
 _START: Final[Mapping[str, Fact]] = {
     "from_seq": _seq("Records after this seq."),
     "tail": Fact("Begin at the head; `from_seq` does not count then."),
+    "filter": Fact("Only records of this topic that match this filter as well; null for all.", FILTER.schema),
 }
 
 _HELD: Final[Mapping[str, Fact]] = {
@@ -215,6 +269,10 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "last_write_ts": _seq("In ms since the epoch; null if never."),
         "last_read_ts": _seq("In ms since the epoch; null if never."),
         "queue": Fact("Queues: the counters as of now."),
+        "fences": Fact(
+            "If it has any: the highest token that was seen under each name.",
+            {"additionalProperties": {"type": "integer", **U64}},
+        ),
     },
     TopicSummary: {
         "type": Fact("A log or a queue."),
@@ -244,7 +302,29 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             {"maxProperties": append_requests.MAX_META_KEYS},
         ),
     },
-    AppendRequest: {
+    condition_requests.ConditionFields: {
+        "expected_head_seq": Fact(
+            "The last assigned seq of the topic must be this; 0: nothing was ever written, or there is no topic.", U64
+        ),
+        "expected_tag_seqs": Fact(
+            "The newest live record with each of these tags must have this seq; 0: there is none. At most "
+            f"{condition_requests.MAX_TAGS} tags.",
+            {
+                "type": ["object", "null"],
+                "additionalProperties": {"type": "integer", **U64},
+                "maxProperties": condition_requests.MAX_TAGS,
+            },
+        ),
+        "fence": Fact(
+            "The token must be at least the highest that was seen under this name in the topic; a higher one becomes "
+            f"it, as durably as the records. Not on `ephemeral`. At most {MAX_FENCES} names a topic."
+        ),
+    },
+    Fence: {
+        "name": Fact(f"At most {MAX_NAME_BYTES} bytes.", NOT_EMPTY),
+        "token": _seq("Larger for each new holder of what the fence protects."),
+    },
+    append_requests.AppendBody: {
         "records": Fact(f"At most {setting('max_batch_records')}; all are stored, or none.", {"minItems": 1}),
         "node": Fact("The node of records without one.", NOT_EMPTY),
         "idempotency_key": Fact(
@@ -256,10 +336,11 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "disable_backpressure": Fact("Wait under pressure instead of being refused with 429."),
     },
     read_requests.ReadBody: {
-        "from_seq": _seq("Records after this seq."),
+        "from_seq": Fact("Records after this seq. Not together with `consumer`.", {**U64, "default": 0}),
         "epoch": _seq("The instance that the reader knows. If the topic is another one, there is a tombstone."),
         "limit": Fact(f"Most records; 0 means the default, clamped to {setting('max_limit')}.", U64),
         "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
+        "filter": FILTER,
         "include_tags": Fact("Records have their `$tag`."),
         "include_meta": Fact("Records have their `meta`."),
         "wait_ms": Fact(f"Wait for a record this long if there is none. At most {read_requests.MAX_WAIT_MS}.", U64),
@@ -268,12 +349,46 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             f"{read_requests.MAX_BATCH_BYTES}.",
             U64
         ),
+        "consumer": Fact("Begin at the position of this consumer. `epoch` must then be that of the topic.", TOPIC),
+        "commit_seq": _seq("First note that everything up to this seq is finished; needs the scope write."),
+        "generation": _seq("The generation under which the caller owns the consumer."),
+        "ack": Fact(
+            "`before`: what is returned counts as finished before it is sent (at most once); needs the scope write."
+        ),
     },
     append_requests.IngestQuery: {
-        "node": Fact("NDJSON: the node of records without one.", NOT_EMPTY),
-        "create": Fact("NDJSON: create the topic if it does not exist; if false, answer 404."),
-        "disable_backpressure": Fact("NDJSON: wait under pressure instead of being refused with 429."),
+        "node": Fact("NDJSON and raw bytes: the node of records without one.", NOT_EMPTY),
+        "create": Fact("NDJSON and raw bytes: create the topic if it does not exist; if false, answer 404."),
+        "disable_backpressure": Fact("NDJSON and raw bytes: wait under pressure instead of being refused with 429."),
         "stage": Fact("The stage that gets the records, until a commit publishes them.", TOPIC),
+    },
+    raw_appends.RawQuery: {
+        "tag": Fact("Raw bytes: the tag of the record.", NOT_EMPTY),
+        "meta": Fact("Raw bytes: the `meta` of the record, as JSON.", NOT_EMPTY),
+        "idempotency_key": Fact(
+            "Raw bytes: as in a body of JSON.", {"minLength": 1, "maxLength": append_requests.MAX_IDEMPOTENCY_KEY}
+        ),
+        "expected_head_seq": Fact("Raw bytes: as in a body of JSON.", U64),
+        "expected_tag_seqs": Fact("Raw bytes: as in a body of JSON, as JSON.", NOT_EMPTY),
+        "fence": Fact("Raw bytes: as in a body of JSON, as JSON.", NOT_EMPTY),
+    },
+    transaction_requests.TransactionBody: {
+        "appends": Fact(
+            f"One for each topic, {transaction_requests.MIN_TOPICS} to {transaction_requests.MAX_TOPICS} of them; "
+            "together within the limits of one append.",
+            {"minItems": transaction_requests.MIN_TOPICS, "maxItems": transaction_requests.MAX_TOPICS},
+        ),
+        "idempotency_key": Fact(
+            "A repeat within the window of the first topic appends nothing and gets the first call's seqs. Apart from "
+            "the keys of appends.",
+            {"minLength": 1, "maxLength": append_requests.MAX_IDEMPOTENCY_KEY},
+        ),
+    },
+    transaction_requests.TransactionAppend: {
+        "records": Fact("All are stored, or none.", {"minItems": 1}),
+        "node": Fact("The node of records without one.", NOT_EMPTY),
+        "create": Fact("Create the topic if it does not exist; if false, answer 404."),
+        "config": Fact("Configuration of the topic if this call creates it. Needs the scope admin as well."),
     },
     topic_requests.CommitBody: {
         "stages": Fact(
@@ -291,26 +406,75 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "from_ts": _seq("Records of this time (ms since the epoch) or later."),
         "to_ts": _seq("Records of this time or earlier."),
         "match": Fact("Records with this tag; with a final `*`, with a tag that begins so.", NOT_EMPTY),
+        "filter": FILTER,
         "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
         "include_tags": Fact("Records have their `$tag`. `1`, `0`, `true` or `false`."),
         "include_meta": Fact("Records have their `meta`. `1`, `0`, `true` or `false`."),
         "include_data": Fact("Records have their `data`. `1`, `0`, `true` or `false`."),
         "epoch": _seq("The instance that the reader knows. Another one is exported whole, after a tombstone."),
     },
+    ConsumerState: {
+        "last_commit_ts": Fact("When it was committed last, in ms since the epoch; null if never."),
+        "owner": Fact("Who has acquired it; null if nobody has."),
+        "generation": _seq("Of the present owner, or of the last one; 0 if there was none."),
+        "deadline": Fact("When others may acquire it, in ms since the epoch; null without an owner."),
+        "ttl_ms": _seq("It is deleted when it was unused for so long; 0 is off."),
+        "filter": Fact("Which records its reads return; null for all."),
+    },
+    MovedConsumer: {"moved": Fact("False if it was there, or further, already.")},
+    consumer_requests.PutConsumerBody: {
+        "from": Fact("Where a new consumer begins: `earliest`, `tail`, `{\"seq\": n}` behind n, or `{\"ts\": ms}`."),
+        "filter": Fact(
+            "Its reads return only records that match this filter (as in a diff); null for all. Reads that have begun "
+            "keep the filter they have begun with.",
+            FILTER.schema,
+        ),
+        "ttl_ms": _seq("Delete it when it was unused for so long; 0 is off. Default on creation: `0`."),
+    },
+    consumer_requests.SeqPlace: {
+        "seq": _seq("Behind this seq."),
+        "ts": _seq("Before the first record of this time (ms since the epoch) or later."),
+    },
+    consumer_requests.CommitConsumerBody: {
+        "seq": _seq("Everything up to this seq is finished. At most the head."),
+        "generation": _seq("The generation under which the caller owns the consumer."),
+        "epoch": _seq("The instance of the topic that is meant. Another one is `409 fenced`."),
+    },
+    consumer_requests.SeekConsumerBody: {
+        "to": Fact("`earliest` or `tail`. Exactly one of `to`, `seq` and `ts` is given."),
+        "seq": _seq("Behind this seq. At most the head."),
+        "ts": _seq("Before the first record of this time (ms since the epoch) or later."),
+        "generation": _seq("The generation under which the caller owns the consumer."),
+        "epoch": _seq("The instance of the topic that is meant. Another one is `409 fenced`."),
+    },
+    consumer_requests.AcquireBody: {
+        "owner": Fact(f"Who acquires it, at most {setting('max_node_bytes')} bytes.", NOT_EMPTY),
+        "lease_ms": _clamped("How long nobody else may acquire it.", MIN_LEASE_MS, MAX_LEASE_MS),
+    },
+    consumer_requests.ReleaseBody: {"generation": _seq("The generation that ends.")},
+    answer_types.ConsumerListAnswer: {"consumers": Fact("In the order of their names.")},
+    answer_types.ConsumerDeletedAnswer: {"deleted": Fact("False if there was no such consumer.")},
+    answer_types.AcquiredAnswer: {
+        "generation": _seq("What commits, seeks and committing reads must have from now on."),
+        "deadline": _seq("When others may acquire it, in ms since the epoch."),
+    },
+    answer_types.ReleasedAnswer: {"released": Fact("False if this generation did not own it.")},
     DeleteRequest: {
+        "after_seq": _seq("Records with larger seqs."),
         "before_seq": _seq("Records with smaller seqs."),
+        "before_ts": _seq("Records whose `$ts` is smaller (ms since the Unix epoch)."),
         "match": Fact(f"Records whose tag matches: {_MATCH_TEXT}", _MATCH),
     },
     RouterPatch: {
         **_ROUTER_FIELDS,
         "filter": Fact(
-            f"Which records are copied: null for all, or a match: {_MATCH_TEXT}",
-            {"anyOf": [*_MATCH["anyOf"], {"type": "null"}]},
+            f"Which records are copied: null for all, a filter (as in a diff), or a match: {_MATCH_TEXT}",
+            {"anyOf": [{"type": "string"}, *FILTER.schema["anyOf"]]},
         ),
     },
     RouterState: {
         **_ROUTER_FIELDS,
-        "filter": Fact("Which records are copied: a match with three elements, or null for all."),
+        "filter": Fact("Which records are copied: a match with three elements, a filter, or null for all."),
     },
     queue_requests.ClaimBody: {
         "node": Fact("The node that claims. The jobs are leased to it.", NOT_EMPTY),
@@ -324,10 +488,17 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     watch_requests.FeedOptions: _WISHES,
     watch_requests.WatchBody: {
         "topics": Fact(
-            f"Where to begin, by topic: 1 to {setting('max_watch_topics')} of them.",
+            f"Where to begin, by topic: 1 to {setting('max_watch_topics')} of them; none are needed with `prefixes`.",
             {
-                "minProperties": 1,
                 "propertyNames": TOPIC,
+                "additionalProperties": {"$ref": "#/components/schemas/WatchStart"},
+            },
+        ),
+        "prefixes": Fact(
+            f"Also the topics whose names begin so, at most {MOST_PREFIXES} prefixes; the empty one is that of all "
+            "topics. The start is that of the topics that exist; those made later are added with all their records.",
+            {
+                "maxProperties": MOST_PREFIXES,
                 "additionalProperties": {"$ref": "#/components/schemas/WatchStart"},
             },
         ),
@@ -368,6 +539,17 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "batches": _seq("Batches of the upload."),
         "deduped_batches": _seq("Batches that were repeats, and stored nothing."),
     },
+    answer_types.TransactionMember: {
+        "first_seq": _seq("Seq of the first record."),
+        "last_seq": _seq("Seq of the last record."),
+        "seqs": Fact("The seqs of all records.", _SEQS),
+        "count": _seq("Records that were stored in this topic."),
+        "created": Fact("True if this call created the topic."),
+    },
+    answer_types.TransactionAnswer: {
+        "appends": Fact("What was stored in each topic, in the order of the request."),
+        "deduped": Fact("True if this was a repeat, and nothing was stored."),
+    },
     answer_types.StageAnswer: {"count": _seq("Records in the stage after the call.")},
     answer_types.CommitAnswer: {
         "first_seq": _seq("Seq of the first record."),
@@ -375,6 +557,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "count": _seq("Records that were published."),
         "deduped": Fact("True if this was a repeat, and nothing was published."),
     },
+    answer_types.FenceDeletedAnswer: {"deleted": Fact("False if there was no such fence.")},
     answer_types.StageDeletedAnswer: {"deleted": Fact("False if there was no such stage.")},
     answer_types.ReadAnswer: {
         "records": Fact("In the order of their seqs."),
@@ -426,6 +609,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "files": Fact("Every file that the checkpoint names, relative to the data directory."),
         "position": Fact("Where replay begins, for each shard."),
     },
+    answer_types.SealedAnswer: {"segments": _seq("The number of segments that the topic has now.")},
     answer_types.ShardPosition: {
         "shard": _seq("Number of the shard."),
         "file": _seq("Number of the WAL file."),
@@ -439,6 +623,8 @@ _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
     queue_requests.ExtendBody,
     answer_types.TopicStateAnswer,
     answer_types.RouterAnswer,
+    answer_types.ConsumerAnswer,
+    answer_types.ConsumerMovedAnswer,
 )
 DESCRIBED: Final[Mapping[str, type[Struct]]] = {kind.__name__: kind for kind in (*_BY_TYPE, *_OF_DERIVED)}
 """The types by their names in the description."""

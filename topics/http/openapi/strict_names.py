@@ -22,16 +22,17 @@ from msgspec.structs import fields
 
 from topics.errors import ApiError, invalid
 from topics.http.openapi.description import OPERATIONS
+from topics.http.requests.append_requests import AppendBody, IngestQuery
+from topics.http.requests.body_reader import Carried
+from topics.http.requests.raw_appends import RawQuery
 from topics.http.routes import ROUTES, Route
-from topics.model import AppendRequest, RecordIn, TopicConfigPatch
+from topics.model import RecordIn, TopicConfigPatch
 
 HEADER: Final = b"topics-strict"
 MAX_SHOWN: Final = 100
 """Characters of an unknown name that are shown and compared."""
 
 _VALUES: Final[Mapping[bytes, bool]] = {b"1": True, b"true": True, b"0": False, b"false": False}
-_OF_JSON_APPENDS: Final = frozenset({"return_seqs", "stage"})
-"""The query parameters of an append whose body is JSON. In such a body the others are fields."""
 
 
 def is_strict(headers: Mapping[bytes, bytes]) -> bool:
@@ -44,14 +45,12 @@ def is_strict(headers: Mapping[bytes, bytes]) -> bool:
     return _VALUES[value]
 
 
-def check_query(route: Route, query: bytes, *, lines: bool = False) -> None:
-    """Check that the call has all of these query parameters. Raises a 400 that names an unknown one. `lines`: the body
-    is NDJSON."""
+def check_query(route: Route, query: bytes, carried: Carried = "json") -> None:
+    """Check that the call has all of these query parameters. Raises a 400 that names an unknown one. `carried` is what
+    the body of an append is."""
     if not query:
         return
-    known = _parameters()[route.name]
-    if route.name == "append":
-        known = known - {"return_seqs"} if lines else known & _OF_JSON_APPENDS
+    known = _OF_APPENDS[carried] if route.name == "append" else _parameters()[route.name]
     for pair in query.split(b"&"):
         encoded = pair.partition(b"=")[0]
         if not pair:
@@ -85,6 +84,15 @@ def names_of(*kinds: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(field.encode_name for kind in kinds for field in fields(kind)))
 
 
+_OF_APPENDS: Final[Mapping[Carried, frozenset[str]]] = {
+    "json": frozenset({"return_seqs", "stage"}),
+    "lines": frozenset(names_of(IngestQuery)),
+    "bytes": frozenset({"return_seqs", *names_of(RawQuery)}),
+    "unknown": frozenset({"return_seqs", *names_of(RawQuery)}),
+}
+"""The query parameters of an append, by what its body is. In JSON the others are fields of the body. A body that is not
+taken is refused for that."""
+
 _UNKNOWN_KEY: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 
 
@@ -106,8 +114,8 @@ def explained(error: ApiError, path: str = "", also: Iterable[str] = ()) -> ApiE
         return error
     shown, _, name = field.rpartition(".")
     path = path or shown
-    kind = RecordIn if path.startswith("records[") else TopicConfigPatch if path == "config" else AppendRequest
-    known = [*names_of(kind), *(also if kind is AppendRequest else ())]
+    kind = RecordIn if path.startswith("records[") else TopicConfigPatch if path == "config" else AppendBody
+    known = [*names_of(kind), *(also if kind is AppendBody else ())]
     return unknown(name, known, "there is no such field", shown)
 
 

@@ -1,13 +1,18 @@
 """Reading, decoding and checking the bodies and queries of requests.
 
-body_reader       receiving bodies within the limits on memory and time
-json_checks       decoding JSON with errors that name the field, and the limits for every body
-query_strings     reading query parameters
-append_requests   bodies of appends, lines of uploads
-record_slices     decoding the records of large appends in slices
-read_requests     reads and exports
-topic_requests    topics, routers, deletions, commits of stages
-queue_requests    claims, acks, nacks, extensions, work streams
-watch_requests    watches, streams and subscriptions
-line_batches      dividing the lines of an upload into batches
+body_reader           receiving bodies within the limits on memory and time
+json_checks           decoding JSON with errors that name the field, and the limits for every body
+query_strings         reading query parameters
+condition_requests    conditions of appends and commits
+append_requests       bodies of appends, lines of uploads
+raw_appends           raw bytes as the body of an append
+record_slices         decoding the records of large appends in slices
+transaction_requests  appends to several topics
+filter_fields         filters of reads
+read_requests         reads and exports
+topic_requests        topics, routers, deletions, commits of stages
+queue_requests        claims, acks, nacks, extensions, work streams
+consumer_requests     named consumers
+watch_requests        watches, streams and subscriptions
+line_batches          dividing the lines of an upload into batches
 """

@@ -12,14 +12,15 @@ form in UTF-8.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
-from typing import Any, Final, NamedTuple
+from collections.abc import Generator, Mapping
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from topics.config import Settings
-from topics.errors import ApiError, invalid
+from topics.errors import ApiError, invalid, placed
+from topics.http.requests.condition_requests import ConditionFields, check_members, conditions_of, refuse_parameters
 from topics.http.requests.json_checks import (
     DEEP_BYTES,
     MAX_DEPTH,
@@ -39,7 +40,6 @@ from topics.http.requests.query_strings import Query
 from topics.http.requests.record_slices import SLICE, RecordSlices, Take, count_in_steps, find_in_steps
 from topics.log.topic_config import resolve_config
 from topics.model import (
-    AppendRequest,
     CheckedAppend,
     RecordIn,
     TopicConfigPatch,
@@ -56,19 +56,30 @@ _RESERVED: Final = RESERVED_META_PREFIX.encode()
 _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
+class AppendBody(ConditionFields, kw_only=True):
+    """The body of an append."""
+
+    records: list[RecordIn]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | UnsetType = UNSET
+    config: TopicConfigPatch | None = None
+    disable_backpressure: bool = False
+
+
 # A body without unknown keys can nest too deep only in `data`. Nearly all bodies have none. So decoding forbids unknown
 # keys at first; only if that fails is the whole body scanned for its depth.
 class _StrictRecord(RecordIn, forbid_unknown_fields=True, gc=False):
     pass
 
 
-class _StrictAppend(AppendRequest, kw_only=True, forbid_unknown_fields=True):
+class _StrictAppend(AppendBody, kw_only=True, forbid_unknown_fields=True):
     records: list[_StrictRecord]  # type: ignore[assignment]
 
 
 _strict_append: Final = msgspec.json.Decoder(_StrictAppend)
 
-_lenient_append: Final = msgspec.json.Decoder(AppendRequest)
+_lenient_append: Final = msgspec.json.Decoder(AppendBody)
 
 
 # A body may have 6 million records `{"data":1}`, which take 900 MB when they are decoded. So if a body may have too
@@ -100,11 +111,11 @@ class _LenientCounted(RecordIn, gc=False):
         _counter.count()
 
 
-class _StrictCountedAppend(AppendRequest, kw_only=True, forbid_unknown_fields=True):
+class _StrictCountedAppend(AppendBody, kw_only=True, forbid_unknown_fields=True):
     records: list[_StrictCounted]  # type: ignore[assignment]
 
 
-class _LenientCountedAppend(AppendRequest, kw_only=True):
+class _LenientCountedAppend(AppendBody, kw_only=True):
     records: list[_LenientCounted]  # type: ignore[assignment]
 
 
@@ -134,26 +145,46 @@ class _StrictCountedPublish(_StrictPublish, kw_only=True, forbid_unknown_fields=
     records: list[_StrictCounted]  # type: ignore[assignment]
 
 
+# An append of a strict transaction has its topic beside the keys of an append.
+class _StrictMember(_StrictAppend, kw_only=True, forbid_unknown_fields=True):
+    topic: msgspec.Raw
+
+
+class _StrictCountedMember(_StrictMember, kw_only=True, forbid_unknown_fields=True):
+    records: list[_StrictCounted]  # type: ignore[assignment]
+
+
 _strict_publish: Final = msgspec.json.Decoder(_StrictPublish)
 
 _strict_counted_publish: Final = msgspec.json.Decoder(_StrictCountedPublish)
+
+Carrier = Literal["append", "publish", "member"]
+"""What has the fields of an append: its body, a `publish` command of a WebSocket, or one of the appends of a
+transaction."""
+
+_of_carrier: Final[Mapping[Carrier, tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]]] = {
+    "append": (_strict_append, _strict_counted),
+    "publish": (_strict_publish, _strict_counted_publish),
+    "member": (msgspec.json.Decoder(_StrictMember), msgspec.json.Decoder(_StrictCountedMember)),
+}
+"""The decoders that refuse unknown keys, without and with counting the records."""
 
 _encode: Final = msgspec.json.encode
 
 
 def decode_append(
-    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False, publish: bool = False
+    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False, carrier: Carrier = "append"
 ) -> CheckedAppend:
     """The body of an append, checked (`docs/spec/api.md` section 4).
 
     `header_key` is the `Idempotency-Key` header, which counts if the body has no key. `strict` refuses unknown keys in
-    the body and in its records. `publish`: the body is a `publish` command of a WebSocket. Raises 400
+    the body and in its records, but for those that `carrier` has beside an append. Raises 400
     `invalid_request`, `batch_too_large` or `record_too_large`. Of an inline config only the types are checked
     (`check_inline_config` checks the ranges).
     """
     check_utf8(raw)
     maximum = settings.max_batch_records
-    request = _decode_records(raw, settings, only_known=strict, publish=publish)
+    request = _decode_records(raw, settings, only_known=strict, carrier=carrier)
     records = request.records
     count = len(records)
     if count == 0:
@@ -180,6 +211,7 @@ def decode_append(
         create=request.create,
         config=request.config,
         disable_backpressure=request.disable_backpressure,
+        conditions=conditions_of(request, settings),
         datas=datas,
         nodes=extras.nodes,
         tags=extras.tags,
@@ -188,7 +220,7 @@ def decode_append(
 
 
 def decode_append_in_steps(
-    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False, publish: bool = False
+    raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False, carrier: Carrier = "append"
 ) -> Generator[None, None, CheckedAppend]:
     """The same as `decode_append`, for bodies of `LARGE_APPEND` bytes or more. Yields after each step of some
     milliseconds, so that the loop can do something else. A record or another member of more than `SLICE` bytes is
@@ -212,7 +244,7 @@ def decode_append_in_steps(
                 refused = min(refused, i)
         return records
 
-    request = yield from _decode_in_slices(raw, settings, with_data, only_known=strict, publish=publish)
+    request = yield from _decode_in_slices(raw, settings, with_data, only_known=strict, carrier=carrier)
     records = request.records
     count = len(records)
     if count == 0:
@@ -240,6 +272,7 @@ def decode_append_in_steps(
         create=request.create,
         config=request.config,
         disable_backpressure=request.disable_backpressure,
+        conditions=conditions_of(request, settings),
         datas=datas,
         nodes=extras.nodes,
         tags=extras.tags,
@@ -252,8 +285,8 @@ _Decoders = tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]
 
 
 def _decode_in_slices(
-    raw: bytes, settings: Settings, take: Take, *, only_known: bool, publish: bool
-) -> Generator[None, None, AppendRequest]:
+    raw: bytes, settings: Settings, take: Take, *, only_known: bool, carrier: Carrier
+) -> Generator[None, None, AppendBody]:
     """Like `_decode_records`. `take` is given the records of each slice, and returns them."""
     maximum = settings.max_batch_records
     strict: _Decoders = _strict_append, _strict_lists
@@ -262,9 +295,7 @@ def _decode_in_slices(
     if counted:
         strict, again = (_strict_counted, _strict_counted_lists), (_lenient_counted, _lenient_counted_lists)
     if only_known:
-        again = strict
-        if publish:
-            again = (_strict_counted_publish if counted else _strict_publish), strict[1]
+        again = _of_carrier[carrier][counted], strict[1]
 
     def count_from(count: int) -> None:
         _counter.left = maximum - count
@@ -274,7 +305,7 @@ def _decode_in_slices(
         try:
             if b"\\" in raw or (yield from find_in_steps(raw, b'"meta"')):
                 yield from _check_keys_in_slices(slices, settings)
-            request: AppendRequest = yield from slices.decode(*strict, take)
+            request: AppendBody = yield from slices.decode(*strict, take)
             return request
         except msgspec.ValidationError:
             try:
@@ -283,6 +314,8 @@ def _decode_in_slices(
                 raise wrong_value(str(error)) from None
             if (yield from depth_in_steps(raw)) > MAX_DEPTH + _AROUND_DATA:
                 raise too_deep("body") from None
+            if not only_known:
+                check_members(slices.without_records())
             return request
     except _TooManyRecords:
         raise _too_many_records(f"more than {maximum} records", maximum) from None
@@ -348,7 +381,7 @@ def _extras_in_steps(
     )
 
 
-def _decode_records(raw: bytes, settings: Settings, *, only_known: bool, publish: bool) -> AppendRequest:
+def _decode_records(raw: bytes, settings: Settings, *, only_known: bool, carrier: Carrier) -> AppendBody:
     """Decode the body of an append; `only_known` refuses unknown keys. Raises 400 before it has made many more records,
     or a `meta` with many more keys, than are allowed."""
     maximum = settings.max_batch_records
@@ -358,10 +391,8 @@ def _decode_records(raw: bytes, settings: Settings, *, only_known: bool, publish
     if counted:
         strict, again = _strict_counted, _lenient_counted
     if only_known:
-        again = strict
-        if publish:
-            again = _strict_counted_publish if counted else _strict_publish
-    request: AppendRequest
+        again = _of_carrier[carrier][counted]
+    request: AppendBody
     try:
         try:
             if len(raw) > _LARGE_BODY and (b'"meta"' in raw or b"\\" in raw):
@@ -374,6 +405,8 @@ def _decode_records(raw: bytes, settings: Settings, *, only_known: bool, publish
             _counter.left = maximum
             request = decode_json(again, raw)
             _check_depth_around_data(raw)
+            if not only_known:
+                check_members(raw)
     except _TooManyRecords:
         raise _too_many_records(f"more than {maximum} records", maximum) from None
     except msgspec.DecodeError as error:
@@ -513,14 +546,14 @@ def _metas(
         return None
     for i, (record, text, data) in enumerate(zip(records, metas, datas, strict=True), first):
         if record.meta and (reserved or len(text) > max_meta or len(record.meta) > MAX_META_KEYS):
-            _check_meta(i, record.meta, text, max_meta)
+            check_meta(f"records[{i}].meta", record.meta, text, max_meta)
         if len(text) + len(data) > max_record:
             raise _record_too_large(i, len(text) + len(data), max_record)
     return metas
 
 
-def _check_meta(i: int, meta: dict[str, str], text: bytes, maximum: int) -> None:
-    field = f"records[{i}].meta"
+def check_meta(field: str, meta: dict[str, str], text: bytes, maximum: int) -> None:
+    """Check the `meta` of a record. `text` is its compact JSON, of which `maximum` bytes are allowed. Raises 400."""
     if len(meta) > MAX_META_KEYS:
         raise invalid(field, f"has {len(meta)} keys, at most {MAX_META_KEYS} are allowed", max=MAX_META_KEYS)
     if any(key.startswith(RESERVED_META_PREFIX) for key in meta):
@@ -546,12 +579,7 @@ def check_inline_config(topic: str, patch: TopicConfigPatch) -> None:
     try:
         resolve_config(None, patch, topic=topic)
     except ApiError as error:
-        field = error.detail.get("field")
-        if isinstance(field, str):
-            raise ApiError(
-                error.code, f"config.{error.message}", detail={**error.detail, "field": f"config.{field}"}
-            ) from None
-        raise
+        raise placed(error, "config.") from None
 
 
 _strict_record: Final = msgspec.json.Decoder(_StrictRecord)
@@ -684,6 +712,7 @@ class IngestQuery(msgspec.Struct, kw_only=True):
 def decode_ingest_query(query: bytes, settings: Settings) -> IngestQuery:
     """The query of an upload. Raises 400."""
     values = Query(query)
+    refuse_parameters(values.names())
     node = values.text("node", "") if values.all("node") else None
     if node is not None:
         check_text("node", node, settings.max_node_bytes)
@@ -707,4 +736,5 @@ def decode_append_query(query: bytes) -> AppendQuery:
     if not query:
         return AppendQuery()
     values = Query(query)
+    refuse_parameters(values.names())
     return AppendQuery(values.boolean("return_seqs", True), values.topic("stage"))

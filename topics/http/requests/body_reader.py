@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 import trio
 
@@ -32,6 +32,7 @@ from topics.http.connections.body_timeouts import BODY_BYTES_PER_S, BODY_GRACE_S
 from topics.http.connections.exchange import ClientGone
 from topics.http.requests.topic_requests import MAX_COMMIT_BYTES
 from topics.http.routes import BodyKind
+from topics.raw_bytes import MAX_TYPE, RAW_TYPES, is_raw_kind, normal_type, room_for_bytes
 from topics.runtime.turns import BULK_BYTES, Turns
 from topics.runtime.withdrawal import interruptible
 from topics.telemetry.logs import get_logger
@@ -57,7 +58,8 @@ _SMALL_PIECE: Final = 4 << 10
 # A body of so many bytes is joined in a worker thread: 60 MB take 40 ms, without the lock of the interpreter.
 _JOINED_ON_LOOP: Final = 1 << 20
 
-JSON_TYPE: Final = b"application/json"
+_JSON: Final = "application/json"
+JSON_TYPE: Final = _JSON.encode()
 LINES_TYPE: Final = b"application/x-ndjson"
 
 
@@ -69,30 +71,31 @@ class BodyReader:
         self.turns = turns
         self._limit = settings.max_body_bytes
         self._call_limit = min(settings.max_call_bytes, self._limit)
+        self._max_record = settings.max_record_bytes
         self._wait_s = settings.admission_ms / 1000
         self.budget = ByteBudget(settings.max_inflight_bytes)
         self.shares = ByteShares(self.budget, self._limit, share)
 
     async def read_body(self, call: Call, kind: BodyKind) -> bytes:
-        """Receive a JSON body and decompress it. `kind` says how long it may be.
+        """Receive a body of JSON or raw bytes and decompress it. `kind` says which it may be, and how long.
 
         The bytes are counted in `call.held`, and the caller gives them back with `release`. Raises 413, 415 (content
-        type or encoding), 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip), and ClientGone if the client
-        leaves in the middle or is too slow.
+        type or encoding), 429 (no memory within `TOPICS_ADMISSION_MS`), 400 (bad gzip; raw bytes that are too many for
+        a record), and ClientGone if the client leaves in the middle or is too slow.
         """
         headers = call.headers
         if headers.get(b"content-type") == JSON_TYPE and b"content-encoding" not in headers:
-            body = call.exchange.whole_body(min(SMALL_BODY, self._limit_of(kind)[1]))
+            body = call.exchange.whole_body(min(SMALL_BODY, self._limit_of(kind)))
             if body is not None:
                 await self.hold(call, len(body))
                 return body
-        kinds = (JSON_TYPE, LINES_TYPE) if kind is BodyKind.JSON_OR_LINES else (JSON_TYPE,)
-        name, limit = self._limit_of(kind)
+        is_raw = kind is BodyKind.APPEND and raw_type(call) is not None
+        limit = self._limit_of_raw() if is_raw else self._limit_of(kind)
         declared = headers.get(b"content-length")
         gzipped = _is_gzip(headers.get(b"content-encoding", b""))
-        _check_announced(call, kinds)
+        _check_announced(call, kind)
         if declared is not None and declared.isdigit() and not gzipped and _number(declared) > limit:
-            raise _too_large(name, limit)
+            raise self._too_large(kind, limit, is_raw=is_raw)
         kept = _Joiner()
         pieces = _Pieces(call, min(_INFLATE_STEP, limit + 1) if gzipped else 0, self.turns)
         # Compressed data of any length can have no output at all.
@@ -103,21 +106,27 @@ class BodyReader:
             if piece is None:
                 break
             if pieces.received and not kept.size:
-                _check_json(headers.get(b"content-type"), kinds)
+                _check_type(headers.get(b"content-type"), kind)
             if kept.size + len(piece) > limit or pieces.received > most_received:
-                raise _too_large(name, limit)
+                raise self._too_large(kind, limit, is_raw=is_raw)
             if piece:
                 await self.hold(call, len(piece))
                 kept.add(piece)
         return kept.join() if kept.size < _JOINED_ON_LOOP else await trio.to_thread.run_sync(kept.join)
 
-    def _limit_of(self, kind: BodyKind) -> tuple[str, int]:
-        """The name of the limit on a JSON body, and its value in bytes."""
-        if kind is BodyKind.JSON_OR_LINES:
-            return "max_body_bytes", self._limit
-        if kind is BodyKind.NAMES:
-            return "max_commit_bytes", min(MAX_COMMIT_BYTES, self._limit)
-        return "max_call_bytes", self._call_limit
+    def _limit_of(self, kind: BodyKind) -> int:
+        """The most bytes of a JSON body."""
+        if kind in (BodyKind.APPEND, BodyKind.RECORDS):
+            return self._limit
+        return min(MAX_COMMIT_BYTES, self._limit) if kind is BodyKind.NAMES else self._call_limit
+
+    def _limit_of_raw(self) -> int:
+        """The most raw bytes that fit into a record of any type."""
+        return max(0, room_for_bytes(self._max_record))
+
+    def _too_large(self, kind: BodyKind, limit: int, *, is_raw: bool) -> ApiError:
+        """The error for a body of more than `limit` bytes."""
+        return raw_too_large(self._max_record, limit) if is_raw else _too_large(_LIMITS.get(kind, _OTHER_LIMIT), limit)
 
     def stream(self, call: Call) -> BodyStream:
         """The body of a call whose handler takes it piece by piece. Raises 415 for an unknown encoding."""
@@ -128,13 +137,13 @@ class BodyReader:
         JSON), and ClientGone."""
         received = 0
         if call.method in ("POST", "PUT"):
-            _check_announced(call, (JSON_TYPE,))
+            _check_announced(call, BodyKind.JSON)
         timeout = _BodyTimeout(call)
         while not call.body_complete:
             with interruptible():
                 received += len(await timeout.receive_chunk())
             if received and call.method in ("POST", "PUT"):
-                _check_json(call.headers.get(b"content-type"), (JSON_TYPE,))
+                _check_type(call.headers.get(b"content-type"), BodyKind.JSON)
             if received > self._limit:
                 raise _too_large("max_body_bytes", self._limit)
 
@@ -160,6 +169,24 @@ class BodyReader:
                 raise throttled("max_inflight_bytes", budget.limit)
         else:
             call.held += size
+
+
+_LIMITS: Final = {
+    BodyKind.APPEND: "max_body_bytes",
+    BodyKind.RECORDS: "max_body_bytes",
+    BodyKind.NAMES: "max_commit_bytes",
+}
+"""The names of the limits on JSON bodies."""
+_OTHER_LIMIT: Final = "max_call_bytes"
+
+
+def raw_too_large(max_record_bytes: int, room: int) -> ApiError:
+    """The `400 record_too_large` for raw bytes, of which `room` fit into a record."""
+    return ApiError(
+        "record_too_large",
+        f"raw bytes are stored as base64 in JSON: at most {room} of them fit into a record of {max_record_bytes} bytes",
+        detail={"field": "body", "max": max_record_bytes, "max_raw_bytes": room},
+    )
 
 
 def _too_large(name: str, limit: int) -> ApiError:
@@ -331,40 +358,66 @@ def has_small_rest(call: Call) -> bool:
     return declared.isdigit() and _number(declared) <= SMALL_BODY
 
 
+Carried = Literal["json", "lines", "bytes", "unknown"]
+"""What the body of an append is: JSON (also if there is none), NDJSON, the raw bytes of one record, or nothing that is
+taken."""
+
+
+def carried_by(call: Call) -> Carried:
+    """What the body of an append is by its content type."""
+    kind = _kind_of(call.headers.get(b"content-type"))
+    if kind in (JSON_TYPE, b""):
+        return "json"
+    return "lines" if kind == LINES_TYPE else "unknown" if raw_type(call) is None else "bytes"
+
+
 def is_lines(call: Call) -> bool:
     """Return True if the content type of the body is NDJSON."""
     return _kind_of(call.headers.get(b"content-type")) == LINES_TYPE
+
+
+def raw_type(call: Call) -> str | None:
+    """The normal content type of a body of raw bytes; None if it is none, or is malformed."""
+    content_type = call.headers.get(b"content-type", JSON_TYPE)
+    return None if content_type == JSON_TYPE else normal_type(content_type.decode("latin-1"))
 
 
 def _kind_of(content_type: bytes | None) -> bytes:
     return (content_type or b"").partition(b";")[0].strip().lower()
 
 
-def _check_announced(call: Call, kinds: tuple[bytes, ...]) -> None:
-    """Check by its headers that the body of a call is JSON, before it is asked for. Raises 415.
+def _check_announced(call: Call, kind: BodyKind) -> None:
+    """Check by its headers that the body of a call may have its content type, before it is asked for. Raises 415.
 
-    A content type that is no JSON is refused even if there is no body, because pages of strangers can send such
-    requests without asking first. No content type is right if there is no body, and one without a length may be empty,
-    unless the client waits for `100 Continue`.
+    A content type that the call does not take is refused even if there is no body, because pages of strangers can send
+    such requests without asking first. No content type is right if there is no body, and one without a length may be
+    empty, unless the client waits for `100 Continue`.
     """
     headers = call.headers
     declared = headers.get(b"content-length", b"")
     waits = b"expect" in headers and b"transfer-encoding" in headers
     if (declared.isdigit() and _number(declared)) or waits or _kind_of(headers.get(b"content-type")):
-        _check_json(headers.get(b"content-type"), kinds)
+        _check_type(headers.get(b"content-type"), kind)
 
 
-def _check_json(content_type: bytes | None, kinds: tuple[bytes, ...]) -> None:
-    """Check that a body is JSON. `kinds` are all content types that the call accepts, for the error. Raises 415."""
-    kind = _kind_of(content_type)
-    if kind != JSON_TYPE:
-        supported = [kind.decode() for kind in kinds]
-        wanted = " or ".join(supported)
-        raise ApiError(
-            "unsupported_media_type",
-            f"the body must be {wanted}" if kind else f"a body needs a content type: {wanted}",
-            detail={"content_type": kind.decode("latin-1"), "supported": supported},
-        )
+def _check_type(content_type: bytes | None, kind: BodyKind) -> None:
+    """Check that a body that is no NDJSON may have a content type. Raises 415."""
+    named = _kind_of(content_type).decode("latin-1")
+    if named == _JSON:
+        return
+    supported, message = [_JSON], "the body must be {}" if named else "a body needs a content type: {}"
+    if kind is BodyKind.APPEND:
+        said = (content_type or b"").decode("latin-1")
+        if normal_type(said) is not None:
+            return
+        supported += [LINES_TYPE.decode(), *RAW_TYPES]
+        if is_raw_kind(said):
+            message = f"the content type is malformed, or has more than {MAX_TYPE} characters"
+    raise ApiError(
+        "unsupported_media_type",
+        message.format(" or ".join(supported)),
+        detail={"content_type": named, "supported": supported},
+    )
 
 
 def _is_gzip(content_encoding: bytes) -> bool:

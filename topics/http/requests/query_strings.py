@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -41,6 +42,10 @@ class Query:
     def all(self, name: str) -> list[str]:
         """All values of a parameter that may be repeated."""
         return self._values.get(name, [])
+
+    def names(self) -> Iterable[str]:
+        """The names of all parameters."""
+        return self._values.keys()
 
     def _one(self, name: str) -> str | None:
         values = self._values.get(name)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics.config import Settings
 from topics.engine.operations.export import ExportRequest
 from topics.errors import invalid
+from topics.filters.record_filter import Filter
+from topics.http.requests.filter_fields import check_filter, check_query_filter
 from topics.http.requests.json_checks import check_depth, check_text, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
+from topics.log.names import check_topic_name
 from topics.log.tag_match import TagMatch, parse_match
 from topics.model import (
     MAX_U64,
+    ConsumerRead,
     ReadRequest,
 )
 
@@ -37,6 +42,7 @@ class ExportQuery(msgspec.Struct, kw_only=True):
     from_ts: int | None = None
     to_ts: int | None = None
     match: str | None = None
+    filter: str | None = None
     node: str | list[str] | None = None
     include_tags: bool = True
     include_meta: bool = True
@@ -61,6 +67,7 @@ def decode_export(query: bytes, settings: Settings) -> ExportRequest:
         from_ts=values.integer("from_ts", None),
         to_ts=values.integer("to_ts", None),
         match=match,
+        filter=check_query_filter(values),
         nodes=frozenset(nodes),
         include_tags=values.boolean("include_tags", True),
         include_meta=values.boolean("include_meta", True),
@@ -72,7 +79,7 @@ def decode_export(query: bytes, settings: Settings) -> ExportRequest:
 class ReadBody(msgspec.Struct, kw_only=True):
     """The fields of a diff, before checks."""
 
-    from_seq: int = 0
+    from_seq: int | UnsetType = UNSET
     epoch: int | None = None
     limit: int = DEFAULT_LIMIT
     node: str | list[str] | None = None
@@ -80,6 +87,11 @@ class ReadBody(msgspec.Struct, kw_only=True):
     include_meta: bool = True
     wait_ms: int = 0
     max_batch_bytes: int = DEFAULT_BATCH_BYTES
+    filter: msgspec.Raw | UnsetType = UNSET
+    consumer: str | None = None
+    commit_seq: int | None = None
+    generation: int | None = None
+    ack: Literal["before"] | None = None
 
 
 _read_body: Final = msgspec.json.Decoder(ReadBody)
@@ -93,7 +105,7 @@ def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
         body = decode_json(_read_body, raw)
         check_depth(raw, "body")
     nodes = [body.node] if isinstance(body.node, str) else body.node or []
-    return _read_request(body, nodes, settings)
+    return _read_request(body, nodes, check_filter(body.filter), settings)
 
 
 def decode_read_query(query: bytes, settings: Settings) -> ReadRequest:
@@ -101,25 +113,37 @@ def decode_read_query(query: bytes, settings: Settings) -> ReadRequest:
     400."""
     values = Query(query)
     body = ReadBody(
-        from_seq=values.integer("from_seq", 0),
+        from_seq=values.integer("from_seq", UNSET),
         epoch=values.integer("epoch", None),
         limit=values.integer("limit", DEFAULT_LIMIT),
         include_tags=values.boolean("include_tags", False),
         include_meta=values.boolean("include_meta", True),
         wait_ms=values.integer("wait_ms", 0),
         max_batch_bytes=values.integer("max_batch_bytes", DEFAULT_BATCH_BYTES),
+        consumer=values.text("consumer", "") if values.all("consumer") else None,
+        commit_seq=values.integer("commit_seq", None),
+        generation=values.integer("generation", None),
+        ack=_ack(values),
     )
-    return _read_request(body, values.all("node"), settings)
+    return _read_request(body, values.all("node"), check_query_filter(values), settings)
 
 
-def _read_request(body: ReadBody, nodes: list[str], settings: Settings) -> ReadRequest:
-    for name in ("from_seq", "epoch", "limit", "wait_ms", "max_batch_bytes"):
+def _ack(values: Query) -> Literal["before"] | None:
+    if not values.all("ack"):
+        return None
+    if values.text("ack", "") != "before":
+        raise invalid("ack", "must be before")
+    return "before"
+
+
+def _read_request(body: ReadBody, nodes: list[str], wanted: Filter | None, settings: Settings) -> ReadRequest:
+    for name in ("from_seq", "epoch", "limit", "wait_ms", "max_batch_bytes", "commit_seq", "generation"):
         value = getattr(body, name)
-        if value is not None and not 0 <= value <= MAX_U64:
+        if value is not None and value is not UNSET and not 0 <= value <= MAX_U64:
             raise not_u64(name)
     check_nodes(nodes, settings)
     return ReadRequest(
-        from_seq=body.from_seq,
+        from_seq=0 if body.from_seq is UNSET else body.from_seq,
         epoch=body.epoch,
         limit=min(body.limit or DEFAULT_LIMIT, settings.max_limit),
         nodes=frozenset(nodes),
@@ -127,6 +151,28 @@ def _read_request(body: ReadBody, nodes: list[str], settings: Settings) -> ReadR
         include_meta=body.include_meta,
         wait_ms=min(body.wait_ms, MAX_WAIT_MS),
         max_batch_bytes=min(body.max_batch_bytes or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
+        filter=wanted,
+        consumer=_consumer_read(body),
+    )
+
+
+def _consumer_read(body: ReadBody) -> ConsumerRead | None:
+    """What a diff says of its consumer; None if it has none. Raises 400."""
+    if body.consumer is None:
+        for name in ("commit_seq", "generation", "ack"):
+            if getattr(body, name) is not None:
+                raise invalid(name, "needs a consumer")
+        return None
+    check_topic_name(body.consumer, "consumer")
+    if body.from_seq is not UNSET:
+        raise invalid("from_seq", "the read begins at the position of its consumer")
+    if body.generation is not None and body.commit_seq is None and body.ack is None:
+        raise invalid("generation", "needs commit_seq or ack")
+    return ConsumerRead(
+        consumer=body.consumer,
+        commit_seq=body.commit_seq,
+        generation=body.generation,
+        before=body.ack is not None,
     )
 
 

@@ -125,6 +125,10 @@ class RecordSlices:
             request.records = kept
         return request
 
+    def without_records(self) -> bytes:
+        """The body that was decoded, without its records if they were decoded in slices."""
+        return self._head + self._raw[self._tail :] if self._tail < len(self._raw) else self._raw
+
     def _is_head(self, body: msgspec.json.Decoder[Any]) -> bool:
         """Return True if the text in front of the first record is what it looks like, and `body` accepts it."""
         try:

@@ -15,6 +15,8 @@ from msgspec import UNSET, UnsetType
 from topics.config import Settings
 from topics.errors import ApiError, invalid
 from topics.http.requests.append_requests import check_key
+from topics.http.requests.condition_requests import ConditionFields, check_members
+from topics.http.requests.filter_fields import check_filter
 from topics.http.requests.json_checks import check_depth, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
 from topics.http.requests.read_requests import check_match
@@ -26,6 +28,7 @@ from topics.model import (
     RouterPatch,
     TopicConfigPatch,
 )
+from topics.routing.router import match_of
 
 MAX_STAGES: Final = 10_000
 """The most stages of one commit. Each task of a large job may write a stage of its own."""
@@ -39,7 +42,7 @@ MAX_PAGE: Final = 1000
 """The most entries on one page of a list."""
 
 
-class CommitBody(msgspec.Struct, kw_only=True):
+class CommitBody(ConditionFields, kw_only=True):
     """The body of a commit of stages."""
 
     stages: list[str]
@@ -67,21 +70,32 @@ def decode_commit(raw: bytes) -> CommitBody:
     if len(set(body.stages)) < count:
         raise invalid("stages", "names a stage twice")
     check_key(body.idempotency_key, "idempotency_key")
+    check_members(raw)
     return body
 
 
 class DeleteSelection(NamedTuple):
-    """Which records a deletion removes: those with a seq below `before_seq` that also match. None for no condition."""
+    """Which records a deletion removes: those that fulfil all conditions (`DeleteRequest`). None for no condition."""
 
     before_seq: int | None
     match: TagMatch | None
+    after_seq: int | None = None
+    before_ts: int | None = None
 
 
 _delete_body: Final = msgspec.json.Decoder(DeleteRequest)
 
 _config_body: Final = msgspec.json.Decoder(TopicConfigPatch)
 
+
+class _RouterFilter(msgspec.Struct):
+    """The filter of a router, as it was written."""
+
+    filter: msgspec.Raw | UnsetType = UNSET
+
+
 _router_body: Final = msgspec.json.Decoder(RouterPatch)
+_router_filter: Final = msgspec.json.Decoder(_RouterFilter)
 
 
 def decode_delete(raw: bytes, settings: Settings) -> DeleteSelection:
@@ -91,19 +105,23 @@ def decode_delete(raw: bytes, settings: Settings) -> DeleteSelection:
     check_utf8(raw)
     body = decode_json(_delete_body, raw)
     check_depth(raw, "body")
-    before: int | UnsetType = body.before_seq
-    if before is not UNSET and not 0 <= before <= MAX_U64:
-        raise not_u64("before_seq")
-    if before is UNSET and body.match is UNSET:
+    bounds = {name: getattr(body, name) for name in ("after_seq", "before_seq", "before_ts")}
+    given = {name: bound for name, bound in bounds.items() if bound is not UNSET}
+    for name, bound in given.items():
+        if not 0 <= bound <= MAX_U64:
+            raise not_u64(name)
+    if not given and body.match is UNSET:
         raise _nothing_selected()
     return DeleteSelection(
-        before_seq=None if before is UNSET else before,
+        before_seq=given.get("before_seq"),
         match=None if body.match is UNSET else check_match(parse_match(body.match), "match", settings),
+        after_seq=given.get("after_seq"),
+        before_ts=given.get("before_ts"),
     )
 
 
 def _nothing_selected() -> ApiError:
-    return invalid("before_seq", "before_seq, match or both are required")
+    return invalid("before_seq", "one of after_seq, before_seq, before_ts and match is required")
 
 
 def decode_config_patch(raw: bytes) -> TopicConfigPatch:
@@ -126,9 +144,14 @@ def decode_router_patch(raw: bytes, settings: Settings) -> RouterPatch:
     for field, name in (("source", patch.source), ("dest", patch.dest)):
         if name is not UNSET:
             check_topic_name(name, field)
-    if patch.filter is not UNSET and patch.filter is not None:
-        check_match(parse_match(patch.filter, "filter"), "filter", settings)
-    return patch
+    if patch.filter is UNSET or patch.filter is None:
+        return patch
+    match = match_of(patch.filter)
+    if match is not None:
+        check_match(match, "filter", settings)
+        return patch
+    # Decoded once more, because its numbers have been rounded.
+    return msgspec.structs.replace(patch, filter=check_filter(_router_filter.decode(raw).filter))
 
 
 class ListCursors:
@@ -176,7 +199,7 @@ def decode_list_query(query: bytes) -> ListPage:
     """`prefix`, `cursor`, `page_size` and `touch` of a list of topics (`docs/spec/api.md` sections 1 and 3). Raises
     400."""
     values = Query(query)
-    return _page(values, TOPIC_CURSORS, touch=values.boolean("touch", False))
+    return page_of(values, TOPIC_CURSORS, touch=values.boolean("touch", False))
 
 
 class RouterSelection(NamedTuple):
@@ -191,10 +214,13 @@ def decode_router_list_query(query: bytes) -> RouterSelection:
     """`prefix`, `source`, `dest`, `cursor` and `page_size` of a list of routers (`docs/spec/api.md` sections 1 and 7).
     Raises 400."""
     values = Query(query)
-    return RouterSelection(page=_page(values, ROUTER_CURSORS), source=values.topic("source"), dest=values.topic("dest"))
+    return RouterSelection(
+        page=page_of(values, ROUTER_CURSORS), source=values.topic("source"), dest=values.topic("dest")
+    )
 
 
-def _page(values: Query, cursors: ListCursors, *, touch: bool = False) -> ListPage:
+def page_of(values: Query, cursors: ListCursors, *, touch: bool = False) -> ListPage:
+    """`prefix`, `cursor` and `page_size` of a list. Raises 400."""
     cursor = values.text("cursor", "")
     return ListPage(
         prefix=values.text("prefix", ""),

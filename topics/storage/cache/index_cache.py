@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from topics.log.span import Span
+from topics.storage.segments.tag_directory import TagDirectory
 from topics.storage.segments.tags_format import SegmentTags
 from topics.storage.segments.topic_segments import Segment
 
@@ -22,6 +23,33 @@ LEAST_BYTES: Final = 4 << 20
 """The bound is a `SHARE`th of `TOPICS_CACHE_BYTES`, but at least 4 MiB: the columns of some 20 full segments. Beyond it
 the least recently used entries are dropped."""
 
+DIRECTORY_SHARE: Final = 16
+LEAST_DIRECTORY_BYTES: Final = 4 << 20
+"""The same for directories of tags: at least those of 150 full segments, in which every record has another tag."""
+
+FEW_NAMES: Final = 1000
+"""Tags of which a directory is made at once, which takes less than a millisecond. To make one of more takes three times
+as long as to read the file. So it is made when the file is read again because there was no room for the tags."""
+
+ALL_NAMES: Final = 1 << 32
+
+WHOLE_AFTER: Final = 32
+"""Parts of a `.tags` file that cost about as much as the whole file."""
+
+SELDOM: Final = 8
+"""If there is no room for more directories, one is made in place of another for each so many that are missed. If
+segments are asked for in turn, and there are too many of them, most directories stay, and few are made in vain."""
+
+
+class _CachedTags:
+    """The tags of a segment, and when they were last used, as `IndexCache` counts."""
+
+    __slots__ = ("tags", "used")
+
+    def __init__(self, tags: SegmentTags, used: int) -> None:
+        self.tags = tags
+        self.used = used
+
 
 class IndexCache:
     """The loaded columns and tags of all topics. Made once by the engine. Adding an entry may drop others, at once."""
@@ -29,7 +57,14 @@ class IndexCache:
     def __init__(self, cache_bytes: int) -> None:
         self._max_bytes = max(cache_bytes // SHARE, LEAST_BYTES)
         self._columns: OrderedDict[Span, int] = OrderedDict()
-        self._tags: OrderedDict[Segment, SegmentTags] = OrderedDict()
+        self._tags: OrderedDict[Segment, _CachedTags] = OrderedDict()
+        self._uses = 0
+        """How often tags were used, here or in files."""
+        self._most_directory_bytes = max(cache_bytes // DIRECTORY_SHARE, LEAST_DIRECTORY_BYTES)
+        self._directories: OrderedDict[Segment, TagDirectory] = OrderedDict()
+        self.directory_bytes = 0
+        self._missed = 0
+        """Directories that were missed when there was next to no room."""
         self._gathered: Counter[Span] = Counter()
         self.bytes = 0
 
@@ -76,21 +111,81 @@ class IndexCache:
     def tags(self, segment: Segment) -> SegmentTags | None:
         """Return the tags of a sealed segment if they are cached, else None."""
         found = self._tags.get(segment)
-        if found is not None:
-            self._tags.move_to_end(segment)
-        return found
+        if found is None:
+            return None
+        self._tags.move_to_end(segment)
+        self._uses += 1
+        found.used = self._uses
+        return found.tags
 
     def add_tags(self, segment: Segment, tags: SegmentTags) -> None:
         """Cache the tags of a sealed segment."""
-        self.forget_tags(segment)
-        self._tags[segment] = tags
+        self._drop_tags(segment)
+        self._uses += 1
+        self._tags[segment] = _CachedTags(tags, self._uses)
         self.bytes += tags.nbytes
         while self.bytes > self._max_bytes and len(self._tags) > 1:
-            _, freed = self._tags.popitem(last=False)
-            self.bytes -= freed.nbytes
+            dropped, freed = self._tags.popitem(last=False)
+            dropped.tags_dropped = True
+            self.bytes -= freed.tags.nbytes
+
+    def wants_whole(self, directory: TagDirectory, parts: int) -> bool:
+        """Return True if tags that are not cached had better be read whole than these many parts of them: if there is
+        room for them, or if many parts were read since the tags that would have to go for them were last used."""
+        self._uses += 1
+        if self.bytes + directory.tags_bytes <= self._max_bytes:
+            return True
+        if not directory.parts_read:
+            directory.parts_since = self._uses
+        directory.parts_read += parts
+        if directory.parts_read < WHOLE_AFTER:
+            return False
+        directory.parts_read = 0
+        oldest = next(iter(self._tags.values()), None)
+        return oldest is None or oldest.used < directory.parts_since
+
+    def directory(self, segment: Segment) -> TagDirectory | None:
+        """Return the directory of a sealed segment's tags if it is cached, else None."""
+        found = self._directories.get(segment)
+        if found is not None:
+            self._directories.move_to_end(segment)
+        return found
+
+    def names_for_directory(self, segment: Segment) -> int:
+        """Return up to how many tags a directory is to be made of when the tags of a sealed segment are read."""
+        if segment in self._directories:
+            return 0
+        if 8 * self.directory_bytes > 7 * self._most_directory_bytes:
+            self._missed += 1
+            if self._missed % SELDOM:
+                return 0
+        return ALL_NAMES if segment.tags_dropped else FEW_NAMES
+
+    def add_directory(self, segment: Segment, directory: TagDirectory) -> None:
+        """Cache the directory of a sealed segment's tags."""
+        self._forget_directory(segment)
+        self._directories[segment] = directory
+        self.directory_bytes += directory.nbytes
+        while self.directory_bytes > self._most_directory_bytes and len(self._directories) > 1:
+            _, freed = self._directories.popitem(last=False)
+            self.directory_bytes -= freed.nbytes
+
+    def _forget_directory(self, segment: Segment) -> None:
+        known = self._directories.pop(segment, None)
+        if known is not None:
+            self.directory_bytes -= known.nbytes
+
+    def forget(self, span: Span, segment: Segment) -> None:
+        """Forget a span that is gone, or not loaded any more, and its segment, which is gone."""
+        self.forget_columns(span)
+        self.forget_tags(segment)
 
     def forget_tags(self, segment: Segment) -> None:
-        """Forget a segment that is gone."""
+        """Forget a segment that is gone, or whose files have changed."""
+        self._forget_directory(segment)
+        self._drop_tags(segment)
+
+    def _drop_tags(self, segment: Segment) -> None:
         known = self._tags.pop(segment, None)
         if known is not None:
-            self.bytes -= known.nbytes
+            self.bytes -= known.tags.nbytes

@@ -1,16 +1,19 @@
 """Loading what the index needs of a segment: columns of spans, and tags, off the loop and into the cache.
 
 Damaged records become `corrupt` holes here and nowhere else: only after a second read under the lock of those files,
-because a segment that was replaced during the first read looks like a damaged one.
+because a segment that was replaced during the first read looks like a damaged one. Tags that were taken from such a
+`.data` are read again for the same reason: those of live records would be missing.
 """
 
 from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import trio
 
 from topics.errors import topic_not_found
 from topics.log.span import NotLoaded, Span
@@ -24,10 +27,13 @@ from topics.storage.segments.segment_reader import (
     LoadedSpan,
     SegmentTiers,
     load_columns,
+    load_tag_parts,
     load_tags,
     scan_segment,
 )
-from topics.storage.segments.tags_format import SegmentTags
+from topics.storage.segments.tag_directory import TagDirectory
+from topics.storage.segments.tag_summary import key_of
+from topics.storage.segments.tags_format import NO_SLOTS, SegmentTags, TagColumns
 from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.wal.damage_notes import DamagedTopic, DamageNotes
 from topics.telemetry.logs import get_logger
@@ -35,6 +41,11 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 T = TypeVar("T")
+
+PASSED: Final = 256
+"""Segments that `candidates` passes over or looks into before other tasks run."""
+
+NO_TAGS: Final = TagColumns(b"", array("I"), array("I"), array("I"))
 
 ATTEMPTS: Final = 1000
 """Loads that one operation may need. Each makes progress, so reaching the bound is an error in the program."""
@@ -50,6 +61,19 @@ class SpanOwner(DamagedTopic, Protocol):
     def mark_changed(self) -> None:
         """Note that the topic's part has to be made again."""
         ...
+
+
+class MatchingTags(NamedTuple):
+    """All tags of a segment that match something, and perhaps others. Positions count from its first seq."""
+
+    tags: TagColumns
+    n: int
+    """How many slots of the segment they are about. One that is not full may have more by now."""
+
+    @classmethod
+    def all_of(cls, tags: SegmentTags) -> MatchingTags:
+        """Return the tags of a whole segment."""
+        return cls(tags, len(tags.sizes))
 
 
 class SpanLoader:
@@ -122,14 +146,15 @@ class SpanLoader:
         n = span.n
         found = await self._read(segment, partial(load_columns, segment=segment, first=span.first, n=n))
         if found.damaged:
-            found = await self._again(topic, span, segment)
+            found = await self._under_lock(
+                topic, segment, partial(load_columns, segment=segment, first=span.first, n=span.n)
+            )
         await self._attach(topic, span, segment, n, found)
 
-    async def _again(self, topic: SpanOwner, span: Span, segment: Segment) -> LoadedSpan:
-        """Load a span again under the lock of its files."""
+    async def _under_lock(self, topic: SpanOwner, segment: Segment, call: Callable[[SegmentTiers], T]) -> T:
+        """Call a function about a segment under the lock of its files, for what looked damaged without it."""
         segment_set = topic.segment_set
         assert segment_set is not None
-        call = partial(load_columns, segment=segment, first=span.first, n=span.n)
         if segment.tier == "cold":
             if segment_set.cold_lock.mine:
                 return await self._read(segment, call)
@@ -180,31 +205,108 @@ class SpanLoader:
             log.error("records_damaged", topic=topic.name, first=first, last=last)
             topic.mark_changed()
 
-    async def tags(self, segment: Segment) -> SegmentTags:
+    async def tags(self, topic: SpanOwner, segment: Segment) -> SegmentTags:
         """Return the tags of a segment. Raises OSError."""
         known = self._cache.tags(segment)
         if known is not None:
             return known
-        found = await self._read(segment, partial(load_tags, segment=segment))
-        if segment.sealed:
-            self._cache.add_tags(segment, found)
-        return found
+        # As of now: a segment that is not full may grow while it is read, and what was read is not all its tags then.
+        sealed = segment.sealed
+        most_names = self._cache.names_for_directory(segment) if sealed else 0
+        call = partial(load_tags, segment=segment, n=segment.n, most_names=most_names)
+        found = await self._read(segment, call)
+        if found.damaged:
+            found = await self._under_lock(topic, segment, call)
+        if sealed:
+            self._cache.add_tags(segment, found.tags)
+            if found.directory is not None:
+                self._cache.add_directory(segment, found.directory)
+        return found.tags
+
+    def _without(self, spans: Sequence[Span], keys: Sequence[int]) -> int:
+        """Return how many of these spans, from the first on, have no tag with one of these keys."""
+        for i, span in enumerate(spans):
+            assert isinstance(span.segment, Segment)
+            if self.may_have_any(span.segment, keys):
+                return i
+        return len(spans)
+
+    def may_have_any(self, segment: Segment, keys: Sequence[int]) -> bool:
+        """Return False only if it is known that no record of a segment has a tag with one of these keys."""
+        directory = self._cache.directory(segment)
+        return directory is None or directory.may_have_any(keys)
+
+    def cached_slots(self, segment: Segment, name: bytes) -> array[int] | None:
+        """Return which slots of a segment have a tag, given in UTF-8, ascending; None if memory does not know that."""
+        tags = self._cache.tags(segment)
+        if tags is not None:
+            return tags.slots_of(name)
+        return None if self.may_have_any(segment, (key_of(name),)) else NO_SLOTS
+
+    async def matching_tags(self, topic: SpanOwner, segment: Segment, matches: Sequence[TagMatch]) -> MatchingTags:
+        """Return tags of a segment among which are all that match. Raises OSError."""
+        directory = self._cache.directory(segment)
+        if directory is None:
+            return MatchingTags.all_of(await self.tags(topic, segment))
+        parts = directory.parts_of(matches)
+        if parts == []:
+            return MatchingTags(NO_TAGS, segment.n)
+        known = self._cache.tags(segment)
+        if known is not None:
+            return MatchingTags.all_of(known)
+        if parts is not None and not self._cache.wants_whole(directory, len(parts)):
+            found = await self._read_parts(segment, directory, parts)
+            if found is not None:
+                return MatchingTags(found, segment.n)
+            self._cache.forget_tags(segment)
+        return MatchingTags.all_of(await self.tags(topic, segment))
+
+    async def _read_parts(self, segment: Segment, directory: TagDirectory, parts: Sequence[int]) -> TagColumns | None:
+        """Return parts of a segment's tags; None if they cannot be had from the hot directory, or are not as known."""
+        call = partial(load_tag_parts, self._without_cold, segment, directory, parts)
+        try:
+            return await self._offload.run(Pool.HOT_READ, call)
+        except ColdNeeded:
+            return None
+
+    async def stored_tags(self, topic: SpanOwner, span: Span, match: TagMatch) -> array[int] | None:
+        """Return the seqs with a matching tag according to the file of a span's segment, ascending; None if the segment
+        was dropped, moved or replaced while it was read. Raises OSError."""
+        segment = span.segment
+        assert isinstance(segment, Segment)
+        tier = segment.tier
+        try:
+            found = await self.matching_tags(topic, segment, (match,))
+        except FileNotFoundError:
+            if span.segment is segment and segment.tier == tier and topic.log.stored.holds(span):
+                raise
+            return None
+        if span.segment is not segment or not topic.log.stored.holds(span):
+            return None
+        return array("Q", [segment.first + i for i in found.tags.find(match)])
 
     async def candidates(self, topic: SpanOwner, match: TagMatch, bound: int) -> array[int]:
         """Return seqs up to `bound` that have a matching tag according to segment files, ascending. Together with
         `TopicTags.matching`, called in the step in which this returns, they are all matching seqs."""
         seqs: array[int] = array("Q")
-        done = 0
+        keys = () if match.prefix else (key_of(match.pattern.encode()),)
+        done = steps = 0
         while True:
             spans = [span for span in topic.log.tags.spans_in_files(bound) if span.end > done]
-            if not spans:
+            passed = spans[: self._without(spans[:PASSED], keys)] if keys else []
+            done = passed[-1].end if passed else done
+            steps += 1
+            if len(passed) == PASSED or steps % PASSED == 0:
+                await trio.lowlevel.checkpoint()
+                continue
+            if len(passed) == len(spans):
                 return seqs
-            span = spans[0]
+            span = spans[len(passed)]
             segment = span.segment
             assert isinstance(segment, Segment)
             tier = segment.tier
             try:
-                tags = await self.tags(segment)
+                found = await self.matching_tags(topic, segment, (match,))
             except FileNotFoundError:
                 if span.segment is segment and segment.tier == tier and topic.log.stored.holds(span):
                     raise
@@ -212,8 +314,8 @@ class SpanLoader:
             if span.segment is not segment or not topic.log.stored.holds(span):
                 continue  # the segment was replaced while it was read
             end = topic.log.tags.known_from
-            seqs.extend(segment.first + i for i in tags.find(match) if done <= segment.first + i < end)
-            done = max(done, segment.first + len(tags.sizes))
+            seqs.extend(segment.first + i for i in found.tags.find(match) if done <= segment.first + i < end)
+            done = max(done, segment.first + found.n)
 
 
 def _scanned(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> LoadedSpan:

@@ -47,8 +47,12 @@ LOCK_WAIT_S: Final = 1.0
 WAL."""
 
 
-SLICE_TOPICS: Final = 500
-"""Topics that are examined before other tasks run."""
+REST: Final = 4
+"""A checkpoint for sealing begins no earlier than so many times as long after the last checkpoint as that one took, so
+that calls for sealing, however many, keep the disk busy with checkpoints for a fifth of the time at most."""
+
+SLICE_TOPICS: Final = 100
+"""Topics that are examined before other tasks run, up to 1 ms."""
 
 _RELATIVE: Final = DataDir("")
 """Paths relative to the data directory."""
@@ -108,6 +112,14 @@ class Compactor:
         """True unless the last `announce` has failed: then the log may lack what a checkpoint relies on."""
         self._failures = 0
         """How many checkpoints have failed since the last success."""
+        self._begun = 0
+        """How many checkpoints have begun."""
+        self._ended = 0
+        """Which of them was the last that succeeded or failed, and was not cancelled."""
+        self._failure = ""
+        """Why that one has failed; empty if it has not."""
+        self._rested_at = -math.inf
+        """From when on (`trio.current_time`) a checkpoint may be taken to seal a topic."""
 
     async def run(self) -> None:
         """Take a checkpoint at every interval in which something was written or a hold has ended, and whenever a WAL
@@ -158,6 +170,32 @@ class Compactor:
         async with self._lock:
             return await self._checkpoint(marks)
 
+    async def seal(self, topic: LiveTopic) -> None:
+        """Seal the active segment of a topic with all that is published. Takes a checkpoint if there is something to be
+        sealed, unless one that begins after this call does it: calls for many topics share one, and its failure. Waits
+        before it, for up to `REST` times as long as the last one took.
+
+        Raises like `checkpoint`, and OSError if the checkpoint had to pass over the topic; then, and after a
+        cancellation, the next one that succeeds seals it. Returns without having sealed if the topic is deleted
+        meanwhile.
+        """
+        if _is_sealed(topic):
+            return
+        disk = topic.on_disk
+        disk.seals_asked += 1
+        asked, begun = disk.seals_asked, self._begun
+        topic.mark_changed()
+        while True:
+            async with self._lock:
+                if disk.seals_done >= asked or topic.deleted:
+                    return
+                if self._ended > begun:
+                    raise OSError(errno.EAGAIN, self._failure or f"topic {topic.name!r} is being worked on")
+                rest = self._rested_at - trio.current_time()
+                if rest <= 0:
+                    await self._checkpoint(marks=True)
+            await trio.sleep(max(rest, 0))
+
     async def name_files(self, hold_ms: int = 0) -> tuple[list[str], CheckpointResult]:
         """Take a checkpoint. Return the files that it consists of, relative to the data directory, and itself; files in
         the cold directory have `cold:` in front. With `hold_ms`, none of the files is changed or removed for so long,
@@ -181,6 +219,20 @@ class Compactor:
             return names, hold.taken
 
     async def _checkpoint(self, marks: bool) -> CheckpointResult:
+        self._begun += 1
+        began = trio.current_time()
+        try:
+            result = await self._take_checkpoint(marks)
+        except (OSError, ApiError) as error:
+            self._ended, self._failure = self._begun, getattr(error, "strerror", None) or str(error)
+            raise
+        finally:
+            now = trio.current_time()
+            self._rested_at = now + REST * (now - began)
+        self._ended, self._failure = self._begun, ""
+        return result
+
+    async def _take_checkpoint(self, marks: bool) -> CheckpointResult:
         began = trio.current_time()
         # The hold as of now: if it ends meanwhile, this checkpoint still respects it.
         hold = self._lasting
@@ -196,6 +248,8 @@ class Compactor:
         try:
             skipped = await self._take(topics)
             starts = [ReplayStart(*writer.synced_position()) for writer in self._store.writers]
+            for shard, start in self._source.starts_in_doubt().items():
+                starts[shard] = min(starts[shard], start)
             written = [writer.figures.bytes_written for writer in self._store.writers]
             passed_over = skipped | self._file_holds.busy | set(self._source.delayed)
             try:
@@ -494,6 +548,14 @@ class Compactor:
                 path = _RELATIVE.segment_path(segment.topic_id, segment.first, kind)
                 names.append(f"cold:{path}" if cold else path)
         return names
+
+
+def _is_sealed(topic: LiveTopic) -> bool:
+    """Return True if all records of a topic, if it has any, are in sealed segments on disk."""
+    stored = topic.log.stored.all()
+    newest = stored[-1].segment if stored else None
+    is_open = isinstance(newest, Segment) and not newest.sealed
+    return not is_open and len(stored) == len(topic.log.index.spans)
 
 
 def _note_floor(topic: LiveTopic, floor: int, _batch: ControlBatch) -> None:

@@ -7,7 +7,7 @@ alone.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import trio
@@ -18,6 +18,7 @@ from topics.storage.cache.span_loader import SpanOwner
 from topics.storage.snapshots.disk_state import DiskState
 from topics.storage.snapshots.queue_dump import FrozenQueue
 from topics.storage.snapshots.snapshot import TopicPart
+from topics.storage.store import ReplayStart
 from topics.storage.wal.wal_files import LogPosition
 
 
@@ -88,6 +89,10 @@ class TopicSource(Protocol):
     @property
     def delayed(self) -> Iterable[Any]:
         """Topics with something in the log that does not show in them yet."""
+        ...
+
+    def starts_in_doubt(self) -> Mapping[int, ReplayStart]:
+        """By shard, the position behind which no replay may begin because of transactions that are in doubt."""
         ...
 
     def now_ms(self) -> int:

@@ -47,7 +47,7 @@ from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.flag_patches import FlagPatch, flag_patches
 from topics.storage.segments.segment_format import DELETED_FLAG, MIN_FRAME_BYTES
 from topics.storage.segments.segment_reader import SegmentTiers
-from topics.storage.segments.topic_segments import EMPTIED, Segment, SegmentSet
+from topics.storage.segments.topic_segments import EMPTIED, Segment, SegmentSet, limits_of
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -282,7 +282,7 @@ class Reclaimer:
         if topic.config.ttl_ms and spans:
             due.append(spans[0].last_ts + topic.config.ttl_ms + 1)
         newest = spans[-1].segment if spans else None
-        age = self._settings.segment_max_age_ms
+        age = limits_of(topic.config, self._settings, len(spans)).age_ms
         if age and isinstance(newest, Segment) and not newest.sealed:
             at = newest.opened_ms + age
             if at <= self._source.now_ms():
@@ -310,7 +310,7 @@ class Reclaimer:
             if await self._mostly_dead(topic, span, segment):
                 return [span]
         sealed = _sealed_in(topic, tried, cold=cold)
-        events, size = self._settings.segment_max_events, self._settings.segment_max_bytes
+        events, size = limits_of(topic.config, self._settings, len(topic.log.stored.all())).after()
         group: list[Span] = []
         total = slots = 0
         for span in sealed:
@@ -414,6 +414,8 @@ class Reclaimer:
         async with self._file_holds.files_of(segment_set):
             await self._offload.run(Pool.FILES, partial(tiers.hot.delete_topic, topic_id))
             self._checkpoints.forget_files(topic_id)
+            for segment in segment_set.segments if segment_set is not None else ():
+                self._cache.forget_tags(segment)
         self.cold.remove_topic(topic_id)
 
     # -- flags of cold segments --------------------------------------------------------------------------------------
@@ -521,9 +523,9 @@ class Reclaimer:
         frozen = await self._loader.prepared(topic, partial(freeze, topic, segment_set, group))
         if frozen is None:
             return None
-        plan = await plan_of(frozen)
+        plan = await plan_of(frozen, self._checkpoints.work)
         old = [span.segment for span in group if isinstance(span.segment, Segment)]
-        tags = [await self._loader.tags(segment) for segment in old]
+        tags = [await self._loader.tags(topic, segment) for segment in old]
         return Replacement(group, old, plan, tags, self._checkpoints.new_salt())
 
     def _lose_track(self, topic: LiveTopic, work: Replacement) -> None:
@@ -552,8 +554,7 @@ class Reclaimer:
             salt=work.salt,
         )
         for span, segment in zip(group, old, strict=True):
-            self._cache.forget_columns(span)
-            self._cache.forget_tags(segment)
+            self._cache.forget(span, segment)
         topic.log.stored.replace(group[0].first, group[-1].end - 1, new)
         segment_set.segments.discard(old[0])
         segment_set.segments.add(new)
@@ -568,7 +569,7 @@ class Reclaimer:
         await self._file_holds.mark(topic, {EMPTIED: [[span.first, span.n]]})
         if topic.deleted or not topic.log.stored.holds(span):
             return 1  # evicted meanwhile: the next pass drops it
-        self._cache.forget_columns(span)
+        self._cache.forget(span, old)
         gone = Segment(topic.id, span.first, n=span.n, opened_ms=span.last_ts, sealed=True, tier="gone")
         topic.log.stored.replace(span.first, span.end - 1, gone)
         await self._checkpoints.store([topic])

@@ -14,7 +14,6 @@ from functools import partial
 from itertools import accumulate
 from typing import Final
 
-from topics.config import Settings
 from topics.log.record_index import RawRun
 from topics.log.span import NotLoaded
 from topics.runtime.offload import Offload, Pool
@@ -28,15 +27,17 @@ from topics.storage.maintenance.work_slice import WorkSlice
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
 from topics.storage.segments.segment_format import tags_of_data
 from topics.storage.segments.segment_reader import SegmentTiers, scan_segment
-from topics.storage.segments.topic_segments import Segment, SegmentLimits, SegmentPiece, divide
+from topics.storage.segments.topic_segments import Segment, SegmentPiece, divide
 from topics.storage.wal.damage_notes import DamageNotes
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-SLICE_RECORDS: Final = 1000
-SLICE_COPIES: Final = 250
-"""Records and copies that are framed between two looks at the clock."""
+SLICE_RECORDS: Final = 250
+SLICE_COPIES: Final = 100
+SLICE_ENTRIES: Final = 1000
+"""Records and copies that are framed, and entries of `.idx` that are made, between two looks at the clock: up to 0.4 ms
+each."""
 
 
 class RecordsDamaged(OSError):
@@ -48,7 +49,6 @@ class SegmentGrowth:
 
     def __init__(
         self,
-        settings: Settings,
         source: TopicSource,
         tiers: SegmentTiers,
         files: SegmentFiles,
@@ -57,8 +57,6 @@ class SegmentGrowth:
         work: WorkSlice,
         offload: Offload,
     ) -> None:
-        self._limits = SegmentLimits(settings.segment_max_events, settings.segment_max_bytes)
-        self._max_age_ms = settings.segment_max_age_ms
         self._source = source
         self._tiers = tiers
         self._files = files
@@ -70,8 +68,11 @@ class SegmentGrowth:
     async def write(self, capture: TopicCapture, files: UnsyncedFiles) -> None:
         """Write one topic's new records. Raises OSError, and `RecordsDamaged` if bytes of theirs do not verify."""
         active = capture.active
-        is_full = capture.must_seal_active(self._max_age_ms)
-        pieces, seals_active = divide(capture.runs, None if is_full else active, self._limits)
+        is_full = capture.must_seal_active()
+        division = partial(divide, capture.runs, None if is_full else active, capture.limits)
+        pieces, seals_active = await self._offload.run(Pool.CPU, division)
+        if capture.seals and pieces:
+            pieces[-1] = pieces[-1]._replace(seals=True)
         if active is not None and (is_full or seals_active):
             await self._seal(active, array("I"), [], files)
             capture.sealed = active
@@ -101,10 +102,10 @@ class SegmentGrowth:
         for piece in pieces:
             run = capture.runs[piece.run]
             for a, b in chunks(run, piece.a, piece.b):
-                data, lens = await self._convert(capture, run, a, b, FrameTarget(segment.salt, data_at))
+                data, lens, names = await self._convert(capture, run, a, b, FrameTarget(segment.salt, data_at))
                 places = array("I", accumulate(lens, initial=data_at))
                 places.pop()
-                index = index_entries(capture, run, a, b, places, lens)
+                index = await self._entries(capture, run, a, b, places, lens)
                 tail = SegmentTail(data, data_at, index, index_at)
                 await self._offload.run(Pool.FILES, partial(append, segment, tail, files))
                 append = self._files.append
@@ -113,7 +114,7 @@ class SegmentGrowth:
                 offsets.extend(places)
                 frame_lens.extend(lens)
                 sizes.extend(run.size[a:b])
-                tags += tags_of_data(data, lens) if any(run.flags[a:b]) else [None] * (b - a)
+                tags += names
                 await self._work.give_way()
         seals = pieces[-1].seals
         if seals:
@@ -122,8 +123,8 @@ class SegmentGrowth:
 
     async def _convert(
         self, capture: TopicCapture, run: RawRun, a: int, b: int, target: FrameTarget
-    ) -> tuple[bytes, array[int]]:
-        """The segment frames of slots `a` to `b` of a run, and their lengths; 0 for those that are dead.
+    ) -> tuple[bytes, array[int], list[str | None]]:
+        """The segment frames of slots `a` to `b` of a run, their lengths and tags; 0 and None for those that are dead.
 
         A record whose bytes in the WAL do not verify becomes a `corrupt` hole, and this attempt fails.
         """
@@ -131,6 +132,8 @@ class SegmentGrowth:
         paths = self._frames.paths({read.file for read in reads})
         windows = await self._offload.run(Pool.FILES, partial(self._frames.read_all, reads, paths))
         lens = array("I", bytes(4 * (b - a)))
+        tags: list[str | None] = [None] * (b - a)
+        may_have_tags = any(run.flags[a:b])
         pieces = []
         damaged: list[int] = []
         for read, window in zip(reads, windows, strict=True):
@@ -143,11 +146,25 @@ class SegmentGrowth:
                 target = FrameTarget(target.salt, target.offset + len(converted.data))
                 for i, size in zip(part.slots, converted.frame_lens, strict=True):
                     lens[i - a] = size
+                if may_have_tags:
+                    for i, tag in zip(part.slots, tags_of_data(converted.data, converted.frame_lens), strict=True):
+                        tags[i - a] = tag
                 await self._work.give_way()
         if damaged:
             self._give_up(capture.topic, damaged)
             raise RecordsDamaged(errno.EIO, f"records of topic {capture.topic.name!r} are damaged in the WAL")
-        return b"".join(pieces), lens
+        return b"".join(pieces), lens, tags
+
+    async def _entries(
+        self, capture: TopicCapture, run: RawRun, a: int, b: int, places: array[int], lens: array[int]
+    ) -> bytes:
+        """The `.idx` entries of slots `a` to `b` of a run, whose frames have these offsets and lengths."""
+        pieces = []
+        for at in range(a, b, SLICE_ENTRIES):
+            to = min(at + SLICE_ENTRIES, b)
+            pieces.append(index_entries(capture, run, at, to, places[at - a : to - a], lens[at - a : to - a]))
+            await self._work.give_way()
+        return b"".join(pieces)
 
     def _give_up(self, topic: LiveTopic, seqs: Iterable[int]) -> None:
         """These records are lost, and announced."""

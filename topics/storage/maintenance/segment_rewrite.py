@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Final, NamedTuple
 
-import trio
-
 from topics.log.shared_reads import shared_reads
 from topics.log.span import DELETED, LOST, Span, SpanColumns
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.maintenance.cold_removal import delete_all
 from topics.storage.maintenance.live_topic import LiveTopic
+from topics.storage.maintenance.work_slice import WorkSlice
 from topics.storage.segments.index_format import HOLE_CORRUPT, IDX_DELETED, IDX_HOLE, encode_index
 from topics.storage.segments.segment_format import moved_frames
 from topics.storage.segments.segment_scan import layout_of
@@ -27,7 +26,10 @@ from topics.storage.segments.tags_format import SegmentTags, encode_tags
 from topics.storage.segments.topic_segments import Segment, SegmentSet
 
 SLICE_SLOTS: Final = 1000
-"""Slots that are planned, and frames that are copied, in one go."""
+"""Frames that are copied in one go."""
+
+PLANNED_SLOTS: Final = 250
+"""Slots that are planned between two looks at the clock, 0.2 ms."""
 
 COPY_BYTES: Final = 1 << 20
 """The longest read that frames share."""
@@ -88,7 +90,7 @@ def freeze(topic: LiveTopic, segment_set: SegmentSet, group: Sequence[Span]) -> 
     return frozen
 
 
-async def plan_of(group: Sequence[FrozenSpan]) -> RewritePlan:
+async def plan_of(group: Sequence[FrozenSpan], work: WorkSlice) -> RewritePlan:
     """Return the slots that survive: all that are not dead according to the part on disk. Computed in slices.
 
     Records deleted or evicted since are kept, so that the part on disk always has everything that the files have lost.
@@ -103,8 +105,8 @@ async def plan_of(group: Sequence[FrozenSpan]) -> RewritePlan:
             plan.ts.append(columns.ts[i])
             plan.size.append(columns.size[i] if kept else 0)
             plan.flags.append(flag if kept else flag | (IDX_HOLE if state == LOST else IDX_DELETED))
-            if i % SLICE_SLOTS == SLICE_SLOTS - 1:
-                await trio.lowlevel.checkpoint()
+            if i % PLANNED_SLOTS == PLANNED_SLOTS - 1:
+                await work.give_way()
     return plan
 
 

@@ -12,7 +12,6 @@ from functools import partial
 from itertools import accumulate
 from typing import Final
 
-from topics.config import Settings
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import File
 from topics.storage.files.unsynced_files import UnsyncedFiles
@@ -21,7 +20,7 @@ from topics.storage.maintenance.frame_reads import frame_reads
 from topics.storage.maintenance.segment_files import SegmentFiles
 from topics.storage.maintenance.topic_capture import Growth, TopicCapture
 from topics.storage.maintenance.work_slice import WorkSlice
-from topics.storage.segments.topic_segments import SegmentLimits, divide
+from topics.storage.segments.topic_segments import divide
 
 SMALL_RECORDS: Final = 100
 SMALL_BYTES: Final = 64 << 10
@@ -34,11 +33,7 @@ SMALL_TOPICS: Final = 16
 class SmallTopics:
     """Writes the records of captures that are small."""
 
-    def __init__(
-        self, settings: Settings, files: SegmentFiles, frames: FrameConversion, work: WorkSlice, offload: Offload
-    ) -> None:
-        self._limits = SegmentLimits(settings.segment_max_events, settings.segment_max_bytes)
-        self._max_age_ms = settings.segment_max_age_ms
+    def __init__(self, files: SegmentFiles, frames: FrameConversion, work: WorkSlice, offload: Offload) -> None:
         self._files = files
         self._frames = frames
         self._work = work
@@ -46,10 +41,13 @@ class SmallTopics:
 
     async def write(self, captures: Sequence[TopicCapture], files: UnsyncedFiles) -> None:
         """Write those of the captures that are small, which are marked as written then. Raises OSError."""
-        small = [one for one in captures if self._is_small(one)]
-        todo = [one for one in small if one.pieces]
-        for one in small:
-            one.written = not one.pieces
+        todo: list[TopicCapture] = []
+        for one in captures:
+            if self._is_small(one):
+                one.written = not one.pieces
+                if one.pieces:
+                    todo.append(one)
+            await self._work.give_way()
         for at in range(0, len(todo), SMALL_TOPICS):
             group = todo[at : at + SMALL_TOPICS]
             paths = self._frames.paths({file for one in group for run in one.runs for file in run.file if file})
@@ -69,9 +67,9 @@ class SmallTopics:
             return False
         if sum(sum(run.frame_len) for run in capture.runs) > SMALL_BYTES:
             return False
-        if capture.must_seal_active(self._max_age_ms):
+        if capture.seals or capture.must_seal_active():
             return False
-        pieces, seals_active = divide(capture.runs, capture.active, self._limits)
+        pieces, seals_active = divide(capture.runs, capture.active, capture.limits)
         capture.pieces = pieces
         return not seals_active and not any(piece.seals for piece in pieces) and len({p.first for p in pieces}) <= 1
 

@@ -7,6 +7,7 @@ is made of it (`TopicPart`). Who writes the files is not known here.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterator
 from copy import copy
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from topics.runtime.instant import Instant
 from topics.storage.maintenance.live_topic import LiveCommit, LiveTopic
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.segments.flag_patches import FlagPatch
-from topics.storage.segments.topic_segments import Segment, SegmentPiece, Tier
+from topics.storage.segments.topic_segments import Segment, SegmentPiece, Tier, TopicLimits
 from topics.storage.snapshots.queue_dump import FrozenQueue
 
 
@@ -57,20 +58,25 @@ class TopicCapture:
     def __init__(
         self,
         topic: LiveTopic,
-        now: Instant,
+        instant: Callable[[], Instant],
         now_ms: int,
+        limits: TopicLimits,
         *,
         moved: Segment | None = None,
         tier: Tier = "hot",
         named: NamedFiles = NOTHING,
     ) -> None:
-        """`now_ms` is the retention clock, ms since the epoch. As of this capture the segment `moved` is in `tier`; a
-        hold has `named` files that are to stay as they are."""
+        """`instant` says what time it is; `now_ms` is the retention clock, ms since the epoch; `limits` are those of
+        the topic's segments. As of this capture the segment `moved` is in `tier`; a hold has `named` files that are to
+        stay as they are."""
         log_ = topic.log
         self.topic = topic
         self.moved = moved
         self.tier: Tier = tier
         self.named = named
+        self.limits = limits
+        self.seals = topic.on_disk.seal_to_do
+        """The last call for sealing that this capture answers: its records end a segment. 0 without one."""
         self.ephemeral = topic.config.durability == "ephemeral"
         self.unwritten: list[LiveCommit] = list(topic.unwritten or ())
         self.earliest = log_.earliest_seq
@@ -87,7 +93,7 @@ class TopicCapture:
         self.part = topic.dump_part()
         self.queue: FrozenQueue | None = None
         if topic.queue is not None:
-            self.queue = topic.queue.freeze(now, keeps_jobs=not self.ephemeral)
+            self.queue = topic.queue.freeze(instant(), keeps_jobs=not self.ephemeral)
         self.now_ms = now_ms
         self.growths: list[Growth] = []
         self.sealed: Segment | None = None
@@ -132,31 +138,35 @@ class TopicCapture:
                     run.file[seq - run.first] = commit.file
                     run.offset[seq - run.first] = offsets[seq - first]
 
-    def must_seal_active(self, max_age_ms: int) -> bool:
-        """Return True if the active segment is to be sealed as it is: it is older than `max_age_ms` (0: no limit), or
-        of version 1, or there are records for it and a hold names it."""
+    def must_seal_active(self) -> bool:
+        """Return True if the active segment is to be sealed as it is: it is too old, or of version 1, or there are
+        records for it and a hold names it, or there are none and somebody has asked for it."""
         segment = self.active
         if segment is None or not segment.n:
             return False
         if self.runs and segment in self.named.segments:
             return True
-        return segment.salt is None or (bool(max_age_ms) and self.now_ms - segment.opened_ms >= max_age_ms)
+        if self.seals and not self.runs:
+            return True
+        age_ms = self.limits.age_ms
+        return segment.salt is None or (bool(age_ms) and self.now_ms - segment.opened_ms >= age_ms)
 
-    def complete_part(self, generation: int) -> None:
+    def complete_part(self, generation: int) -> Iterator[None]:
         """Say in the part what its segments are, once everything is written. `generation` is that of the manifest that
-        it is for."""
+        it is for. Yields after each piece of the work, for others to run."""
         part, segment_set = self.part, self.topic.segment_set
         part.generation = generation
         if self.has_no_segment:
             return
         entries = [self._entry(span.segment) for span in self.spans if isinstance(span.segment, Segment)]
         spans: list[Any] = part.log["spans"]
-        flagged = {span.first: set(seqs) for span, seqs in self.flagged}
+        flagged = {span.first: seqs for span, seqs in self.flagged}
         pending = {span.first: seqs for span, seqs in self.unflagged}
         for summary in spans:
             first = summary_first(summary)
             if first in flagged:
-                set_unflagged(summary, [seq for seq in pending[first] if seq not in flagged[first]])
+                set_unflagged(summary, sorted(set(pending[first]).difference(flagged[first])))
+                yield
         for growth in self.growths:
             entry = growth.segment_after(self.now_ms).to_wire()
             if growth.new:
@@ -166,6 +176,7 @@ class TopicCapture:
             if not self.ephemeral:
                 for i, piece in enumerate(growth.pieces):
                     grow_dump(spans, self.runs[piece.run], piece.a, piece.b, new=growth.new and i == 0)
+                    yield
         # What no span points to any more comes last: it has yet to be removed, whoever finds it.
         referenced = {span.segment for span in self.spans} | {growth.segment for growth in self.growths}
         self.stale = [segment for segment in segment_set.segments if segment not in referenced] if segment_set else []

@@ -38,7 +38,7 @@ from topics.storage.maintenance.topic_capture import Growth, TopicCapture
 from topics.storage.maintenance.work_slice import WorkSlice
 from topics.storage.recovery.leftovers import tidy_topic
 from topics.storage.segments.segment_reader import SegmentTiers
-from topics.storage.segments.topic_segments import Segment, SegmentSet, Tier
+from topics.storage.segments.topic_segments import Segment, SegmentSet, Tier, limits_of
 from topics.storage.snapshots.manifests import FEW_FILES, ManifestWrite, UncertainManifests
 from topics.storage.snapshots.snapshot import TopicPart, encode_part, is_large
 from topics.storage.store import Store
@@ -51,8 +51,9 @@ log = get_logger(__name__)
 WORKING_WAIT_S: Final = 5.0
 """How long a deletion that is being worked off, or columns that a commit needs, are waited for."""
 
-GROUP_TOPICS: Final = 2048
-"""Topics that are stored together, with one sync for all."""
+GROUP_TOPICS: Final = 256
+"""Topics that are stored together, with one sync for all: so few that what is captured of them is fewer objects than
+make Python look for garbage, which would hold the loop for up to 14 ms."""
 
 
 class TopicCheckpoints:
@@ -70,19 +71,19 @@ class TopicCheckpoints:
         offload: Offload,
         turns: Turns,
     ) -> None:
+        self._settings = settings
         self._store = store
         self._source = source
         self._cache = cache
         self._fs = fs
         self._offload = offload
-        self._work = WorkSlice(clock, turns)
+        self.work = WorkSlice(clock, turns)
+        """Between whose slices other tasks run; the reclaimer works in them too."""
         self._files = SegmentFiles(store, fs)
         frames = FrameConversion(store, fs)
         notes = DamageNotes(lambda: store.writers, clock.now_ms)
-        self._small = SmallTopics(settings, self._files, frames, self._work, offload)
-        self._growth = SegmentGrowth(
-            settings, source, store.tiers, self._files, frames, notes, work=self._work, offload=offload
-        )
+        self._small = SmallTopics(self._files, frames, self.work, offload)
+        self._growth = SegmentGrowth(source, store.tiers, self._files, frames, notes, work=self.work, offload=offload)
         self.flags = DeletionFlags(store.datadir, fs, offload)
         self.stuck: set[LiveTopic] = set()
         """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. What it may name must
@@ -121,12 +122,12 @@ class TopicCheckpoints:
         todo = list(topics)
         for at in range(0, len(todo), GROUP_TOPICS):
             captures: list[TopicCapture] = []
-            self._work.begin()
+            self.work.begin()
             try:
                 for topic in todo[at : at + GROUP_TOPICS]:
                     if await self._is_ready(topic):
                         captures.append(self._capture(topic, moved, tier, named))
-                        await self._work.give_way()
+                        await self.work.give_way()
                 await self._store_captures(captures, named, sync_shards=sync_shards)
             except BaseException:
                 for one in captures:
@@ -173,7 +174,8 @@ class TopicCheckpoints:
     def _capture(self, topic: LiveTopic, moved: Segment | None, tier: Tier, named: NamedFiles) -> TopicCapture:
         """The topic as of now; from here on it changes anew."""
         source = self._source
-        capture = TopicCapture(topic, source.instant(), source.now_ms(), moved=moved, tier=tier, named=named)
+        limits = limits_of(topic.config, self._settings, len(topic.log.stored.all()))
+        capture = TopicCapture(topic, source.instant, source.now_ms(), limits, moved=moved, tier=tier, named=named)
         source.changed.discard(topic)
         return capture
 
@@ -185,6 +187,7 @@ class TopicCheckpoints:
             await self._store.sync_shards()
         for one in captures:
             one.place_unwritten()
+            await self.work.give_way()
         async with self._synced_behind() as files:
             await self._small.write(captures, files)
             for one in captures:
@@ -195,15 +198,16 @@ class TopicCheckpoints:
             await self.flags.write_indexes(captures, files)
         for one in captures:
             await self._dump_queue(one)
-            one.complete_part(self._store.manifests.following(one.part.id, named.manifests))
+            for _ in one.complete_part(self._store.manifests.following(one.part.id, named.manifests)):
+                await self.work.give_way()
             one.encoded = await self._encoded(one.part)
-            await self._work.give_way()
+            await self.work.give_way()
         # Between a manifest that may be on disk and the memory that knows of it nobody may be cancelled.
         with trio.CancelScope(shield=True):
             await self._write_manifests(captures, named)
             for one in captures:
                 await self._settle(one)
-                await self._work.give_way()
+                await self.work.give_way()
 
     @asynccontextmanager
     async def _synced_behind(self) -> AsyncIterator[UnsyncedFiles]:
@@ -250,6 +254,7 @@ class TopicCheckpoints:
         """The index points to the segments: one step for each of them."""
         topic = capture.topic
         topic.on_disk.set_part(capture.encoded, LogPosition(*capture.part.end))
+        topic.on_disk.seals_done = max(topic.on_disk.seals_done, capture.seals)
         if topic.deleted:
             return
         segment_set = topic.segment_set
@@ -258,27 +263,28 @@ class TopicCheckpoints:
             if segment_set.gone:
                 self._source.attention.add(topic)  # who looked while this was written has seen nothing of it
             segment_set.earliest_stored = capture.earliest
-        for span, seqs in capture.flagged:
-            span.flagged(seqs)
-            if isinstance(span.segment, Segment) and span.segment.flagged_meanwhile is not None:
-                span.segment.flagged_meanwhile.update(seqs)
         sealed_to = 0
         if capture.sealed is not None:
             capture.sealed.sealed = True
             sealed_to = capture.sealed.end
         if capture.moved is not None:
             capture.moved.tier = capture.tier
+        for span, seqs in capture.flagged:
+            span.flagged(seqs)
+            if isinstance(span.segment, Segment) and span.segment.flagged_meanwhile is not None:
+                span.segment.flagged_meanwhile.update(seqs)
+            await self.work.give_way()
         for growth in capture.growths:
             assert segment_set is not None
             self._take_over(capture, growth, segment_set)
             if growth.seals:
                 sealed_to = growth.segment.end
-            await self._work.give_way()
+            await self.work.give_way()
         topic.copies_stored(capture.head_seq)  # not before: others have looked at the topic in between
         if sealed_to:
             topic.log.drop_tags_below(sealed_to)
             while topic.log.tidy():
-                await self._work.give_way()
+                await self.work.give_way()
 
     def _take_over(self, capture: TopicCapture, growth: Growth, segment_set: SegmentSet) -> None:
         """The records that a segment has taken up are in it from now on."""

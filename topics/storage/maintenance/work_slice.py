@@ -7,7 +7,7 @@ from typing import Final
 from topics.runtime.clock import Clock
 from topics.runtime.turns import Turns
 
-SLICE_NS: Final = 1_000_000
+SLICE_NS: Final = 500_000
 
 
 class WorkSlice:

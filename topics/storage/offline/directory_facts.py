@@ -108,6 +108,7 @@ class TopicFacts:
     routers: list[RouterFacts]
     keeps_origins: bool
     queue: QueueFacts | None
+    fences: dict[str, int]
     holes: list[StoredHole]
     segments: list[SegmentFacts]
 

@@ -271,6 +271,7 @@ class _KnownTopic(NamedTuple):
     routers: list[Router]
     origins: OriginSet | None
     queue: Leases | None
+    fences: dict[str, int]
 
 
 def _known_at_start(topic: RecoveredTopic) -> _KnownTopic:
@@ -284,6 +285,7 @@ def _known_at_start(topic: RecoveredTopic) -> _KnownTopic:
         [*topic.incoming.values()],
         topic.origins,
         topic.queue,
+        topic.fences,
     )
 
 
@@ -299,6 +301,7 @@ def _known_of_part(part: StoredPart) -> _KnownTopic:
         part.routers,
         part.origins,
         part.queue,
+        found.fences,
     )
 
 
@@ -339,6 +342,7 @@ def _topic(known: _KnownTopic, names: Mapping[int, str], shards: int) -> TopicFa
         ],
         keeps_origins=known.origins is not None,
         queue=_queue(known.queue, log.count) if known.queue is not None else None,
+        fences=known.fences,
         holes=holes_of(log.dump(raw=False)),
         segments=[_segment(segment, log) for segment in known.segments],
     )
@@ -351,6 +355,7 @@ def _queue(queue: Leases, count: int) -> QueueFacts:
 
 def _segment(segment: Segment, log: TopicLog) -> SegmentFacts:
     span = log.stored.at(segment.end - 1)
+    is_merged = span is not None and not segment.first <= span.first < span.end == segment.end
     return SegmentFacts(
         segment.first,
         segment.end - 1,
@@ -358,6 +363,6 @@ def _segment(segment: Segment, log: TopicLog) -> SegmentFacts:
         segment.sealed,
         segment.data_bytes,
         segment.frames,
-        span.live if span is not None else None,
+        None if span is None or is_merged else span.live,
         segment.opened_ms,
     )

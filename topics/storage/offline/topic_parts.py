@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from topics.conditions.fences import fences_of
+from topics.consumers.consumers import Consumers
 from topics.log.stages import CommitKeys
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
+from topics.log.transaction_keys import TransactionKeys
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.routing.origin_set import OriginSet
@@ -15,7 +18,7 @@ from topics.routing.router_state import Router, kept_origins
 from topics.storage.recovery.recovered_state import NO_LEASES_RUN
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.queue_dump import load_queue
-from topics.storage.snapshots.snapshot import SnapshotDamaged, TopicPart
+from topics.storage.snapshots.snapshot import SnapshotDamaged, TopicPart, load_rows
 from topics.storage.wal.wal_files import LogPosition
 
 
@@ -57,6 +60,8 @@ def load_part(path: str, part: TopicPart) -> StoredPart:
         if (kept_origins(origins, routers) is None) is not (origins is None):
             raise ValueError("origins are kept where a router is exactly_once, and nowhere else")
         commits = CommitKeys.load(part.commits)
+        TransactionKeys.load(part.transactions)
+        fences_of(part.fences)
         if part.stage is not None:
             target_id, stage, *_ = part.stage
             if type(target_id) is not int or target_id >= part.id or not isinstance(stage, str) or len(commits):
@@ -66,6 +71,10 @@ def load_part(path: str, part: TopicPart) -> StoredPart:
             raise ValueError("a queue has jobs, and nothing else has")
         if queue is not None and len(queue) > log.count:
             raise ValueError(f"it knows of {len(queue)} jobs, and has {log.count} records")
+        if part.consumers is not None:
+            consumers = Consumers.load(part.name, part.consumers, load_rows)
+            if any(consumer.seq > log.head_seq for consumer in consumers):
+                raise ValueError("a consumer has finished more than there is")
         return StoredPart(path, part, config, log, segments, routers, origins, queue)
     except (TypeError, ValueError) as error:
         raise SnapshotDamaged(f"the part of topic {part.id} contradicts itself: {error}") from error

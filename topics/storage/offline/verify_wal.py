@@ -20,6 +20,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from topics.conditions.fences import check_fence_name, fences_of
+from topics.consumers import consumer_events
 from topics.log.stages import CommitKeys
 from topics.queue.lease_events import event_from_wire
 from topics.routing.router_state import Router
@@ -29,6 +31,7 @@ from topics.storage.offline.finding import MAX_PER_FILE, SECTOR, Finding
 from topics.storage.offline.verify_routers import CopyFacts, RecipePlace, RouterCursors, contradiction, copies_in
 from topics.storage.recovery.log_end import was_cut_short
 from topics.storage.recovery.recovered_state import NO_LEASES_RUN, shard_of
+from topics.storage.recovery.transaction_replay import members_of
 from topics.storage.wal import frames
 from topics.storage.wal.frame_search import FrameSearch, LogFile, first_nonzero, vouched_behind
 from topics.storage.wal.frames import CONTINUES, MORE, Frame, FrameType, LogScan, Row
@@ -442,10 +445,21 @@ class LogCheck:
             self._cursors.create(frame.topic_id, payload["router"])
         elif kind == FrameType.LEASE:
             event_from_wire(payload, NO_LEASES_RUN)
+        elif kind == FrameType.CONSUMER:
+            consumer_events.event_from_wire(payload, frame.ts)
         elif kind == FrameType.ROUTER_DELETE:
             self._cursors.delete(frame.topic_id, payload["name"])
         elif kind == FrameType.STAGE:
             self._stage(file, frame, payload)
+        elif kind == FrameType.TRANSACTION:
+            if frame.topic_id not in {topic_id for topic_id, _, _ in members_of(payload["members"])}:
+                yield self._damage(file, frame.offset, f"a transaction of which topic {frame.topic_id} is no part")
+        elif kind == FrameType.TRANSACTION_DECISION:
+            assert 0 < payload["first"] <= payload["last"]
+            assert isinstance(payload["undone"], bool)
+        elif kind == FrameType.FENCE:
+            check_fence_name(payload["name"])
+            fences_of({payload["name"]: payload.get("token", 0)})
         elif kind == FrameType.TOPIC_DELETE:
             self._facts.deleted.add(frame.topic_id)
 

@@ -152,4 +152,4 @@ class CopyReplay:
         for topic_id, last in self._sources.items():
             source = topics.get(topic_id)
             if source is not None:
-                source.forwarded_to = last
+                source.forwarded_to = max(source.forwarded_to, last)

@@ -8,13 +8,14 @@ names build the state; `damage` reports a log that cannot be read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import cbor2
 
+from topics.consumers.consumers import Consumers
 from topics.errors import ApiError
 from topics.log.copies import CopyTable, Origin
 from topics.log.dedupe_window import DedupeWindow
@@ -22,6 +23,7 @@ from topics.log.losses import LossReason
 from topics.log.span import DELETED, LIVE, NotLoaded, Span, SpanColumns
 from topics.log.stages import CommitKeys, StageTarget
 from topics.log.topic_log import TopicLog
+from topics.log.transaction_keys import TransactionKeys
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.routing.origin_set import OriginSet
@@ -50,6 +52,15 @@ class LostRun(NamedTuple):
     first: int
     last: int
     reason: LossReason
+
+
+class TransactionDecision(NamedTuple):
+    """What was decided about the records of a transaction in one topic, of which a Decision frame is missing."""
+
+    topic_id: int
+    first: int
+    last: int
+    undone: bool
 
 
 class StashedRecords(NamedTuple):
@@ -92,10 +103,12 @@ class RecoveredTopic:
         "ceiling",
         "commit_keys",
         "config",
+        "consumers",
         "copies",
         "doomed",
         "emptied",
         "end",
+        "fences",
         "forwarded_to",
         "id",
         "incoming",
@@ -112,6 +125,7 @@ class RecoveredTopic:
         "segments",
         "stage",
         "stash",
+        "transactions",
         "used_at",
     )
 
@@ -149,8 +163,15 @@ class RecoveredTopic:
         self.used_at: int | None = None
         """When a stage was last used (window clock), if its part says so."""
         self.commit_keys: CommitKeys | None = None
+        self.fences: dict[str, int] = {}
+        """The highest token of each fence, by name."""
+        self.consumers: Consumers | None = None
+        """Its named consumers."""
+        self.transactions: TransactionKeys | None = None
+        """The keys of transactions whose first topic it is."""
         self.forwarded_to = 0
-        """The highest seq that a router has copied or skipped: so that seq existed, whatever the log has now."""
+        """The highest seq that a router has copied or skipped, or a consumer has finished: so that seq existed,
+        whatever the log has now."""
         self.stash: list[StashedRecords] = []
         """Records that an `ephemeral` topic is writing out; they count when its ConfigUpdate follows."""
         self.doomed = False
@@ -411,6 +432,8 @@ class RecoveredState(NamedTuple):
     """Ids of topics, deleted ones among them, with segments that copies point to."""
     missing: dict[int, list[LostRun]]
     """Copies whose bytes are missing, by topic id. They are holes already."""
+    decisions: Sequence[TransactionDecision] = ()
+    """What was decided about transactions that were in doubt."""
 
 
 def shard_of(topic_id: int, shards: int) -> int:

@@ -30,7 +30,7 @@ Everything here blocks; the daemon runs it in a worker thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -58,6 +58,7 @@ from topics.storage.recovery.stored_parts import StoredParts
 from topics.storage.recovery.substitute_snapshot import stand_in
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.recovery.topic_replay import TopicReplay
+from topics.storage.recovery.transaction_replay import Members, TransactionReplay
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.snapshots.snapshot import ReplayPosition, Snapshot, SnapshotDamaged, load_newest, snapshot_numbers
 from topics.storage.wal.wal_files import WalFiles
@@ -89,10 +90,15 @@ def recover(
     """
     with understood(f"the log of {datadir.root}"):
         base = _find_base(fs, datadir, without_snapshot=without_snapshot)
-        clock = ReplayClock(now, windows_by_wall=windows_by_wall)
-        replay = _Replay(fs, datadir, tiers, clock, base)
-        replay.read_log(progress, file_bytes)
-        return replay.result(ids_of_unknown_count=without_snapshot)
+        outcomes: Mapping[Members, bool] = {}
+        while True:  # twice at most: the second replay knows all outcomes
+            clock = ReplayClock(now, windows_by_wall=windows_by_wall)
+            replay = _Replay(fs, datadir, tiers, clock, base, outcomes)
+            if replay.read_log(progress, file_bytes):
+                return replay.result(ids_of_unknown_count=without_snapshot)
+            assert not outcomes
+            outcomes = replay.outcomes
+            log.info("replayed_again", reason="a transaction beside a damaged range was undone")
 
 
 class _Base(NamedTuple):
@@ -120,8 +126,17 @@ def _find_base(fs: Fs, datadir: DataDir, *, without_snapshot: bool) -> _Base:
 class _Replay:
     """One reading of everything: the topics as they are stored, then the log, then the work on all topics together."""
 
-    def __init__(self, fs: Fs, datadir: DataDir, tiers: SegmentTiers, clock: ReplayClock, base: _Base) -> None:
-        """Raises DataDirError if the snapshot is malformed, and OSError."""
+    def __init__(
+        self,
+        fs: Fs,
+        datadir: DataDir,
+        tiers: SegmentTiers,
+        clock: ReplayClock,
+        base: _Base,
+        outcomes: Mapping[Members, bool],
+    ) -> None:
+        """`outcomes` are those that another reading has found. Raises DataDirError if the snapshot is malformed, and
+        OSError."""
         self._fs = fs
         self._datadir = datadir
         self._base = base
@@ -134,6 +149,10 @@ class _Replay:
         self._starts: dict[int, ReplayPosition] = {}
         """Where replay begins, by shard."""
         self._shards: list[RecoveredShard] = []
+        self._stored_heads: dict[int, int] = {}
+        """The heads of the topics of the snapshot, by id."""
+        frames = TopicReplay(self._topics, clock, self._columns, self._copies)
+        self._transactions = TransactionReplay(frames.apply, frames.undo, outcomes)
         if base.snapshot is not None:
             try:
                 self._load(base.snapshot)
@@ -147,9 +166,16 @@ class _Replay:
         clock.retention = snapshot.clock
         self._starts = {shard: ReplayPosition(*position) for shard, position in snapshot.positions.items()}
         topics.load(snapshot.topics)
+        self._stored_heads = {topic.id: topic.log.head_seq for topic in topics.by_id.values()}
 
-    def read_log(self, progress: Progress, file_bytes: int) -> None:
-        """Replay every shard. Raises what `recover` raises."""
+    @property
+    def outcomes(self) -> Mapping[Members, bool]:
+        """Whether each transaction in the log is undone, when the log has been read."""
+        return self._transactions.outcomes
+
+    def read_log(self, progress: Progress, file_bytes: int) -> bool:
+        """Replay every shard. Return False if that has to be done again, with the `outcomes` of this time. Raises what
+        `recover` raises."""
         fs, datadir, topics = self._fs, self._datadir, self._topics
         layout = LogLayout(fs, datadir, self._base.snapshot, self._base.shards)
         progress.total += layout.size()
@@ -163,13 +189,28 @@ class _Replay:
             self._clock,
             self._columns,
             topics,
-            frames=TopicReplay(topics, self._clock, self._columns, self._copies),
+            transactions=self._transactions,
             ends=LogEnds(fs, self._files, topics.by_id, owner, file_bytes),
             shard_of=owner,
         )
         for found in layout.shards:
             begin = self._starts.setdefault(found.shard, ReplayPosition(0, 0, 0))
             self._shards.append(ShardReplay(shared, found, begin, self._base.snapshot).run())
+        given_up = {shard.shard for shard in self._shards if shard.fillers}
+
+        def damaged(topic_id: int) -> bool:
+            return owner(topic_id) in given_up
+
+        return self._transactions.decide(damaged, partial(self._may_be_there, damaged))
+
+    def _may_be_there(self, damaged: Callable[[int], bool], topic_id: int, last: int) -> bool:
+        """Return True if records of a topic up to `last`, whose batch was not found, may be in a range that was given
+        up, or from before the replayed range."""
+        if damaged(topic_id):
+            topic = self._topics.by_id.get(topic_id)
+            return topic is None or last <= topic.log.head_seq
+        head = self._stored_heads.get(topic_id)
+        return topic_id not in self._topics.replayed if head is None else last <= head
 
     def result(self, *, ids_of_unknown_count: bool) -> RecoveredState:
         """Return the result. `ids_of_unknown_count`: ids of which only frames are left are not given out again.
@@ -207,4 +248,5 @@ class _Replay:
             columns=self._columns,
             copied_topics=copied_topics(topics.by_id.values(), self._files),
             missing=missing,
+            decisions=self._transactions.decisions,
         )

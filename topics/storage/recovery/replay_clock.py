@@ -45,6 +45,8 @@ class ReplayClock:
             self.note_window(topic.keys.last_at)
         if topic.commit_keys is not None:
             self.note_window(topic.commit_keys.last_at)
+        if topic.transactions is not None:
+            self.note_window(topic.transactions.last_at)
 
     def now(self) -> Instant:
         """Return the moment of the start, when everything has been read."""

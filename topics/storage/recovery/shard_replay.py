@@ -17,6 +17,7 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs
 from topics.storage.files.progress import Progress
 from topics.storage.recovery.bare_fillers import outstanding
+from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
 from topics.storage.recovery.log_end import LogEnds, OpenEnd
 from topics.storage.recovery.log_layout import LogLayout
@@ -29,7 +30,7 @@ from topics.storage.recovery.recovered_state import (
 )
 from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.topic_catalog import TopicCatalog
-from topics.storage.recovery.topic_replay import TopicReplay
+from topics.storage.recovery.transaction_replay import TransactionReplay
 from topics.storage.snapshots.snapshot import ReplayPosition, Snapshot
 from topics.storage.wal.frame_search import MOST_RESERVED
 from topics.storage.wal.frames import Frame, FrameType
@@ -52,7 +53,7 @@ class ReplayTools(NamedTuple):
     clock: ReplayClock
     columns: ColumnLoader
     topics: TopicCatalog
-    frames: TopicReplay
+    transactions: TransactionReplay
     ends: LogEnds
     shard_of: Callable[[int], int]
     """Returns the shard of a topic id."""
@@ -131,6 +132,7 @@ class ShardReplay:
         with self._tools.fs.open(file.path, read_only=True) as handle:
             batches = FrameBatches(file, handle, max(offset, file.head.first), count, progress)
             if file.head.problem is not None:
+                self._tools.transactions.give_in(shard)
                 raise ends.without_header(self._open_end(batches, file, following), batches.size)
             if file.head.corrected:
                 log.error("wal_header_corrected", file=file.path, problem="one bit of it was not as it was written")
@@ -140,7 +142,12 @@ class ShardReplay:
             if batches.ended:
                 self._note_end(batches, file, following)
             else:
-                ends.judge(self._open_end(batches, file, following), handle)
+                try:
+                    ends.judge(self._open_end(batches, file, following), handle)
+                except Damage:
+                    if self._tools.transactions.give_in(shard):  # the heads have moved: judge again
+                        ends.judge(self._open_end(batches, file, following), handle)
+                    raise
             return batches.count
 
     def _open_end(self, batches: FrameBatches, file: WalFile, following: int | None) -> OpenEnd:
@@ -161,11 +168,12 @@ class ShardReplay:
 
     def _apply(self, batch: FrameBatch) -> None:
         """Apply one batch."""
-        first, file, topics = batch.rows[0], batch.file, self._tools.topics
+        first, file, topics, transactions = batch.rows[0], batch.file, self._tools.topics, self._tools.transactions
         self._shard.clean = first[2] == _CLEAN_STOP
         if not first[4]:
             self._apply_to_shard(file, batch.first, batch.extras[first[0]])
             return
+        transactions.note(batch)
         topic = topics.of_batch(batch)
         if topic is None:
             return
@@ -179,7 +187,7 @@ class ShardReplay:
         if batch.rows:
             topic.part = None
             topic.end = LogPosition(file.ordinal, batch.end)
-            self._tools.frames.apply(topic, self._shard, batch)
+            transactions.take(topic, self._shard, batch)
 
     def _apply_to_shard(self, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:
         """Apply a frame about the shard itself; types not handled here need nothing done in replay."""
@@ -197,6 +205,7 @@ class ShardReplay:
             if "boot" not in payload and "failed" not in payload:
                 # A file that had lost its end and is not the last: frames behind the filler are lost as well.
                 stop = sys.maxsize if payload.get("ends_file") else frame.end
+                self._tools.transactions.give_in(shard)
                 shard.fillers.append(FilledRange(file.ordinal, frame.offset, stop))
                 if "holes" not in payload:
                     self._note_bare_filler(
@@ -225,7 +234,9 @@ class ShardReplay:
         up."""
         for topic_id, last in last_seqs.items():
             topic = self._tools.topics.with_files(topic_id)
-            if topic is not None and topic.config.durability != "ephemeral" and last > topic.log.head_seq:
+            if topic is None or topic.config.durability == "ephemeral":
+                continue
+            if last > self._tools.transactions.last_seq(topic):
                 self._tools.columns.add_hole(topic, topic.log.head_seq + 1, last, "corrupt")
                 topic.part = None
 

@@ -6,10 +6,13 @@ topic's manifest is read at the topic's first frame in the log, not before: most
 
 from __future__ import annotations
 
+from topics.conditions.fences import fences_of
+from topics.consumers.consumers import Consumers
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.stages import CommitKeys, StageTarget
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
+from topics.log.transaction_keys import TransactionKeys
 from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
 from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_name
@@ -28,6 +31,7 @@ from topics.storage.snapshots.snapshot import (
     decode_manifest,
     decode_part,
     encode_part,
+    load_rows,
 )
 from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
@@ -107,6 +111,11 @@ class StoredParts:
             topic.stage = StageTarget(target_id, stage)
             topic.used_at = used_at[0] if used_at else None
         topic.commit_keys = CommitKeys.load(part.commits) if part.commits else None
+        topic.fences = fences_of(part.fences) if part.fences else {}
+        if part.consumers is not None:
+            topic.consumers = Consumers.load(part.name, part.consumers, load_rows)
+            self._clock.note_window(topic.consumers.last_at)
+        topic.transactions = TransactionKeys.load(part.transactions) if part.transactions else None
         # A manifest may be newer than the snapshot, and the frames that it covers are not read.
         self._clock.note_write(part.last_ts)
         self._clock.note_keys(topic)

@@ -8,16 +8,21 @@ applies Forwarded frames.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from topics.conditions.fences import fences_of
+from topics.consumers import consumer_events
+from topics.consumers.consumers import Consumers
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.dumped_values import from_little_endian, whole
 from topics.log.stages import CommitKeys
 from topics.log.tag_match import parse_match
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
+from topics.log.transaction_keys import TransactionKeys, members_from_wire
 from topics.queue.lease_events import event_from_wire
 from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
@@ -74,6 +79,10 @@ class TopicReplay:
             FrameType.IDEMPOTENCY: self._remember_key,
             FrameType.HOLE: self._hole,
             FrameType.STAGE: self._remember_commit,
+            FrameType.FENCE: self._set_fence,
+            FrameType.CONSUMER: self._change_consumer,
+            FrameType.TRANSACTION: self._remember_transaction,
+            FrameType.TRANSACTION_DECISION: _nothing,  # `transaction_replay` has taken note
         }
 
     def apply(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
@@ -100,6 +109,19 @@ class TopicReplay:
             if apply is None:
                 raise UnknownFrameType(f"a frame of type {kind} at offset {frame.offset} is not known to this version")
             apply(topic, frame, payload)
+
+    def undo(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
+        """Apply a batch of a transaction that was undone: its seqs are used, and nobody has seen the records. It has
+        evicted nothing itself, but it logs what ttl had evicted before. Raises like `apply`."""
+        appends = [row for row in batch.rows if row[2] == _APPEND]
+        self._append(topic, shard, batch, appends)
+        seqs = range(appends[0][5], appends[-1][5] + 1)
+        self._columns.run(topic, partial(topic.log.delete_seqs, seqs))
+        if topic.queue is not None:
+            topic.queue.gone(seqs)
+        for row in batch.rows:
+            if row[2] == FrameType.EVICT_WATERMARK and batch.extras[row[0]]["reason"] == "ttl":
+                self._evict(topic, Frame._make(row), batch.extras[row[0]])
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -162,32 +184,49 @@ class TopicReplay:
             self._columns.run(topic, partial(topic.log.delete_seqs, named))
 
     def _delete(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
-        bound, before = payload["bound"], payload.get("before_seq")
+        bound, before, after = payload["bound"], payload.get("before_seq"), payload.get("after_seq")
         if "seqs" in payload:
             named = from_little_endian("Q", payload["seqs"])
             self._columns.run(topic, partial(topic.log.delete_seqs, named))
             if topic.queue is not None:
                 topic.queue.gone(named)
         elif "match" in payload:
-            self._delete_matching(topic, payload["match"], before, bound)
+            self._delete_matching(topic, payload["match"], before, bound, after or 0)
+        elif after is not None:
+            self._delete_range(topic, after, bound if before is None else min(bound, before - 1))
         elif before is not None:
             self._columns.run(topic, partial(topic.log.delete_below, before, bound))
 
-    def _delete_matching(self, topic: RecoveredTopic, written: Any, before: int | None, bound: int) -> None:
-        """Delete the records with these tags up to `bound` (inclusive) and below `before`."""
+    def _delete_range(self, topic: RecoveredTopic, after: int, last: int) -> None:
+        """Delete the records above `after` and up to `last` (inclusive)."""
+        log_ = topic.log
+        if after < log_.earliest_seq:
+            self._columns.run(topic, partial(log_.delete_below, last + 1, last))
+            return
+        # One span after another, so that only a few need their columns at a time.
+        for span, a, b in list(log_.index.parts(after + 1, last + 1)):
+            if span.live:
+                named = range(span.first + a, span.first + b)
+                self._columns.run(topic, partial(log_.delete_seqs, named))
+                if topic.queue is not None:
+                    topic.queue.gone(named)
+
+    def _delete_matching(self, topic: RecoveredTopic, written: Any, before: int | None, bound: int, after: int) -> None:
+        """Delete the records with these tags above `after`, up to `bound` (inclusive) and below `before`."""
         match, log_ = parse_match(written), topic.log
         end = bound if before is None else min(bound, before - 1)
         for span in log_.tags.spans_in_files(end):
             segment = span.segment
             assert isinstance(segment, Segment)
-            tags = load_tags(self._columns.tiers, segment)
+            tags = load_tags(self._columns.tiers, segment, segment.n).tags
             seqs = [segment.first + i for i in tags.find(match)]
             # One segment after another, so that only a few spans need their columns at a time.
-            hit = array("Q", [seq for seq in seqs if seq < log_.tags.known_from and log_.earliest_seq <= seq <= end])
+            first = max(log_.earliest_seq, after + 1)
+            hit = array("Q", [seq for seq in seqs if seq < log_.tags.known_from and first <= seq <= end])
             if hit:
                 self._columns.run(topic, partial(log_.delete_seqs, hit))
         rest = self._columns.run(topic, partial(log_.tags.matching, match, before_seq=before, bound=bound))
-        self._columns.run(topic, partial(log_.delete_seqs, rest))
+        self._columns.run(topic, partial(log_.delete_seqs, rest[bisect_right(rest, after) :]))
 
     # -- what else belongs to a topic ---------------------------------------------------------------------------------
 
@@ -208,6 +247,29 @@ class TopicReplay:
             topic.commit_keys = topic.commit_keys or CommitKeys()
             at = whole(payload.get("at", frame.ts))
             topic.commit_keys.remember(payload["key"], payload["first"], payload["count"], at, payload["stages"])
+            self._clock.note_keys(topic)
+
+    def _set_fence(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        """Raise a fence. A Fence frame without a token removes it."""
+        if payload.get("token") is None:
+            topic.fences.pop(payload["name"], None)
+        else:
+            topic.fences.update(fences_of({payload["name"]: payload["token"]}))
+
+    def _change_consumer(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        event = consumer_events.event_from_wire(payload, frame.ts)
+        self._clock.note_window(event.at)
+        if topic.consumers is None:  # none is left in one that is empty, but it knows their generations
+            topic.consumers = Consumers(topic.name)
+        consumer = topic.consumers.apply(event)
+        if consumer is not None:
+            topic.forwarded_to = max(topic.forwarded_to, consumer.seq)  # the head that it was judged by was no lower
+
+    def _remember_transaction(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        """Remember the key of a transaction; the frames of its other topics have none."""
+        if "key" in payload:
+            topic.transactions = topic.transactions or TransactionKeys()
+            topic.transactions.remember(payload["key"], members_from_wire(payload["answer"]), whole(payload["at"]))
             self._clock.note_keys(topic)
 
     def _lease(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:

@@ -16,6 +16,7 @@ from topics.storage.recovery.recovered_state import (
     RecoveredShard,
     RecoveredState,
     RecoveredTopic,
+    TransactionDecision,
     shard_of,
 )
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
@@ -32,6 +33,8 @@ class Verdict(NamedTuple):
     """The topic's ceiling from here on."""
     copies: Sequence[LostRun] = ()
     """Copies that are lost, and records that are damaged."""
+    decisions: Sequence[TransactionDecision] = ()
+    """About transactions that were in doubt, in the order of their seqs."""
     dropped: str | None = None
     """The name of a stage that is dropped, None for no drop; with a name, the other fields have no meaning."""
 
@@ -112,12 +115,28 @@ def note_damage(recovered: RecoveredState, verdicts: dict[int, list[Verdict]], s
             continue
         lost = [LostRun(first, last, "corrupt") for first, last in ranges]
         others = verdicts.setdefault(shard_of(topic_id, shards), [])
-        for i, verdict in enumerate(others):
-            if verdict.topic_id == topic_id:
-                others[i] = verdict._replace(copies=[*verdict.copies, *lost])
-                break
-        else:
-            others.append(Verdict(topic_id, None, topic.ceiling, lost))
+        i = _place_of(others, topic)
+        others[i] = others[i]._replace(copies=[*others[i].copies, *lost])
+
+
+def note_decisions(recovered: RecoveredState, verdicts: dict[int, list[Verdict]], shards: int) -> None:
+    """Add the transactions that were in doubt to the verdicts: no later recovery may decide otherwise
+    (`docs/design/transactions.md` section 3)."""
+    for decision in sorted(recovered.decisions):
+        topic = recovered.topics.get(decision.topic_id)
+        if topic is not None:
+            others = verdicts.setdefault(shard_of(topic.id, shards), [])
+            i = _place_of(others, topic)
+            others[i] = others[i]._replace(decisions=[*others[i].decisions, decision])
+
+
+def _place_of(verdicts: list[Verdict], topic: RecoveredTopic) -> int:
+    """Return the index of the verdict about a topic, added if there is none."""
+    for i, verdict in enumerate(verdicts):
+        if verdict.topic_id == topic.id:
+            return i
+    verdicts.append(Verdict(topic.id, None, topic.ceiling))
+    return len(verdicts) - 1
 
 
 def settle_queues(recovered: RecoveredState) -> None:

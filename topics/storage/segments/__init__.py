@@ -2,6 +2,8 @@
 
 segment_format   the byte layout of `.data`
 index_format     the byte layout of `.idx`
+tag_summary      says of most tags that a segment does not have that it does not have them
+tag_directory    in which parts of `.tags` the tags are, and the checksums of those parts
 tags_format      the byte layout of `.tags`
 flag_patches     what flagging deleted records means for `.data` and `.idx`
 topic_segments   the segments of one topic, and how records are divided among them

@@ -8,7 +8,7 @@ reported as damaged, never made up: also those that `.idx` or the part know and 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -19,7 +19,8 @@ from topics.storage.segments.index_format import IDX_DELETED, IDX_HOLE, INDEX_EN
 from topics.storage.segments.segment_format import MIN_FRAME_BYTES, READS_AS_DELETED, DataScan, SegmentDamaged
 from topics.storage.segments.segment_scan import BadBytes, IndexEntry, entries_of, frames_of, layout_of
 from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
-from topics.storage.segments.tags_format import SegmentTags, decode_tags, encode_tags
+from topics.storage.segments.tag_directory import TagDirectory
+from topics.storage.segments.tags_format import SegmentTags, TagColumns, decode_tags, encode_tags
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.wal.frames import HAS_NODE, HAS_ORIGIN, HAS_TAG, ORIGIN_BYTES
 from topics.telemetry.logs import get_logger
@@ -46,6 +47,16 @@ class ScannedSegment(NamedTuple):
 
     loaded: LoadedSpan
     tags: list[str | None]
+
+
+class LoadedTags(NamedTuple):
+    """The tags of a segment as its files have them."""
+
+    tags: SegmentTags
+    damaged: bool
+    """True if they had to be taken from `.data`, and that lacks live records."""
+    directory: TagDirectory | None
+    """None if it was not wanted, or would be of too many."""
 
 
 class SegmentTiers(NamedTuple):
@@ -159,10 +170,10 @@ def _from_index(tiers: SegmentTiers, segment: Segment, index: IndexColumns, firs
     skipped = first - segment.first
     flags = index.flags.translate(_KEPT)
     if any(flags.translate(_LABELLED)):
-        tags = _read_tags(tiers, segment)
-        if tags is None:
+        file = _read_tags(tiers, segment)
+        if file is None:
             return None
-        sizes = tags.sizes[skipped : skipped + n]
+        sizes = file.tags.sizes[skipped : skipped + n]
     else:
         sizes = array("I", [size - MIN_FRAME_BYTES if size else 0 for size in index.frame_len])
         if any(flags):
@@ -189,11 +200,17 @@ def _derived(tiers: SegmentTiers, segment: Segment, kind: str, at: int, most: in
     return tiers.of(segment).read_range(segment.topic_id, segment_name(segment.first, kind), at, most)
 
 
-def _read_tags(tiers: SegmentTiers, segment: Segment) -> SegmentTags | None:
+class _TagsFile(NamedTuple):
+    tags: SegmentTags
+    blob: bytes
+
+
+def _read_tags(tiers: SegmentTiers, segment: Segment) -> _TagsFile | None:
     if not segment.sealed:
         return None
     try:
-        return decode_tags(_derived(tiers, segment, "tags", 0, 1 << 31), segment.first, segment.n)
+        blob = _derived(tiers, segment, "tags", 0, 1 << 31)
+        return _TagsFile(decode_tags(blob, segment.first, segment.n), blob)
     except FileNotFoundError:
         return None
     except SegmentDamaged as error:
@@ -201,14 +218,33 @@ def _read_tags(tiers: SegmentTiers, segment: Segment) -> SegmentTags | None:
         return None
 
 
-def load_tags(tiers: SegmentTiers, segment: Segment) -> SegmentTags:
-    """Return the tags of a segment, sealed or not; positions count from its first seq. Raises OSError."""
-    found = _read_tags(tiers, segment)
-    if found is not None:
+def load_tags(tiers: SegmentTiers, segment: Segment, n: int, *, most_names: int = 0) -> LoadedTags:
+    """Return the tags of the first `n` slots of a segment, or of more; positions count from its first seq. With a
+    directory if they are at most `most_names`. Raises OSError.
+
+    `n` is how many slots it has when the caller starts this: an unsealed one may grow meanwhile.
+    """
+    file = _read_tags(tiers, segment)
+    if file is not None:
+        found = LoadedTags(file.tags, damaged=False, directory=None)
+    else:
+        scanned = scan_segment(tiers, segment, segment.first, n)
+        tags = decode_tags(encode_tags(segment.first, scanned.loaded.columns.size, scanned.tags), segment.first, n)
+        found = LoadedTags(tags, bool(scanned.loaded.damaged), None)
+    if len(found.tags) > most_names:
         return found
-    scanned = scan_segment(tiers, segment, segment.first, segment.n)
-    blob = encode_tags(segment.first, scanned.loaded.columns.size, scanned.tags)
-    return decode_tags(blob, segment.first, segment.n)
+    return found._replace(directory=TagDirectory(found.tags, file.blob if file is not None else None))
+
+
+def load_tag_parts(
+    tiers: SegmentTiers, segment: Segment, directory: TagDirectory, parts: Sequence[int]
+) -> TagColumns | None:
+    """Return some parts of a segment's tags (`TagDirectory.parts_of`), read from its `.tags`; None if the file is not
+    the one that the directory was made from, or is missing. Raises OSError."""
+    try:
+        return directory.read(partial(_derived, tiers, segment, "tags"), parts)
+    except FileNotFoundError:
+        return None
 
 
 def scan_segment(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> ScannedSegment:

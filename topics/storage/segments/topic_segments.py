@@ -14,8 +14,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import trio
 
+from topics.config import Settings
 from topics.log.dumped_values import whole
 from topics.log.record_index import RawRun
+from topics.model import TopicConfig
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 
 Tier = Literal["hot", "cold", "gone"]
@@ -44,6 +46,7 @@ class Segment:
         "read_salt",
         "salt",
         "sealed",
+        "tags_dropped",
         "tier",
         "topic_id",
     )
@@ -75,6 +78,8 @@ class Segment:
         """When its first record was stored (epoch ms)."""
         self.sealed = sealed
         self.tier: Tier = tier
+        self.tags_dropped = False
+        """True if there was no room for its tags in memory at some time."""
         self.flagged_meanwhile: set[int] | None = None
         """While it is copied to the cold store: seqs that were flagged in its hot `.data` since the copy began. None at
         other times, and if the files were replaced during the copy."""
@@ -137,14 +142,16 @@ class TopicFileLock:
     """Serialises the work on the files of one topic.
 
     Not `trio.Lock`: a checkpoint holds tens of thousands, and releasing one of those costs a search among all locks of
-    its task.
+    its task. Nothing is made for those who wait before there are any. They get the lock in the order of asking.
     """
 
-    __slots__ = ("_holder", "_semaphore")
+    __slots__ = ("_holder", "_taken", "_waiting")
 
     def __init__(self) -> None:
-        self._semaphore = trio.Semaphore(1)
+        self._taken = False
+        """Also while it is passed on to a task that has waited for it, and has no holder."""
         self._holder: object = None
+        self._waiting: trio.lowlevel.ParkingLot | None = None
 
     @property
     def mine(self) -> bool:
@@ -153,24 +160,36 @@ class TopicFileLock:
 
     def locked(self) -> bool:
         """Return True if any task holds the lock."""
-        return self._semaphore.value == 0
+        return self._taken
 
     async def acquire(self) -> None:
         """Wait for the lock. Cancelling leaves nothing behind."""
         assert not self.mine, "the holder of a lock may not wait for it"
-        await self._semaphore.acquire()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._taken:
+            if self._waiting is None:
+                self._waiting = trio.lowlevel.ParkingLot()
+            await self._waiting.park()  # whoever releases it leaves it taken, for us
+        else:
+            self._taken = True
+            await trio.lowlevel.cancel_shielded_checkpoint()
         self._holder = trio.lowlevel.current_task()
 
     def acquire_nowait(self) -> None:
         """Take the lock, or raise `trio.WouldBlock`."""
-        self._semaphore.acquire_nowait()
+        if self._taken:
+            raise trio.WouldBlock
+        self._taken = True
         self._holder = trio.lowlevel.current_task()
 
     def release(self) -> None:
         """Release the lock."""
         assert self._holder is not None
         self._holder = None
-        self._semaphore.release()
+        if self._waiting:
+            self._waiting.unpark()
+        else:
+            self._waiting, self._taken = None, False
 
     async def __aenter__(self) -> None:
         await self.acquire()
@@ -198,11 +217,45 @@ class SegmentSet:
         """The lock of its cold files. Its holder may wait for `hot_lock`, never the other way round."""
 
 
+MANY_SEGMENTS: Final = 1000
+"""From so many segments on, limits of a topic that are lower than the daemon's do not count. A part names every
+segment, and is captured in one step of the loop, some 2 us for each; without a bound, a topic with one record in each
+segment would hold up all others."""
+
+
 class SegmentLimits(NamedTuple):
-    """When a segment is full (`TOPICS_SEGMENT_MAX_EVENTS`, `TOPICS_SEGMENT_MAX_BYTES`)."""
+    """When a segment is full."""
 
     events: int
     bytes: int
+
+
+class TopicLimits(NamedTuple):
+    """When the segments of a topic are full or too old (`limits_of`)."""
+
+    own: SegmentLimits
+    if_many: SegmentLimits
+    """The limits from `MANY_SEGMENTS` on."""
+    age_ms: int
+    """0: segments are not sealed for their age."""
+    segments: int
+    """How many segments the topic has."""
+
+    def after(self, more: int = 0) -> SegmentLimits:
+        """Return the limits of the next segment when the topic has got `more` segments."""
+        return self.own if self.segments + more < MANY_SEGMENTS else self.if_many
+
+
+def limits_of(config: TopicConfig, settings: Settings, segments: int) -> TopicLimits:
+    """Return the limits for a topic that has so many segments: its own, or those of the daemon where it has none."""
+    of_daemon = SegmentLimits(settings.segment_max_events, settings.segment_max_bytes)
+    own = SegmentLimits(
+        of_daemon.events if config.segment_max_events is None else config.segment_max_events,
+        of_daemon.bytes if config.segment_max_bytes is None else config.segment_max_bytes,
+    )
+    if_many = SegmentLimits(max(own.events, of_daemon.events), max(own.bytes, of_daemon.bytes))
+    age_ms = config.segment_max_age_ms
+    return TopicLimits(own, if_many, settings.segment_max_age_ms if age_ms is None else age_ms, segments)
 
 
 class SegmentPiece(NamedTuple):
@@ -217,7 +270,7 @@ class SegmentPiece(NamedTuple):
     seals: bool
 
 
-def divide(runs: Sequence[RawRun], active: Segment | None, limits: SegmentLimits) -> tuple[list[SegmentPiece], bool]:
+def divide(runs: Sequence[RawRun], active: Segment | None, limits: TopicLimits) -> tuple[list[SegmentPiece], bool]:
     """Return which slots go to which segment, in order, and True if `active` is sealed without taking any of them.
 
     Sizes are those of WAL frames, a few bytes more than a segment's, so segments stay below the bound. A segment always
@@ -228,6 +281,8 @@ def divide(runs: Sequence[RawRun], active: Segment | None, limits: SegmentLimits
         (active.first, active.n, active.data_bytes, active.end) if active is not None else (0, 0, 0, 0)
     )
     seals_active = False
+    most = limits.after()
+    begun = 0
     for number, run in enumerate(runs):
         if n and run.first != end:
             # A segment never spans a long hole.
@@ -238,13 +293,15 @@ def divide(runs: Sequence[RawRun], active: Segment | None, limits: SegmentLimits
             n = size = 0
         at, count = 0, len(run.flags)
         while at < count:
-            if n and n >= limits.events:
+            if n and n >= most.events:
                 if not pieces:
                     seals_active = True
                 n = size = 0
             if not n:
                 first = run.first + at
-            take, taken = _fill(run, at, min(count - at, limits.events - n), limits.bytes - size, n == 0)
+                most = limits.after(begun)
+                begun += 1
+            take, taken = _fill(run, at, min(count - at, most.events - n), most.bytes - size, n == 0)
             if take == 0:
                 if pieces:
                     pieces[-1] = pieces[-1]._replace(seals=True)
@@ -253,7 +310,7 @@ def divide(runs: Sequence[RawRun], active: Segment | None, limits: SegmentLimits
                 n = size = 0
                 continue
             n, size, at = n + take, size + taken, at + take
-            full = n >= limits.events or size >= limits.bytes
+            full = n >= most.events or size >= most.bytes
             pieces.append(SegmentPiece(number, at - take, at, first, full))
             if full:
                 n = size = 0

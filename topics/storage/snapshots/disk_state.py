@@ -8,7 +8,7 @@ from topics.storage.wal.wal_files import LogPosition
 class DiskState:
     """The newest part of a topic, and how far the log knows the topic."""
 
-    __slots__ = ("applied_end", "base", "floor_logged", "part", "part_end")
+    __slots__ = ("applied_end", "base", "floor_logged", "part", "part_end", "seals_asked", "seals_done")
 
     def __init__(
         self,
@@ -29,11 +29,20 @@ class DiskState:
         """`applied_end` as its part has it."""
         self.floor_logged = floor_logged
         """The highest watermark in the log: ttl advances `evict_floor` past it without a frame of its own."""
+        self.seals_asked = 0
+        """How often somebody has asked to have the topic's active segment sealed."""
+        self.seals_done = 0
+        """How many of these calls a durable part has answered: what there was when they came is sealed."""
 
     @property
     def newest_part(self) -> bytes | None:
         """The part that the next start would begin with, but for what the log has; None if the log has all of it."""
         return self.part or self.base
+
+    @property
+    def seal_to_do(self) -> int:
+        """Number of the last call for sealing that no part has answered; 0 if there is none."""
+        return self.seals_asked if self.seals_asked > self.seals_done else 0
 
     @property
     def is_behind_log(self) -> bool:

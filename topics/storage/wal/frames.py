@@ -63,7 +63,13 @@ class FrameType(IntEnum):
     SHARD_OPEN = 17
     CLEAN_STOP = 18
     STAGE = 19
+    FENCE = 20
+    CONSUMER = 21
+    TRANSACTION = 22
+    TRANSACTION_DECISION = 23
 
+
+_KNOWN: Final = frozenset(map(int, FrameType))
 
 HAS_TAG: Final = 0x01
 HAS_NODE: Final = 0x02
@@ -439,7 +445,7 @@ def scan_window(window: bytes, base: int, *, file_end: int, salt: int | None) ->
             reason = "bad"
         else:
             if kind != 1:
-                if not 1 <= kind <= 19:
+                if kind not in _KNOWN:
                     raise UnknownFrameType(f"frame of unknown type {kind} at offset {base + at}")
                 controls.append(len(rows))
             else:

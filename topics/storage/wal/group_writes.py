@@ -6,10 +6,13 @@ A write of a few hundred bytes into the page cache takes 10 us, and the way to a
 write seldom waits for the disk, but when it does, the whole daemon waits with it. So a group is written on the loop
 only if nothing is known that could hold the write up:
 
-    small        at most `LOOP_BYTES`, without a sync, and in room that is allocated already
+    small        at most `LOOP_BYTES`, and in room that is allocated already
+    for a write  somebody waits for the write alone; a group that is only synced would save nothing
     undisturbed  no call is under way in a worker thread that may hold up a write to the same file system: a sync, an
                  allocation, a checkpoint (`Offload.is_disk_free`). Calls begin on the loop, so none begins meanwhile
     not paused   no write on the loop was slow lately
+
+If a sync is due as well, it follows in a thread, as always.
 
 A write on the loop that took longer than `SLOW_NS`, and during which the thread waited, pauses them all, because what
 has held it up (a throttled writer, a journal that is full, a slow device) may last: for `FIRST_PAUSE_MS`, and for twice
@@ -28,6 +31,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
+
+import trio
 
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
@@ -72,17 +77,33 @@ class GroupWrites:
         pieces: Sequence[UnsealedFrames],
         start: int,
         sync: bool,
-        after_write: Callable[[], None] | None,
+        written: Callable[[], None] | None,
     ) -> int:
-        """Do `ShardLog.write`, and return or raise what it does. On the loop that is over without a checkpoint; in a
-        thread, a write that has begun is waited for even if the task is cancelled."""
+        """Do `ShardLog.write`, and return or raise what it does. `written` is called on the loop between write and
+        sync, for those who wait for the write alone; None with a sync: there are none.
+
+        A write on the loop is over without a checkpoint. A write in a thread, and a sync, that have begun are waited
+        for even if the task is cancelled, and so is the sync behind a write on the loop."""
         size = sum(map(len, pieces))
-        if sync or size > LOOP_BYTES or not shard.has_room(start + size) or not self._is_loop_allowed():
+        is_small = size <= LOOP_BYTES and shard.has_room(start + size)
+        if (sync and written is None) or not is_small or not self._is_loop_allowed():
+            after_write = None if written is None else partial(self._offload.post, written)
             call = partial(shard.write, file, pieces, start, sync, after_write)
             return await self._offload.run(Pool.WAL, call, holds_disk=sync)
+        self._write_here(shard, file, pieces, start)
+        sync_ns = 0
+        if sync:
+            assert written is not None
+            written()
+            # The writer has to learn what is in the file.
+            with trio.CancelScope(shield=True):
+                sync_ns = await self._offload.run(Pool.WAL, shard.sync, holds_disk=True)
+        return sync_ns
+
+    def _write_here(self, shard: ShardLog, file: WalFile, pieces: Sequence[UnsealedFrames], start: int) -> None:
         waits, began_ns = self._clock.thread_waits(), self._clock.perf_ns()
         try:
-            return shard.write(file, pieces, start, False, None)
+            shard.write(file, pieces, start, False, None)
         finally:
             taken_ns = self._clock.perf_ns() - began_ns
             self._fast += 1

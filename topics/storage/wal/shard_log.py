@@ -146,8 +146,13 @@ class ShardLog:
             return 0
         if after_write is not None:
             after_write()
-        handle.fdatasync()
-        return self._clock.perf_ns() - file.written_ns
+        return self.sync()
+
+    def sync(self) -> int:
+        """Sync the active file. Return how long that took (ns). Raises OSError."""
+        began_ns = self._clock.perf_ns()
+        self.handle.fdatasync()
+        return self._clock.perf_ns() - began_ns
 
     def end_file(self, ending: bytes, at: int) -> None:
         """Write FileEnd and sync the file, before the next one gets its name (`docs/spec/crash.md` 5)."""

@@ -62,7 +62,8 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 SYNC_TICK_MS: Final = 20
-"""Period of the background sync (ms): for at most this long an acked `disk` record is only in the page cache."""
+"""The usual period of the background sync (ms): for at most this long an acked `disk` record is only in the page
+cache."""
 
 SYNCED_ROOM: Final = 256
 """Bytes that a Synced frame takes at most."""
@@ -89,6 +90,7 @@ class ShardWriter:
         backlog_bytes: int,
         figures: WalFigures,
         on_failure: Callable[[int], None],
+        sync_tick_ms: int = SYNC_TICK_MS,
     ) -> None:
         self.shard = shard
         self.figures = figures
@@ -103,6 +105,7 @@ class ShardWriter:
         self._files = files
         self._file_bytes = file_bytes
         self._on_failure = on_failure
+        self._tick_ms = sync_tick_ms
         self.stall = Stall(shard, clock)
         self.queue = WriteQueue(clock, figures, backlog_bytes, self.stall)
         self._wake = Wakeup()
@@ -122,9 +125,7 @@ class ShardWriter:
         """How many batches of the group were told `on_written`."""
         self._data_end = 0
         """Offset behind the last frame other than a Synced frame. Everything below `_synced_end` is on disk."""
-        self._synced_end = 0
-        self._synced_frames = 0
-        self._vouched = 0
+        self._synced_end = self._synced_frames = self._vouched = 0
         self._tick_from_ms = clock.monotonic_ms()
         """When the first of the batches was written that wait for the background tick."""
         self._spare_lock = trio.Lock()
@@ -284,7 +285,7 @@ class ShardWriter:
     @property
     def _due(self) -> bool:
         """Return True if the background tick is due for unsynced or unvouched frames."""
-        return not self._clean and (self._stopping or self._clock.monotonic_ms() - self._tick_from_ms >= SYNC_TICK_MS)
+        return not self._clean and (self._stopping or self._clock.monotonic_ms() - self._tick_from_ms >= self._tick_ms)
 
     async def _wait_for_work(self) -> None:
         """Sleep until a batch comes, the patience of queued ones is over, or the tick of an unsynced or unvouched shard
@@ -294,7 +295,7 @@ class ShardWriter:
             return
         until = self.queue.patient_until_ms
         if not self._clean:
-            until = min(until, self._tick_from_ms + SYNC_TICK_MS)
+            until = min(until, self._tick_from_ms + self._tick_ms)
         if self.stall.refusal is not None:
             until = min(until, self.stall.retry_at_ms)
         await self._wake.wait(max(until - self._clock.monotonic_ms(), 0) / 1000)
@@ -358,10 +359,9 @@ class ShardWriter:
         self._group_written = 0
         mixed = sync and not all(batch.wants_sync for batch in group)
         written = partial(self._tell_written, group, file, data_start)
-        after_write = partial(self._offload.post, written) if mixed else None
         if not self._dirty:
             self._tick_from_ms = self._clock.monotonic_ms()
-        sync_ns = await self._writes.write(self._log, file, pieces, start, sync, after_write)
+        sync_ns = await self._writes.write(self._log, file, pieces, start, sync, written if mixed else None)
         written()
         file.end = start + size
         self._frame_count += len(pieces) - len(group) + sum(batch.frames for batch in group)

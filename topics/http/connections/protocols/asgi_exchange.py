@@ -5,22 +5,16 @@ application is given."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Mapping
 
-import trio
 from hypercorn.protocol.events import StreamClosed
 from hypercorn.protocol.http_stream import HTTPStream
 
+from topics.http.connections.asgi_messages import Message, Receive, Send, receive_nowait
 from topics.http.connections.connection import Connection
 from topics.http.connections.exchange import LISTS, ClientGone, Exchange, Headers, Scope
 from topics.http.connections.protocols.http1 import Http1
 from topics.http.connections.protocols.http2 import Http2
-
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class AsgiExchange(Exchange):
@@ -80,6 +74,12 @@ class AsgiExchange(Exchange):
         """Begin an answer."""
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
+    async def send_head(self) -> None:
+        """Send the head, if it has not been sent; over HTTP/2 the beginning of the answer has sent it."""
+        protocol = self._protocol()
+        if isinstance(protocol, Http1):
+            await protocol.send_head()
+
     async def send(self, piece: bytes) -> None:
         """Send a piece of the body."""
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -127,24 +127,3 @@ def _by_name(fields: Headers) -> Mapping[bytes, bytes]:
         earlier = headers.get(name) if name in LISTS else None
         headers[name] = value if earlier is None else earlier + b", " + value
     return headers
-
-
-def receive_nowait(receive: Any) -> Any | None:
-    """The next message for an ASGI application, if it is there already; else None."""
-    channel = getattr(receive, "__self__", None)
-    if isinstance(channel, trio.MemoryReceiveChannel):
-        with suppress(trio.WouldBlock, trio.EndOfChannel):
-            return channel.receive_nowait()
-    return None
-
-
-def stop_receiving(receive: Any) -> int:
-    """Drop the messages of a WebSocket whose handler has ended. Returns the bytes of those that were waiting for it.
-
-    Without this the reader of the connection would wait for ever for room in the queue of the handler.
-    """
-    left = 0
-    while (message := receive_nowait(receive)) is not None:
-        left += message.get("size", 0)
-    receive.__self__.close()
-    return left

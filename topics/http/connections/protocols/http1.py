@@ -38,10 +38,10 @@ from topics.http.connections.protocols.request_checks import (
     are_single,
     have_valid_host,
     opens_websocket,
-    refusal_of_no_http,
     without_extensions,
 )
 from topics.http.connections.protocols.websocket_stream import WebSocketStream
+from topics.http.connections.refusals import refusal_of_no_http
 
 # Up to this length a body is copied behind its head, so that both are sent with one call.
 _JOINED_WITH_HEAD: Final = 64 << 10
@@ -231,7 +231,7 @@ class Http1(H11Protocol):
             if self.connection.their_state != h11.ERROR:
                 raise
             return
-        # The head waits for the beginning of the body, which follows at once, also in a stream.
+        # The head waits for the beginning of the body, which follows at once, or for `send_head`.
         if isinstance(event, h11.Response):
             self._head += data
             return
@@ -242,6 +242,12 @@ class Http1(H11Protocol):
             data = head + data
         if data:
             await self.send(RawData(data=data))
+
+    async def send_head(self) -> None:
+        """Send the head of an answer that has begun, if it has not been sent."""
+        head, self._head = self._head, b""
+        if head:
+            await self.send(RawData(data=head))
 
     async def _send_error_response(self, status_code: int) -> None:
         body, headers = refusal_of_no_http()

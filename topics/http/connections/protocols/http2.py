@@ -35,9 +35,9 @@ from topics.http.connections.protocols.request_checks import (
     are_single,
     have_valid_host,
     is_handshake,
-    refusal_of_no_http,
     without_extensions,
 )
+from topics.http.connections.refusals import refusal_of_no_http
 from topics.http.connections.unsent_bytes import COPIED_BYTES
 
 # Open streams of a connection; 10,000 are promised.

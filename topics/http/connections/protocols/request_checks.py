@@ -1,16 +1,14 @@
-"""Checks of request heads for HTTP/1.1 and HTTP/2: fields that may be there only once, hosts, handshakes of WebSockets;
-and the answer to input that is not HTTP. Pure.
+"""Checks of request heads for HTTP/1.1 and HTTP/2: fields that may be there only once, hosts, handshakes of WebSockets.
+Pure.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterable
 from typing import Final
 
 import h11
-import msgspec
 from hypercorn.protocol.ws_stream import Handshake
 
 from topics.http.connections.hosts import is_host
@@ -44,22 +42,6 @@ SINGLE_FIELDS: Final = frozenset(
 )
 
 _WEBSOCKET_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
-
-
-def refusal_of_no_http() -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """The body and the headers of the 400 for input that is not valid HTTP (`docs/spec/api.md` section 1). Its request
-    id is always a new one, because the fields of such input cannot be relied on."""
-    body = msgspec.json.encode(
-        {"error": {"code": "invalid_request", "message": "the request is not valid HTTP", "detail": {}}}
-    )
-    body += b"\n"
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    return body, [*headers, (b"x-request-id", new_request_id().encode())]
-
-
-def new_request_id() -> str:
-    """A request id for an answer whose request has none."""
-    return secrets.token_hex(8)
 
 
 def are_single(headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -1,0 +1,248 @@
+"""Mutations. Reads, filters, raw bytes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutating.mutation import Mutation
+
+READING: Final = (
+    Mutation(
+        "floor-gap-not-told",
+        "reading",
+        "topics/log/topic_log.py",
+        "if from_seq + 1 < self.losses.evict_floor:",
+        "if from_seq + 1 < 0:",
+        "8.4: no involuntary loss without a tombstone",
+        "unit",
+    ),
+    Mutation(
+        "hole-not-told",
+        "reading",
+        "topics/engine/record_collector.py",
+        "self.tombstone = log.tombstone_of(step)",
+        "pass",
+        "8.4: no involuntary loss without a tombstone",
+        "unit",
+    ),
+    Mutation(
+        "floor-not-advanced",
+        "reading",
+        "topics/engine/record_collector.py",
+        "self._registry.expire(self.topic)",
+        "pass",
+        "rule 7: a read advances the floor first",
+        "life",
+    ),
+    Mutation(
+        "times-go-back",
+        "reading",
+        "topics/engine/operations/append.py",
+        "ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)",
+        "ts = topic.last_ts = self._clock.now_ms()",
+        "semantics 1: $ts never decreases, whatever the clock does",
+        "life",
+    ),
+    Mutation(
+        "export-without-tombstones",
+        "reading",
+        "topics/engine/operations/export.py",
+        "tombstone = self._within(found.tombstone)",
+        "tombstone = None",
+        "8.4: diff, SSE, WebSocket and export agree",
+        "life",
+    ),
+    Mutation(
+        "deletion-outlives-its-bound",
+        "reading",
+        "topics/log/topic_log.py",
+        "end = min(before_seq, bound + 1, self.head_seq + 1)",
+        "end = min(before_seq, self.head_seq + 1)",
+        "rule 11: a deletion takes what was there when it was decided",
+        "unit",
+    ),
+    Mutation(
+        "deletion-begins-too-early",
+        "reading",
+        "topics/engine/operations/delete.py",
+        'return (array("Q", [seq for seq in found if first <= seq <= end]) + indexed,)',
+        'return (array("Q", [seq for seq in found if seq <= end]) + indexed,)',
+        "semantics 4: a deletion takes what its conditions select, no more",
+        "unit",
+    ),
+    Mutation(
+        "replayed-deletion-begins-too-early",
+        "reading",
+        "topics/storage/recovery/topic_replay.py",
+        "for span, a, b in list(log_.index.parts(after + 1, last + 1)):",
+        "for span, a, b in list(log_.index.parts(1, last + 1)):",
+        "8.1: what was acked survives any crash",
+        "unit",
+    ),
+    Mutation(
+        "why-missing-forgets-deletions",
+        "reading",
+        "topics/log/losses.py",
+        "if hole.first <= seq and not self._index.deleted_in(seq, seq + 1):",
+        "if hole.first <= seq:",
+        "8.4: what somebody asked for is no loss",
+        "unit",
+    ),
+    Mutation(
+        "schema-not-judged",
+        "reading",
+        "topics/engine/operations/schema_checks.py",
+        "raise schema_violation(record, path, message)",
+        "pass",
+        "api 4: a record that breaks the schema is not stored, nor its batch",
+        "unit",
+    ),
+)
+
+FILTERS: Final = (
+    Mutation(
+        "numbers-compared-as-floats",
+        "filters",
+        "topics/filters/predicates.py",
+        "if near is not None and is_short(text):",
+        "if near is not None:",
+        "consumers 2: numbers compare exactly",
+        "unit",
+    ),
+    Mutation(
+        "unequal-to-another-type",
+        "filters",
+        "topics/filters/predicates.py",
+        "return lambda text: text[0] in first and not equal(text)",
+        "return lambda text: not equal(text)",
+        "consumers 2: a predicate is false of a value of another type, Ne too",
+        "unit",
+    ),
+    Mutation(
+        "a-branch-without-tags-is-forgotten",
+        "filters",
+        "topics/filters/record_filter.py",
+        "return _Branch(_some(tests), None if None in known else tuple(union))",
+        "return _Branch(_some(tests), tuple(union) or None)",
+        "consumers 2: the index finds everything that matches",
+        "unit",
+    ),
+    Mutation(
+        "walk-knows-what-has-come-since",
+        "filters",
+        "topics/engine/filtered_records.py",
+        "if known is not None and known.segment is segment and last < segment.first + known.n:",
+        "if known is not None and known.segment is segment:",
+        "consumers 2: the index finds everything that matches",
+        "unit",
+    ),
+    Mutation(
+        "a-gap-between-two-matches",
+        "filters",
+        "topics/engine/record_collector.py",
+        "if gap is not None and gap.first <= end:",
+        "if gap is not None and gap.first > end:",
+        "consumers 2: tombstones are never filtered",
+        "unit",
+    ),
+    Mutation(
+        "looks-at-more",
+        "filters",
+        "topics/engine/record_collector.py",
+        "last = min(last, run.first + self._to_scan - 1)",
+        "last = min(last, run.first + self._to_scan)",
+        "consumers 2: a diff looks at no more than TOPICS_MAX_SCAN records",
+        "unit",
+    ),
+    Mutation(
+        "cursor-passes-a-record-at-the-limit",
+        "filters",
+        "topics/engine/record_collector.py",
+        """
+                if not self._cut(block, run_first, run_last) or self.count == self._wish.limit:
+                    break
+        """,
+        """
+                if not self._cut(block, run_first, run_last) or self.count == self._wish.limit:
+                    self.position = min(self.position + 1, last)
+                    break
+        """,
+        "consumers 2: a read with a filter skips nothing that matches",
+        "unit",
+    ),
+    Mutation(
+        "filter-of-a-consumer-not-asked",
+        "filters",
+        "topics/engine/consumers/consumer_reads.py",
+        "request = msgspec.structs.replace(request, filter=all_of((request.filter, consumer.wanted)))",
+        "request = msgspec.structs.replace(request, filter=request.filter)",
+        "consumers 2: the filter of the consumer and that of the read combine by AND",
+        "unit",
+    ),
+    Mutation(
+        "filter-of-a-consumer-in-place-of-that-of-the-topic",
+        "filters",
+        "topics/engine/consumers/consumer_calls.py",
+        "filters[name] = (*filters.get(name, ()), wanted)",
+        "filters[name] = (wanted,)",
+        "consumers 2: the filter of the consumer and those of the watch combine by AND",
+        "unit",
+    ),
+    Mutation(
+        "other-filter-same-frame",
+        "filters",
+        "topics/filters/record_filter.py",
+        "return isinstance(other, Filter) and other.text == self.text",
+        "return isinstance(other, Filter)",
+        "consumers 2: watchers with other filters get other frames",
+        "unit",
+    ),
+)
+
+RAW_BYTES: Final = (
+    Mutation(
+        "raw-bytes-have-data",
+        "raw_bytes",
+        "topics/engine/filtered_records.py",
+        "return None if content_type_of(data) is not None else data",
+        "return data",
+        "consumers 2: on raw bytes data is missing",
+        "unit",
+    ),
+    Mutation(
+        "raw-bytes-fit-a-schema",
+        "raw_bytes",
+        "topics/schemas/record_schema.py",
+        "if content_type_of(data) is not None:",
+        "if False:",
+        "consumers 6: raw bytes on a topic with a schema are refused",
+        "unit",
+    ),
+    Mutation(
+        "other-json-taken-for-raw-bytes",
+        "raw_bytes",
+        "topics/raw_bytes.py",
+        "return text if _is_base64(data[start:end]) else None",
+        "return text",
+        "consumers 7: only JSON of exactly one form is raw bytes",
+        "unit",
+    ),
+    Mutation(
+        "several-json-texts-of-the-same-bytes",
+        "raw_bytes",
+        "topics/raw_bytes.py",
+        "if len(text) > MAX_TYPE or _normal.fullmatch(text) is None or _quoted(text) != written:",
+        "if len(text) > MAX_TYPE or normal_type(text) is None or _quoted(text) != written:",
+        "consumers 7: only JSON of exactly one form is raw bytes",
+        "unit",
+    ),
+    Mutation(
+        "any-client-gets-bytes",
+        "raw_bytes",
+        "topics/http/handlers/raw_bytes.py",
+        "return quality > 0 and quality >= json",
+        "return quality >= json",
+        "consumers 7: bytes come where Accept names their type",
+        "unit",
+    ),
+)

@@ -1,0 +1,208 @@
+"""A schema of a topic that is ready for use, and the judgement of records by it (`docs/spec/consumers.md` section 6).
+
+The library is `jsonschema_rs`. It holds the interpreter while it judges, so a worker thread would not help: callers
+judge a few records at a time, and each record is bounded (`schema_cost`). Expressions run on an engine without
+backtracking, in time linear in the text, and whatever that engine does not know (look-around, back references) is
+refused. Nothing is ever fetched.
+
+`format` only says something, as in the specification of JSON Schema. Integers are judged exactly, other numbers as
+64-bit floats; of members with the same name the last one counts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from topics.raw_bytes import content_type_of
+from topics.schemas.schema_cost import Cost, cost_of
+from topics.schemas.schema_walk import BadSchema, escaped, subschemas
+
+MAX_SCHEMA_BYTES: Final = 64 << 10
+"""The longest schema, as JSON without blanks."""
+
+MAX_STEPS: Final = 20_000_000
+"""The most work that judging one record may be, in tokens of 15 ns, or of 58 ns where all alternatives fail: 0.3 s, or
+1.1 s. Nearly always it is far less than the bound that is computed."""
+
+MAX_EXPLAINED: Final = 2_000_000
+"""The most work of explaining a violation: about 0.1 s. Beyond it the answer says only that there is one."""
+
+TEXT_BYTES: Final = 16
+"""Bytes of a record that cost as much as a value, because texts are matched and compared."""
+
+PATTERN_BYTES: Final = 64 << 10
+"""Memory of one compiled expression, which bounds the work for each byte that is matched."""
+
+PIECE_RECORDS: Final = 200
+PIECE_BYTES: Final = 32 << 10
+PIECE_STEPS: Final = 250_000
+"""What is judged in one step of the loop, or a single record: about a millisecond, and 15 ms if the work is as much as
+its bound."""
+
+MAX_MESSAGE: Final = 300
+
+KEPT: Final = 1000
+KEPT_BYTES: Final = 256 << 20
+"""Schemas that are kept ready for use, the last used ones, and the memory (bytes) that they may take, but for one."""
+
+TEXT_WEIGHT: Final = 20
+"""Memory of a schema without expressions, in bytes for each byte of its JSON."""
+
+
+class Violation(NamedTuple):
+    """Why a value breaks a schema. `path` is a JSON pointer to the part of the value that does."""
+
+    path: str
+    message: str
+
+
+class RecordSchema:
+    """A schema of a topic. Made by `ready`, which keeps it."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        """Raises BadSchema."""
+        text = msgspec.json.encode(schema)
+        if len(text) > MAX_SCHEMA_BYTES:
+            raise BadSchema(f"has more than {MAX_SCHEMA_BYTES} bytes")
+        nodes = subschemas(schema)
+        self._cost: Cost = cost_of(nodes)
+        self._validator = _compiled(schema)
+        patterns = text.count(b'"pattern"') + sum(node.pattern_properties for node in nodes)
+        self.nbytes = TEXT_WEIGHT * len(text) + PATTERN_BYTES * patterns
+        """The most memory (bytes) that it takes."""
+
+    def steps(self, data: bytes) -> int:
+        """Return the most work (tokens) that judging a record with this data (JSON) may be."""
+        values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
+        return (values + len(data) // TEXT_BYTES) * self._cost.width
+
+    def piece(self, datas: Sequence[bytes], start: int) -> tuple[int, float]:
+        """Return where the piece ends (exclusive) that begins at `datas[start]`, and how much of a full piece it is, 1
+        or more for a full one."""
+        most = min(start + PIECE_RECORDS, len(datas))
+        size = steps = 0
+        for i in range(start, most):
+            more_size, more_steps = size + len(datas[i]), steps + min(self.steps(datas[i]), MAX_STEPS)
+            if i > start and (more_size > PIECE_BYTES or more_steps > PIECE_STEPS):
+                most = i
+                break
+            size, steps = more_size, more_steps
+        return most, max((most - start) / PIECE_RECORDS, size / PIECE_BYTES, steps / PIECE_STEPS)
+
+    def violation(self, data: bytes) -> Violation | None:
+        """Return why a record with this data (JSON) breaks the schema; None if it does not. Raw bytes always do."""
+        if content_type_of(data) is not None:
+            return Violation("", "raw bytes are no JSON that a schema could allow")
+        if self.steps(data) > MAX_STEPS:
+            return Violation("", "judging it might be too much work: it is too large for this schema")
+        try:
+            value = msgspec.json.decode(data)
+        except msgspec.DecodeError as error:  # a number beyond all measure; anything else was refused before
+            return Violation("", f"cannot be judged: {error}")
+        if self._validator.is_valid(value):
+            return None
+        if self._cost.explaining(_depth(value)) * (1000 + len(data)) > MAX_EXPLAINED:
+            return Violation("", "it breaks the schema (it is too large to say where)")
+        return _explanation(self._validator, value)
+
+    def first_violation(self, datas: Sequence[bytes], start: int, end: int) -> tuple[int, Violation] | None:
+        """Return the first of `datas[start:end]` that breaks the schema, with the reason; None if none does."""
+        for i in range(start, min(end, len(datas))):
+            found = self.violation(datas[i])
+            if found is not None:
+                return i, found
+        return None
+
+
+def _compiled(schema: Mapping[str, Any]) -> Any:
+    import jsonschema_rs  # noqa: PLC0415  (only daemons with such topics need it, and a start should be short)
+
+    try:
+        return jsonschema_rs.Draft202012Validator(
+            dict(schema), pattern_options=jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES), offline=True
+        )
+    except jsonschema_rs.ValidationError as error:
+        raise BadSchema(f"{_pointer(error.instance_path) or '/'}: {error.message[:MAX_MESSAGE]}") from None
+    except ValueError as error:
+        raise BadSchema(str(error)[:MAX_MESSAGE]) from None
+
+
+def _explanation(validator: Any, value: Any) -> Violation:
+    import jsonschema_rs  # noqa: PLC0415
+
+    try:
+        validator.validate(value)
+    except jsonschema_rs.ValidationError as error:
+        return Violation(_pointer(error.instance_path), error.message[:MAX_MESSAGE])
+    raise AssertionError("a value that is not valid is refused")
+
+
+def _pointer(path: Sequence[str | int]) -> str:
+    """A path as a JSON pointer (RFC 6901)."""
+    return "".join(f"/{escaped(str(step))}" for step in path)[:MAX_MESSAGE]
+
+
+def _depth(value: Any) -> int:
+    """How many levels of objects and arrays a value has."""
+    depth, level = 0, [value]
+    while level := [inner for inner in level if isinstance(inner, dict | list)]:
+        depth += 1
+        level = [child for inner in level for child in (inner.values() if isinstance(inner, dict) else inner)]
+    return depth
+
+
+class ReadySchemas:
+    """Schemas that are ready for use, by their JSON: the last used ones that fit."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, RecordSchema] = OrderedDict()
+        self.nbytes = 0
+        """The most memory that they take."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, text: bytes) -> RecordSchema:
+        """Return the schema that a text means. Raises BadSchema."""
+        found = self._kept.get(text)
+        if found is None:
+            found = self._kept[text] = _schema_of(text)
+            self.nbytes += found.nbytes
+            while len(self._kept) > KEPT or (self.nbytes > KEPT_BYTES and len(self._kept) > 1):
+                _, oldest = self._kept.popitem(last=False)
+                self.nbytes -= oldest.nbytes
+        else:
+            self._kept.move_to_end(text)
+        return found
+
+
+def _schema_of(text: bytes) -> RecordSchema:
+    try:
+        return RecordSchema(msgspec.json.decode(text, type=dict[str, Any]))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadSchema(f"must be a JSON object or null: {error}"[:MAX_MESSAGE]) from None
+
+
+_ready: Final = ReadySchemas()
+
+
+def ready(text: bytes) -> RecordSchema:
+    """Return the schema of a topic, ready for use. `text` is its JSON. Raises BadSchema."""
+    return _ready.get(text)
+
+
+def normal_schema(text: bytes) -> msgspec.Raw | None:
+    """Return the JSON of a schema that a client has sent, without blanks; None for null. Raises BadSchema."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadSchema(f"cannot be read: {error}"[:MAX_MESSAGE]) from None
+    if value is None:
+        return None
+    normal = msgspec.json.encode(value)
+    ready(normal)
+    return msgspec.Raw(normal)

@@ -1,0 +1,120 @@
+"""How much work it may be to judge a value by a schema, found out before it is judged.
+
+A schema of 64 KiB can make judging a small value take for ever: `anyOf` of two references to an `anyOf` of two
+references and so on doubles the work at each level. The library has no limit for it, and holds the interpreter
+meanwhile. So the work is bounded from the schema and from the number of values in the record alone.
+
+Theory of operation. Judging visits pairs of a value and a subschema. The work at one value is at most the sum of the
+*tokens* (`schema_walk`) of the subschemas that are applied to it, each as often as a path leads to it. Paths are
+counted on the graph of subschemas, layer by layer: layer j has those that judge values j levels below the value where
+the path begins. Of the properties of an object only one applies to any child, so that the largest of them counts.
+
+A recursive schema has cycles. The library judges a value by the target of a recursive reference once and remembers the
+result, so a path ends at such a target, and each target begins paths of its own at every value. A value has then the
+work of the largest layer from the root, and of all layers from each target, because a path to it may begin at each of
+its ancestors.
+
+Explaining a violation is dearer: for that the library remembers nothing, and builds an error for each alternative.
+`Cost.explaining` bounds it for values of a known depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Final
+
+from topics.schemas.schema_walk import PATTERN_TOKENS, BadSchema, Subschema
+
+MOST: Final = 10**9
+"""Where counting ends."""
+
+MAX_WIDTH: Final = 100_000
+"""The most work (tokens) at a single value that a schema may cause, about a millisecond."""
+
+Layers = list[int]
+"""The work at a value on each level below the one where a path begins."""
+
+
+@dataclass(slots=True)
+class Cost:
+    """The bounds of one schema. `width` is the most work at one value, in tokens of about 15 ns."""
+
+    width: int
+    _nodes: Sequence[Subschema]
+    _order: Sequence[int]
+    """The subschemas, each behind those that it applies to the same value."""
+    _levels: list[list[int]] = field(default_factory=list)
+
+    def explaining(self, depth: int) -> int:
+        """The most work of finding all violations of a value that nests `depth` levels, at each of its values."""
+        nodes = self._nodes
+        while len(self._levels) <= depth:
+            below = self._levels[-1] if self._levels else [0] * len(nodes)
+            level = [0] * len(nodes)
+            for i in self._order:
+                node = nodes[i]
+                work = node.tokens + sum(level[j] for j in node.same)
+                work += sum(below[j] for j in node.one_child) + sum(below[j] for j in node.each_child)
+                level[i] = min(work, MOST)
+            self._levels.append(level)
+        return self._levels[depth][0]
+
+
+def cost_of(nodes: Sequence[Subschema]) -> Cost:
+    """Return the bounds of a schema. Raises BadSchema if judging might not end, or be too much work at one value."""
+    order, loops = _order(nodes, lambda node: node.same, range(len(nodes)))
+    if loops:
+        raise BadSchema("refers to itself at the same value, so that judging would not end")
+    whole, targets = _order(nodes, lambda node: [*node.same, *node.one_child, *node.each_child], (0,))
+    layers: dict[int, Layers] = {}
+    for i in whole:
+        layers[i] = _layers(nodes[i], lambda j: [1] if j in targets else layers[j])
+    width = max(layers[0]) + sum(min(sum(layers[i]), MOST) for i in targets)
+    if width > MAX_WIDTH:
+        raise BadSchema("is too much work: alternatives and references multiply each other")
+    return Cost(width, nodes, order)
+
+
+def _layers(node: Subschema, of: Callable[[int], Layers]) -> Layers:
+    """The layers of the paths that begin at a subschema."""
+    below = [0, PATTERN_TOKENS * node.pattern_properties]
+    total = [node.tokens, *_most(of(j) for j in node.one_child)]
+    return _sum((total, below, *([0, *of(j)] for j in node.each_child), *(of(j) for j in node.same)))
+
+
+def _most(found: Iterable[Layers]) -> Layers:
+    return [max(level) for level in zip_longest(*found, fillvalue=0)]
+
+
+def _sum(found: Iterable[Layers]) -> Layers:
+    return [min(sum(level), MOST) for level in zip_longest(*found, fillvalue=0)]
+
+
+def _order(
+    nodes: Sequence[Subschema], following: Callable[[Subschema], Sequence[int]], starts: Iterable[int]
+) -> tuple[list[int], set[int]]:
+    """Return what can be reached from `starts`, each behind what follows it, and the targets of the edges that close a
+    cycle. A depth-first search."""
+    order: list[int] = []
+    targets: set[int] = set()
+    open_: set[int] = set()
+    seen: set[int] = set()
+    for start in starts:
+        left = [(start, False)]
+        while left:
+            i, done = left.pop()
+            if done:
+                open_.discard(i)
+                order.append(i)
+                continue
+            if i in seen:
+                if i in open_:
+                    targets.add(i)
+                continue
+            seen.add(i)
+            open_.add(i)
+            left.append((i, True))
+            left += [(j, False) for j in following(nodes[i])]
+    return order, targets

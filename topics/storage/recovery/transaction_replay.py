@@ -1,0 +1,196 @@
+"""Transactions, while the log is replayed (`docs/design/transactions.md` section 3).
+
+A transaction counts if and only if each of its batches is whole in the log of its shard, and no Decision frame says
+that it was undone. So a batch of a transaction whose outcome is not known yet is kept back, with everything that
+follows in its topic, until the topic's own Decision frame comes, or all shards have been read. Then what was kept back
+is applied in its order: replay passes through the states that readers saw.
+
+In a shard with a range that salvage has given up, nothing is kept back, because the heads of its topics tell what the
+range held. A batch in doubt is applied there as if it counted. If it turns out that it does not, when all shards have
+been read, the whole replay begins again with the outcomes that are known then (`replay.recover`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from topics.log.dumped_values import whole
+from topics.storage.recovery.frame_batches import FrameBatch
+from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredTopic, TransactionDecision
+from topics.storage.wal.frames import FrameType
+
+_APPEND: Final = int(FrameType.APPEND)
+_TRANSACTION: Final = int(FrameType.TRANSACTION)
+_DECISION: Final = int(FrameType.TRANSACTION_DECISION)
+
+Member = tuple[int, int, int]
+"""The records of a transaction in one topic: topic id, first seq and last seq."""
+
+Members = tuple[Member, ...]
+"""All records of a transaction. No two transactions with a frame on disk have the same."""
+
+
+class _KeptBack(NamedTuple):
+    """A batch that waits for the outcome of a transaction before it in its topic, or of its own."""
+
+    topic: RecoveredTopic
+    shard: RecoveredShard
+    batch: FrameBatch
+    members: Members | None
+    """The transaction that it is a batch of, if it is."""
+
+
+class TransactionReplay:
+    """The transactions that replay has met. `note` is told of every batch, in the order of its shard; `take` of every
+    batch that a topic has yet to apply."""
+
+    def __init__(
+        self,
+        apply: Callable[[RecoveredTopic, RecoveredShard, FrameBatch], None],
+        undo: Callable[[RecoveredTopic, RecoveredShard, FrameBatch], None],
+        outcomes: Mapping[Members, bool] | None = None,
+    ) -> None:
+        """`apply` applies a batch, `undo` that of a transaction that does not count. Both may raise. `outcomes` are
+        those of an earlier replay of the same log."""
+        self.outcomes = dict(outcomes or {})
+        """Whether a transaction is undone, as Decision frames say; of all transactions when they are decided."""
+        self.decisions: list[TransactionDecision] = []
+        """What `decide` has decided, and the log does not say."""
+        self._apply = apply
+        self._undo = undo
+        self._found: dict[Members, set[int]] = {}
+        """Ids of the topics whose batch was found, by transaction, in the order in which they were met."""
+        self._at: dict[tuple[int, int], Members] = {}
+        """The transaction whose batch was found at a topic id and first seq. One that was not found may have another
+        transaction in its place by now."""
+        self._undone_apart: set[Member] = set()
+        """Records that a Decision frame undoes, and whose batch was not found before it."""
+        self._counted: set[Members] = set()
+        """Transactions of which a batch was applied as one that counts."""
+        self._told: set[tuple[int, int]] = set()
+        """Topic ids and first seqs of the batches that have their Decision frame."""
+        self._kept_back: dict[int, list[_KeptBack]] = {}
+        """By topic id, in the order of the log. The first of each list is a batch of a transaction."""
+
+    def note(self, batch: FrameBatch) -> None:
+        """Take note of what a batch says about transactions, whether its topic has applied it already or not. Raises
+        any exception for a malformed payload."""
+        if not batch.controls:
+            return
+        for row in batch.rows[-batch.controls :]:
+            payload = batch.extras[row[0]]
+            if row[2] == _TRANSACTION:
+                self._find(row[4], members_of(payload["members"]))
+            elif row[2] == _DECISION:
+                self._hear(row[4], whole(payload["first"]), whole(payload["last"]), undone=bool(payload["undone"]))
+
+    def _find(self, topic_id: int, members: Members) -> None:
+        self._found.setdefault(members, set()).add(topic_id)
+        self._at.update(((topic_id, first), members) for owner, first, _ in members if owner == topic_id)
+
+    def _hear(self, topic_id: int, first: int, last: int, *, undone: bool) -> None:
+        """Take note of a Decision frame. If any says that the transaction was undone, it was."""
+        place = topic_id, first
+        self._told.add(place)
+        if place in self._at:
+            members = self._at[place]
+            self.outcomes[members] = undone or self.outcomes.get(members, False)
+        elif undone:
+            # Its batch is before the replayed range, and then each shard has its own Decision frame; or it was damaged.
+            self._undone_apart.add((topic_id, first, last))
+
+    def take(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
+        """Apply a batch to its topic, or keep it back. Raises what applying raises."""
+        kept = self._kept_back.get(topic.id)
+        members = self._transaction_of(batch)
+        if kept is None and members is None:
+            self._apply(topic, shard, batch)
+            return
+        self._kept_back.setdefault(topic.id, []).append(_KeptBack(topic, shard, batch, members))
+        self._release(topic.id, all_count=bool(shard.fillers))
+
+    def last_seq(self, topic: RecoveredTopic) -> int:
+        """Return the head that a topic will have when what is kept back is applied."""
+        kept = self._kept_back.get(topic.id, ())
+        seqs = (row[5] for one in kept for row in one.batch.rows if row[2] == _APPEND)
+        return max(seqs, default=topic.log.head_seq)
+
+    def give_in(self, shard: RecoveredShard) -> bool:
+        """Apply all that is kept back in a shard, because its log is damaged. Return True if there was something."""
+        ids = [topic_id for topic_id, kept in self._kept_back.items() if kept[0].shard is shard]
+        for topic_id in ids:
+            self._release(topic_id, all_count=True)
+        return bool(ids)
+
+    def decide(self, damaged: Callable[[int], bool], may_be_there: Callable[[int, int], bool]) -> bool:
+        """Decide what is in doubt, when all shards have been read. Return False if a batch was applied as one that
+        counts, and does not: then nothing that was applied may be used, but `outcomes` for another replay.
+
+        `damaged` tells whether the shard of a topic id has a range that was given up. `may_be_there` tells of records
+        whose batch was not found, by topic id and last seq, whether they may be in such a range or before the replayed
+        one. Raises what applying raises.
+        """
+        for members, found in self._found.items():
+            undone = self.outcomes.get(members)
+            if undone is None:
+                undone = self.outcomes[members] = self._is_undone(members, found, damaged, may_be_there)
+            for topic_id, first, last in members:
+                if topic_id in found and (topic_id, first) not in self._told:
+                    self.decisions.append(TransactionDecision(topic_id, first, last, undone))
+        if any(self.outcomes[members] for members in self._counted):
+            return False
+        for topic_id in list(self._kept_back):
+            self._release(topic_id, all_count=False)
+        assert not self._kept_back
+        return True
+
+    def _is_undone(
+        self,
+        members: Members,
+        found: set[int],
+        damaged: Callable[[int], bool],
+        may_be_there: Callable[[int, int], bool],
+    ) -> bool:
+        """Decide about a transaction of which no Decision frame behind its batches was found."""
+        if not self._undone_apart.isdisjoint(members):
+            return True
+        # Without damage a batch that is before the replayed range has its Decision frame in all shards.
+        may_lack = any(map(damaged, found))
+        return not all(
+            topic_id in found or (may_be_there(topic_id, last) and (may_lack or damaged(topic_id)))
+            for topic_id, _, last in members
+        )
+
+    def _release(self, topic_id: int, *, all_count: bool) -> None:
+        """Apply what a topic has kept back, up to the next transaction whose outcome is unknown; with `all_count`, such
+        a batch is applied as if it counted."""
+        kept = self._kept_back[topic_id]
+        while kept:
+            one = kept[0]
+            undone = False
+            if one.members is not None:
+                outcome = self.outcomes.get(one.members)
+                if outcome is None and not all_count:
+                    return
+                undone = bool(outcome)
+                if not undone:
+                    self._counted.add(one.members)
+            del kept[0]
+            (self._undo if undone else self._apply)(one.topic, one.shard, one.batch)
+        del self._kept_back[topic_id]
+
+    @staticmethod
+    def _transaction_of(batch: FrameBatch) -> Members | None:
+        for row in batch.rows[-batch.controls :] if batch.controls else ():
+            if row[2] == _TRANSACTION:
+                return members_of(batch.extras[row[0]]["members"])
+        return None
+
+
+def members_of(value: list[list[int]]) -> Members:
+    """Return the members that a Transaction frame names. Raises any exception if it names none."""
+    members = tuple((whole(topic_id), whole(first), whole(last)) for topic_id, first, last in value)
+    if not members or any(first > last for _, first, last in members):
+        raise ValueError("a transaction without records")
+    return members
