@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from typing import Any
 
 import msgspec
@@ -189,4 +190,6 @@ def test_a_row_that_does_not_fit_is_refused(text: bytes, expected: tuple[int, in
 
 def test_a_row_that_does_not_end_is_not_held_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_input, "MAX_LINE_BYTES", 20)
+    limit_before = csv.field_size_limit()
     assert refusal(b'a\n1\n"' + b"x\n" * 30, form="csv") == (1, 3, "begins a row of more than 20 bytes")
+    assert csv.field_size_limit() == limit_before, "the limit of this process stays as it was"

@@ -1,8 +1,9 @@
 """Records out of arguments and lines, for `topics append`.
 
-Pure, but for `csv.field_size_limit`: bytes in, records out, one at a time and in order, with the numbers of the lines
-that they come from. Where lines come from and what becomes of the records is `topics.cli.records.append_command`'s
-business. Nothing is held but the line, or the CSV row, that is not finished, and that is bounded by `MAX_LINE_BYTES`.
+Pure, but for `csv.field_size_limit` while rows are read: bytes in, records out, one at a time and in order, with the
+numbers of the lines that they come from. Where lines come from and what becomes of the records is
+`topics.cli.records.append_command`'s business. Nothing is held but the line, or the CSV row, that is not finished, and
+that is bounded by `MAX_LINE_BYTES`.
 
 A line ends with LF or CRLF, which is no part of it. In text an empty line is a record, the empty string, so that as
 many records come out as lines go in; where lines are JSON or CSV, empty ones are skipped.
@@ -179,7 +180,13 @@ class Parser:
 
     def _rows(self, lines: Iterable[Line]) -> Iterator[ParsedRecord]:
         """Objects of strings, with the names of the header line. A quoted field may go over several lines."""
-        csv.field_size_limit(MAX_LINE_BYTES)
+        limit_before = csv.field_size_limit(MAX_LINE_BYTES)
+        try:
+            yield from self._objects_of_rows(lines)
+        finally:
+            csv.field_size_limit(limit_before)
+
+    def _objects_of_rows(self, lines: Iterable[Line]) -> Iterator[ParsedRecord]:
         cursor = _RowCursor(lines)
         rows = csv.reader(cursor, delimiter=self.delimiter, strict=True)
         names: list[str] | None = None
