@@ -92,23 +92,27 @@ PASSES = stage("")
 NOTICES = stage("print('noticed by a test'); raise SystemExit(1)")
 
 
+@pytest.mark.slow
 def test_a_mutation_that_nothing_notices_has_survived(copy: Copy) -> None:
     trial = tried(copy, HARMLESS, PASSES, PASSES)
     assert trial.verdict == "SURVIVED"
     assert [look.verdict for look in trial.looks] == ["passed", "passed"]
 
 
+@pytest.mark.slow
 def test_the_first_stage_that_notices_is_the_last_one(copy: Copy) -> None:
     trial = tried(copy, HARMLESS, PASSES, NOTICES, PASSES)
     assert trial.verdict == "caught"
     assert [(look.verdict, look.what) for look in trial.looks] == [("passed", ""), ("caught", "a test")]
 
 
+@pytest.mark.slow
 def test_all_stages_are_asked_if_that_is_wanted(copy: Copy) -> None:
     trial = tried(copy, HARMLESS, NOTICES, PASSES, NOTICES, all_stages=True)
     assert [look.verdict for look in trial.looks] == ["caught", "passed", "caught"]
 
 
+@pytest.mark.slow
 def test_what_does_not_end_is_caught_and_is_ended_with_all_that_it_has_started(copy: Copy, tmp_path: Path) -> None:
     beat = tmp_path / "beat"
     child = f"import time\nwhile True: open({str(beat)!r}, 'a').write('.'); time.sleep(0.01)"
@@ -122,6 +126,7 @@ def test_what_does_not_end_is_caught_and_is_ended_with_all_that_it_has_started(c
     assert beat.stat().st_size == beats
 
 
+@pytest.mark.slow
 def test_a_test_that_does_not_end_is_a_hang(copy: Copy) -> None:
     code = (
         "print('..Timeout (0:00:40)!'); print('  File \"/x/tests/a/test_b.py\", line 7 in test_c'); raise SystemExit(1)"
@@ -130,12 +135,14 @@ def test_a_test_that_does_not_end_is_a_hang(copy: Copy) -> None:
     assert [(look.verdict, look.what) for look in trial.looks] == [("hang", "tests/a/test_b.py")]
 
 
+@pytest.mark.slow
 def test_what_a_signal_ends_is_caught(copy: Copy) -> None:
     trial = tried(copy, HARMLESS, stage("import os\nos.kill(os.getpid(), 11)"))
     assert [look.verdict for look in trial.looks] == ["killed"]
     assert trial.verdict == "caught"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["raise SystemExit(2)", "raise SystemExit(1)"])
 def test_a_stage_that_fails_without_saying_what_is_an_error_and_no_catch(copy: Copy, code: str) -> None:
     trial = tried(copy, HARMLESS, stage(code), NOTICES)
@@ -143,6 +150,7 @@ def test_a_stage_that_fails_without_saying_what_is_an_error_and_no_catch(copy: C
     assert len(trial.looks) == 1
 
 
+@pytest.mark.slow
 def test_a_build_that_cannot_be_imported_is_an_error_of_the_table(copy: Copy) -> None:
     mutation = replace(HARMLESS, old="_FIRST_STRIDE: Final = 32", new="_FIRST_STRIDE: Final = NoSuchThing")
     trial = tried(copy, mutation, NOTICES)
@@ -151,6 +159,7 @@ def test_a_build_that_cannot_be_imported_is_an_error_of_the_table(copy: Copy) ->
     assert "NoSuchThing" in trial.error
 
 
+@pytest.mark.slow
 def test_the_broken_file_is_what_is_run_and_whole_again_behind_it(copy: Copy) -> None:
     code = (
         f"import pathlib, topics\ntext = (pathlib.Path(topics.__file__).parents[1] / {HARMLESS.file!r}).read_text()\n"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+import topics.client
 from tests.conformance.client import Client, Daemon, until
 from tests.spark.cluster import Cluster
 from tests.spark.conftest import ROOT
@@ -22,6 +23,7 @@ from topics.spark.secrets import Secret
 from topics.spark.session import DaemonAddress, is_local, package_archive
 
 NOBODY = "http://127.0.0.1:1"
+SHORT = topics.client.Retry(give_up_after=1)
 
 
 def spark(
@@ -103,6 +105,7 @@ def test_a_daemon_that_is_not_there_is_noticed_before_spark_is_started(
 ) -> None:
     monkeypatch.setenv("TOPICS_URL", NOBODY)
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setattr(DaemonAddress, "client", lambda address: topics.client.Client(address.url, retry=SHORT))
     code, out, err = here(capsys, "archive", "d", "t")
     assert (code, out) == (6, "")
     assert len(err.splitlines()) == 1

@@ -269,7 +269,9 @@ async def test_a_topic_that_is_gone_before_it_was_told_is_not_told(life: Life, s
 
 
 @pytest.mark.trio
-async def test_a_client_that_is_slow_is_told_of_additions_again(life: Life, streams: Streams) -> None:
+async def test_a_client_that_is_slow_is_told_of_additions_again(
+    life: Life, streams: Streams, autojump_clock: Any
+) -> None:
     """After 5 s the frames that wait are dropped, `topic-added` among them."""
     session, _ = streams.session(prefixes=("a.",))
     reader = await streams.connect(session, stopped=True)

@@ -149,6 +149,7 @@ async def test_requests_for_both_in_one_segment(served: Served, ways: list[str])
     assert set(ways) == {LANE, HYPERCORN}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("part", range(4))
 async def test_requests_for_both_cut_at_every_byte(served: Served, part: int) -> None:
     for cut in range(1 + part, len(MIX), 4):
