@@ -1,7 +1,7 @@
 """Conditions of appends and commits, and the fences of a topic (`docs/spec/consumers.md` section 1). Pure.
 
 fences    the highest token seen under each name
-verdict   whether conditions hold, from what a topic has assigned
+verdict   whether conditions hold, given a topic's head, tags and fences
 
-What a topic has assigned, published or not, is found by `topics.engine.operations.judge`.
+`topics.engine.operations.judge` finds out which seqs, tags and fences a topic has, published or not.
 """

@@ -1,8 +1,9 @@
 """The fences of one topic: the highest token that was seen under each name (`docs/spec/consumers.md` section 1).
 
-A fence is raised when its append gets its seqs, and is shown when that append is published. So there are two tables:
-conditions are judged by `decided`; states and snapshots show `published`, which passes through the same states as a
-replay of the log. A commit that fails leaves `decided` too high; its shard takes nothing before a restart.
+An append raises its fence when it gets its seqs; clients see the raised fence when the append is published. So there
+are two tables. Conditions are judged by `decided`. States and snapshots show `published`, which passes through the same
+states as a replay of the log. If a commit fails, `decided` stays too high; this has no effect, because its shard takes
+no appends before a restart.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Fences:
         self.published: dict[str, int] = dict(known or {})
 
     def decide(self, name: str, token: int | None) -> None:
-        """The fence has this token from here on; None removes it."""
+        """Set the token of a fence; None removes the fence."""
         _set(self.decided, name, token)
 
     def publish(self, name: str, token: int | None) -> None:
@@ -47,14 +48,14 @@ def _set(tokens: dict[str, int], name: str, token: int | None) -> None:
 
 
 def check_fence_name(name: str, field: str = "fence") -> str:
-    """Return `name` if it may name a fence: any text of 1 to 128 bytes in UTF-8. Raises 400 about `field`."""
+    """Return `name` if it is a valid name of a fence: a text of 1 to 128 bytes in UTF-8. Raises 400 about `field`."""
     if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
         raise invalid(field, f"must have 1 to {MAX_NAME_BYTES} bytes", max=MAX_NAME_BYTES)
     return name
 
 
 def fences_of(value: object) -> dict[str, int]:
-    """Return the tokens by name that a snapshot has. Raises ValueError if `value` is no such map."""
+    """Return the tokens by name from the fences of a snapshot. Raises ValueError if `value` is not a map of tokens."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError("fences: not a map of names")
     tokens = {str(name): whole(token) for name, token in value.items()}

@@ -18,7 +18,7 @@ def refusal(
     """Return the error with which conditions refuse an append, None if all of them hold.
 
     `head_seq` is the last assigned seq (0 for none), `newest` returns the seq of the newest live record with a tag (0
-    for none), `fences` are the highest tokens by name. What `newest` raises is passed on.
+    for none), `fences` are the highest tokens by name. Exceptions of `newest` are passed on.
     """
     expected = conditions.head_seq
     if expected is not None and expected != head_seq:
@@ -52,7 +52,8 @@ def _fenced(fence: Fence, fences: Mapping[str, int]) -> ApiError | None:
 
 
 def raised(conditions: Conditions, fences: Mapping[str, int]) -> Fence | None:
-    """Return the fence that an append with these conditions, which hold, raises; None if it raises none."""
+    """Return the fence that an append with these conditions raises; None if it raises none. The conditions must
+    hold."""
     fence = conditions.fence
     if fence is None:
         return None

@@ -1,4 +1,4 @@
-"""Named consumers of a topic: positions that the daemon keeps, and who may move them. Pure.
+"""Named consumers of a topic: positions that the daemon stores, and their owners. Pure.
 
 consumers         the consumers of one topic, and every decision about them
 consumer_events   the events that change a consumer, and their form in the log

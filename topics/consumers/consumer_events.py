@@ -1,13 +1,13 @@
 """Consumer events: the changes of named consumers, as the projection applies them and as a Consumer frame stores them
 (`docs/spec/consumers.md` section 3).
 
-An event is a decision that was taken already. `consumers.Consumers.apply` carries it out, at its commit point and again
-in replay. `at` is the moment of the decision and `deadline` the end of a lease, both ms of the window clock, which
+An event records a decision. `consumers.Consumers.apply` carries it out at the event's commit point, and again in
+replay. `at` is the moment of the decision and `deadline` the end of a lease, both in ms of the window clock, which
 nobody can set.
 
 A frame's payload is one map:
 
-    {"op": "put",       "consumer", "at", "seq", "ttl_ms", "filter"}    `seq` counts only if there is no such consumer
+    {"op": "put",       "consumer", "at", "seq", "ttl_ms", "filter"}    `seq`: the position of a new consumer
     {"op": "committed", "consumer", "at", "seq"}                        the time of the frame is that of the commit
     {"op": "sought",    "consumer", "at", "seq"}
     {"op": "acquired",  "consumer", "at", "owner", "generation", "deadline"}
@@ -26,8 +26,8 @@ from topics.model import MAX_U64
 
 
 class PutEvent(NamedTuple):
-    """The consumer exists, with this ttl (ms, 0 for none) and this filter (its JSON, None for none). A new one is at
-    `seq`."""
+    """A consumer was created at position `seq`, or changed: it has this ttl (ms, 0 for none) and this filter (its JSON,
+    None for none)."""
 
     consumer: str
     at: int
@@ -48,7 +48,7 @@ class PutEvent(NamedTuple):
 
 
 class CommitEvent(NamedTuple):
-    """The consumer has finished everything up to `seq`. `ts` is the time of the commit, epoch ms."""
+    """The consumer has finished all records up to `seq`. `ts` is the time of the commit, epoch ms."""
 
     consumer: str
     at: int
@@ -61,7 +61,7 @@ class CommitEvent(NamedTuple):
 
 
 class SeekEvent(NamedTuple):
-    """The consumer is at `seq`, wherever it was before."""
+    """The consumer was moved to `seq`, forward or back."""
 
     consumer: str
     at: int
@@ -73,7 +73,7 @@ class SeekEvent(NamedTuple):
 
 
 class AcquireEvent(NamedTuple):
-    """`owner` has the consumer, under `generation`, and nobody else may take it before `deadline` has passed."""
+    """`owner` owns the consumer under `generation`. No other owner may take it before `deadline` has passed."""
 
     consumer: str
     at: int
@@ -94,7 +94,7 @@ class AcquireEvent(NamedTuple):
 
 
 class DisownEvent(NamedTuple):
-    """Nobody has the consumer any more."""
+    """The consumer has no owner any more."""
 
     consumer: str
     at: int
@@ -157,7 +157,7 @@ def event_from_wire(value: Mapping[str, Any], ts: int) -> ConsumerEvent:
 
 
 def check_filter_text(text: str | None) -> None:
-    """Check the stored text of a filter. Raises ValueError if it is none."""
+    """Check the stored text of a filter. Raises ValueError if it is not a filter."""
     try:
         if text is not None:
             parse_filter(text)

@@ -1,16 +1,16 @@
-"""The consumers of one topic: where each is, who owns it, and every decision about them (`docs/spec/consumers.md`
+"""The consumers of one topic: their positions, their owners, and every decision about them (`docs/spec/consumers.md`
 section 3). Pure.
 
-A decision is taken on what is published: the caller sees to it that no event of the same consumer is on its way. It
-returns the event, which `apply` carries out at its commit point.
+A `decide_` method decides on the published state and returns the event. The caller makes sure that the consumer has no
+unpublished event. `apply` carries the event out at its commit point.
 
-*Ownership.* The first `acquire` gives a consumer an owner and a generation. From then on until `release` it moves only
-with that generation, also when the deadline has passed: another process may take it then, but until one does nobody can
-say that the owner is gone. Generations are counted by topic, not by consumer. So a consumer that is deleted and made
-again never has a generation that its old owner knows.
+*Ownership.* The first `acquire` gives a consumer an owner and a generation. From then on until `release`, only calls
+with this generation move the consumer. This also holds after the deadline: another process may acquire the consumer
+then, but until it does, the owner may still be at work. Generations are counted per topic, not per consumer. So a
+consumer that is deleted and created again never has a generation that its old owner knows.
 
-*Dumps.* A checkpoint asks for all consumers of each topic that has changed. They are divided by name among `BUCKETS`,
-and a bucket is encoded again only if one of its consumers has changed.
+*Dumps.* A checkpoint asks for all consumers of each topic that has changed. The consumers are divided by name into
+`BUCKETS` buckets. A bucket is encoded again only if one of its consumers has changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from topics.errors import ApiError, invalid
 from topics.filters.record_filter import Filter, parse_filter
 
 BUCKETS: Final = 64
-"""Parts of a dump that are encoded by themselves."""
+"""How many buckets a dump has. Each is encoded separately."""
 
 
 def consumer_not_found(topic: str, consumer: str) -> ApiError:
@@ -65,20 +65,21 @@ class Consumer:
     def __init__(self, name: str, seq: int) -> None:
         self.name = name
         self.seq = seq
-        """Everything up to it is finished."""
+        """The consumer has finished all records up to this seq."""
         self.ttl_ms = 0
-        """Unused for longer than this it is gone; 0: it stays."""
+        """The consumer is deleted if no call has named it for longer than this; 0: never."""
         self.filter: str | None = None
-        """The JSON of the records that it is for; None for all. Kept as text: it holds numbers as they were written."""
+        """The JSON of its filter; None for all records. Stored as text, so that numbers stay as the client wrote
+        them."""
         self.last_commit_ts: int | None = None
         """Epoch ms."""
         self.owner: str | None = None
         self.generation = 0
-        """Of the present owner, or of the last one; 0 if there was none."""
+        """The generation of the present owner, or of the last one; 0 if there was none."""
         self.deadline = 0
-        """Until when nobody else may take it. Meaningless without an owner."""
+        """Until then no other owner may take the consumer. Meaningless without an owner."""
         self.used_at = 0
-        """When it was last named by a call."""
+        """When a call last named the consumer."""
 
     def dump(self) -> list[Any]:
         """Return all fields, for `load`."""
@@ -124,7 +125,7 @@ class Consumer:
 
     @property
     def wanted(self) -> Filter | None:
-        """What its reads let through; None for all records."""
+        """Its filter, ready for use; None for all records."""
         return None if self.filter is None else parse_filter(self.filter)
 
     def is_unused(self, now: int) -> bool:
@@ -143,10 +144,10 @@ class Consumers:
         self.last_generation = 0
         """The highest generation that any consumer of the topic has had."""
         self.filter_size = 0
-        """Characters of all their filters."""
+        """Characters of the filters of all consumers together."""
         self._by_name: SortedDict[str, Consumer] = SortedDict()
         self._buckets: list[bytes | None] = [b""] * BUCKETS
-        """Each bucket as it was encoded last; None if it has changed since."""
+        """The last encoding of each bucket; None if the bucket has changed since."""
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -156,12 +157,12 @@ class Consumers:
 
     @property
     def last_at(self) -> int:
-        """The latest time of the window clock that any of them knows; 0 if there is none."""
+        """The latest time of the window clock at which any of the consumers was used; 0 without consumers."""
         return max((consumer.used_at for consumer in self), default=0)
 
     @property
     def lowest_seq(self) -> int | None:
-        """Return the position of the consumer that is furthest behind; None without consumers. Looks at all."""
+        """Return the lowest position of all consumers; None without consumers. Costs a step for each consumer."""
         return min((consumer.seq for consumer in self), default=None)
 
     def find(self, name: str) -> Consumer | None:
@@ -193,8 +194,9 @@ class Consumers:
     def decide_put(
         self, name: str, start: Callable[[], int], ttl_ms: int | None, kept: str | None, now: int, *, keeps_filter: bool
     ) -> PutEvent | None:
-        """Decide that a consumer exists with these settings; None if it does. A new one begins at `start()`. `kept` is
-        the text of its filter. A `ttl_ms` of None, and `keeps_filter`, leave that as it is."""
+        """Decide to create a consumer with these settings, at the position `start()`, or to change it; None if it has
+        these settings already. `kept` is the text of its filter. With a `ttl_ms` of None an existing consumer keeps its
+        ttl, with `keeps_filter` its filter."""
         consumer = self._by_name.get(name)
         if consumer is None:
             return PutEvent(name, now, start(), ttl_ms or 0, None if keeps_filter else kept)
@@ -207,7 +209,7 @@ class Consumers:
     def decide_commit(
         self, name: str, seq: int, generation: int | None, head_seq: int, now: int, ts: int
     ) -> CommitEvent | None:
-        """Decide that everything up to `seq` is finished; None if it was already.
+        """Decide that the consumer has finished all records up to `seq`; None if it had before.
 
         Raises 404, `409 fenced`, and 400 for a seq beyond the head.
         """
@@ -217,14 +219,15 @@ class Consumers:
         return CommitEvent(name, now, seq, ts) if seq > consumer.seq else None
 
     def decide_seek(self, name: str, seq: int, generation: int | None, head_seq: int, now: int) -> SeekEvent | None:
-        """Decide that the consumer is at `seq`; None if it is there already. Raises as `decide_commit`."""
+        """Decide to move the consumer to `seq`; None if it is there already. Raises like `decide_commit`."""
         consumer = self.get(name)
         self.check_generation(consumer, generation)
         _check_seq(seq, head_seq)
         return SeekEvent(name, now, seq) if seq != consumer.seq else None
 
     def decide_acquire(self, name: str, owner: str, lease_ms: int, now: int) -> AcquireEvent:
-        """Decide that `owner` has the consumer for `lease_ms` from now. The owner that has it keeps its generation.
+        """Decide that `owner` owns the consumer for `lease_ms` from now. If it owns the consumer already, it keeps its
+        generation.
 
         Raises 404. While another owner's lease runs: `409 consumer_owned`, with its `deadline` by the window clock.
         """
@@ -240,29 +243,29 @@ class Consumers:
         return AcquireEvent(name, now, owner, self.last_generation + 1, now + lease_ms)
 
     def decide_release(self, name: str, generation: int, now: int) -> DisownEvent | None:
-        """Decide that nobody has the consumer any more; None if this generation does not have it. Raises 404."""
+        """Decide that the owner of this generation gives the consumer up; None if it does not own it. Raises 404."""
         consumer = self.get(name)
         if consumer.owner is None or consumer.generation != generation:
             return None
         return DisownEvent(name, now)
 
     def decide_delete(self, name: str, now: int) -> DeleteEvent | None:
-        """Decide that the consumer is gone; None if there is none."""
+        """Decide to delete the consumer; None if it does not exist."""
         return DeleteEvent(name, now) if name in self._by_name else None
 
     def check_generation(self, consumer: Consumer, generation: int | None) -> None:
-        """Check that a caller with this generation (None: it has named none) may move the consumer. Raises `409
+        """Check that a call with this generation (None: the call names none) may move the consumer. Raises `409
         fenced`."""
         if generation == consumer.generation or (generation is None and consumer.owner is None):
             return
         detail = {"consumer": consumer.name, "generation": consumer.generation, "owner": consumer.owner}
         raise ApiError("fenced", f"consumer {consumer.name!r} is at generation {consumer.generation}", detail=detail)
 
-    # -- what has happened -------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def apply(self, event: ConsumerEvent) -> Consumer | None:
-        """Carry out an event; return the consumer as it is after it, None if it is gone. Replay may meet an event of a
-        consumer whose creation salvage has given up; it makes nothing of it."""
+        """Carry out an event. Return the changed consumer, None if it is deleted. Does nothing if the consumer does not
+        exist: replay may meet an event of a consumer whose creation salvage has given up."""
         self._buckets[_bucket_of(event.consumer)] = None
         if isinstance(event, AcquireEvent):
             self.last_generation = max(self.last_generation, event.generation)
@@ -291,8 +294,8 @@ class Consumers:
         return consumer
 
     def use(self, consumer: Consumer, now: int) -> None:
-        """Note that a call has named the consumer: its ttl begins again. Not logged: after a start every consumer
-        counts as used then."""
+        """Note that a call has named the consumer: its ttl begins again. Not logged, because every consumer counts as
+        used at a start."""
         consumer.used_at = max(consumer.used_at, now)
 
     # -- dumps -------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 A number becomes a key: its sign, the power of ten of its first digit, and its digits. Keys of numbers compare as the
 numbers do. Making a key takes time in proportion to the text, also for `1e999999999`.
 
-Most numbers are short, and those are compared as floats: a decimal of at most 15 digits is nearest to a float that is
-nearest to no other such decimal, and a larger decimal has a larger float.
+Most numbers are short, and short numbers are compared as floats. This is exact, because two different decimals of at
+most 15 digits have different nearest floats, and the larger decimal has the larger float.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import re
 from typing import Final
 
 SHORT: Final = 15
-"""Characters of a number without an exponent up to which floats compare it exactly."""
+"""Numbers of at most so many characters, without an exponent, are compared exactly as floats."""
 
 NumberKey = tuple[int, int, bytes]
-"""Sign (-1, 0, 1), power of ten, digits. Of a negative number the last two are inverted."""
+"""Sign (-1, 0, 1), power of ten, digits. For a negative number, power and digits are inverted."""
 
 _NUMBER: Final = re.compile(rb"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?)0*([0-9]*))?")
 
 _COMPLEMENT: Final = bytes.maketrans(b"0123456789", b"9876543210")
 
 _MOST_EXPONENT: Final = 1100
-"""Digits of an exponent that are read. No filter has a number with so many characters, so a number with a longer
-exponent is beyond all numbers of filters, or nearer to zero than all of them."""
+"""An exponent with more digits counts as 10 to this power. No number of a filter has so many characters, so a number
+with such an exponent is above all numbers of filters, or nearer to zero than all of them."""
 
 _FLOAT_POWERS: Final = 300
 """Powers of ten within which floats have their full precision."""
@@ -44,17 +44,18 @@ def key_of(text: bytes) -> NumberKey:
     significant = significant.rstrip(b"0")
     if not sign:
         return (1, power, significant)
-    # More digits are a smaller number now, so the end is above all digits.
+    # With inverted digits a longer number is smaller, so the end mark `:` sorts above all digits.
     return (-1, -power, significant.translate(_COMPLEMENT) + b":")
 
 
 def is_short(text: bytes) -> bool:
-    """Return True if floats compare this JSON number exactly with every number that `as_float` returns a float for."""
+    """Return True if this JSON number, as a float, compares exactly with every float that `as_float` returns."""
     return len(text) <= SHORT and b"e" not in text and b"E" not in text
 
 
 def as_float(text: bytes) -> float | None:
-    """Return the float by which a number is compared with short numbers; None if there is none."""
+    """Return the float with which short numbers are compared; None if the number has too many digits, or is too large
+    or too small."""
     sign, power, digits = key_of(text)
     if len(digits) - (sign < 0) > SHORT or abs(power) > _FLOAT_POWERS:
         return None

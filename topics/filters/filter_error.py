@@ -1,11 +1,11 @@
-"""What is wrong with a filter, and where."""
+"""The error for an invalid filter."""
 
 from __future__ import annotations
 
 
 class FilterError(ValueError):
-    """A filter that is not one. `place` leads to the mistake: indexes in brackets for JSON (`[2][1]`, empty for all of
-    it), the number of a character for text (`at character 12`)."""
+    """A filter is invalid. `place` leads to the mistake: indexes in brackets for JSON (`[2][1]`, empty for the whole
+    filter), the number of a character for text (`at character 12`)."""
 
     def __init__(self, place: str, message: str) -> None:
         super().__init__(f"{place}: {message}" if place else message)

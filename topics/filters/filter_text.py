@@ -9,7 +9,7 @@
     value     = a JSON string, a JSON number, true, false or null
 
 A name or a pointer with other characters than letters, digits and some signs is written as a JSON string. The result is
-the filter's JSON; what it may say is checked by `topics.filters.record_filter`.
+the filter's JSON; `topics.filters.record_filter` checks whether the filter is valid.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _OPERATORS: Final = {
     "exists": "Exists",
     "missing": "Exists",
 }
-"""The operators as they are written, and in JSON. `==` is `=`."""
+"""The operators in text, and their names in JSON. `==` is the same as `=`."""
 
 _CONSTANTS: Final = ("true", "false", "null")
 _MOST_LEVELS: Final = 32
-"""Brackets and `not` within each other. A filter has fewer levels, but brackets may be there for nothing."""
+"""Levels of brackets and `not`. A valid filter has fewer levels, but a text may have superfluous brackets."""
 
 
 class _Part(NamedTuple):
-    """A part of a text: its JSON, where it begins, and, of what is a list in JSON, the parts that its elements are."""
+    """A part of a text: its JSON, its place in the text, and, if its JSON is a list, the parts of the elements."""
 
     text: str
     at: int
     parts: tuple[_Part, ...] = ()
 
     def place_of(self, path: str) -> int:
-        """Return where the element begins to which the indexes in `path` lead, such as `[2][1]`; where the last part
-        begins that has a place, if the path leads into something that is not there."""
+        """Return where the element begins to which the indexes in `path` lead, for example `[2][1]`. If such an element
+        does not exist, return where the last existing part on the way begins."""
         part = self
         for index in map(int, re.findall(r"[0-9]+", path)):
             if index >= len(part.parts):
@@ -67,7 +67,8 @@ class _Part(NamedTuple):
 
 
 def json_of(text: str) -> str:
-    """Return the JSON of the filter that a text means. Raises FilterError, which names the character of the mistake."""
+    """Return the JSON of the filter that is written as text. Raises FilterError, which names the character of the
+    mistake."""
     reader = _Reader(text)
     part = reader.filter(0)
     reader.expect_end()
@@ -95,7 +96,7 @@ class _Reader:
             raise self.error("expected `and`, `or` or the end")
 
     def error(self, message: str, at: int | None = None) -> FilterError:
-        """Return what to raise because of the character at index `at`, by default the next one to be read."""
+        """Return the error about the character at index `at`, by default about the next character."""
         at = self._at if at is None else at
         shown = self._text[at : at + 20]
         where = f"at character {at + 1}" + (f" ({shown!r})" if shown else ", the end")
@@ -153,7 +154,7 @@ class _Reader:
         return _Part(json.dumps(found[0]), found.start())
 
     def _test(self, subject: str) -> tuple[_Part, _Part]:
-        """Read an operator that the subject may have, and its operand."""
+        """Read an operator that is allowed for the subject, and its operand."""
         start = self._skip()
         operator = self._operator()
         if operator not in OPERATORS[subject]:

@@ -1,8 +1,8 @@
 """Finding places in JSON without decoding the rest.
 
-A `PlaceReader` knows all places that a filter asks for, and finds them in one pass for each level of nesting. The
-decoder checks and skips what is not asked for, and makes no objects of it. Of a key that is there more than once the
-last one counts, as for every JSON decoder that a client is likely to use.
+A `PlaceReader` knows all places that a filter reads, and finds them in one pass for each level of nesting. The decoder
+checks and skips all other values, and makes no objects of them. If a key occurs more than once, the last one counts, as
+in every JSON decoder that a client is likely to use.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ _Reader = Callable[[Buffer], Sequence[msgspec.Raw | None]]
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 _NOT_A_FIELD: Final = re.compile(r'[\\"\x00-\x1f]')
-"""Characters that the decoder does not take in the name of a field."""
+"""Characters that the decoder does not accept in the name of a field."""
 
 _MOST_FIELDS: Final = 64
-"""Elements at the beginning of an array that are looked at one by one; beyond, all its elements are listed."""
+"""Elements at the beginning of an array that the decoder finds one by one. For a later element it makes a list of all
+elements."""
 
 MAX_STEPS: Final = 16
-"""Steps of a pointer. Each is one more pass over what is left of the text."""
+"""Steps of a pointer. Each step is one more pass over the remaining text."""
 
 _MOST_TYPES: Final = 32
-"""Types that one filter makes for the decoder, because each takes 0.1 ms. Further levels are read as dicts."""
+"""How many types one filter makes for the decoder at most: each takes 0.1 ms. Further levels are read as dicts."""
 
 _any_object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any_array: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def steps_of(pointer: str) -> tuple[str, ...]:
-    """Return the steps of a JSON pointer (RFC 6901). Raises ValueError, which says what is wrong."""
+    """Return the steps of a JSON pointer (RFC 6901). Raises ValueError with the reason."""
     if not pointer:
         return ()
     if not pointer.startswith("/"):
@@ -59,7 +60,7 @@ class _Budget:
         self._left = most
 
     def take(self) -> bool:
-        """Return True if there is one left, and take it."""
+        """Use one up. Return True if one was left."""
         self._left -= 1
         return self._left >= 0
 
@@ -72,7 +73,7 @@ class PlaceReader:
     def __init__(self, places: Sequence[tuple[str, ...]], budget: _Budget | None = None) -> None:
         self._budget = budget = _Budget(_MOST_TYPES) if budget is None else budget
         self.count = len(places)
-        """How many places it looks for."""
+        """The number of places."""
         self._slots = [slot for slot, steps in enumerate(places) if not steps]
         below: dict[str, list[int]] = {}
         for slot, steps in enumerate(places):
@@ -85,13 +86,13 @@ class PlaceReader:
         self._is_flat = [slots for slots, child in self._children if not child._children] == [
             [i] for i in range(self.count)
         ]
-        """Each place is one step from here."""
-        # Made when they are needed first.
+        """True if each place has exactly one step."""
+        # Made when they are first needed.
         self._members: _Reader | None = None
         self._elements: _Reader | None = None
 
     def find(self, text: Buffer) -> Sequence[Buffer | None]:
-        """Return the text at each place, in the order in which they were given; None where there is nothing."""
+        """Return the text at each place, in the order of the places; None for a missing value."""
         if self._is_flat:
             return self._values(text)
         found: list[Buffer | None] = [None] * self.count
@@ -114,20 +115,20 @@ class PlaceReader:
             self._members = _members(self._names, as_dict=not self._budget.take())
         try:
             return self._members(text)
-        except msgspec.ValidationError:  # no object
+        except msgspec.ValidationError:  # not an object
             pass
         if self._elements is None:
             self._elements = _elements(self._names)
         try:
             return self._elements(text)
-        except msgspec.ValidationError:  # no array
+        except msgspec.ValidationError:  # not an array
             return (None,) * len(self._names)
 
 
 @lru_cache(maxsize=256)
 def _members(names: tuple[str, ...], *, as_dict: bool) -> _Reader:
     """Return a function that finds the members of an object with these names. It raises ValidationError if a text is
-    no object."""
+    not an object."""
     if as_dict or any(_NOT_A_FIELD.search(name) for name in names):
         return lambda text: list(map(_any_object.decode(text).get, names))
     fields: list[tuple[str, Any, Any]] = [(f"m{i}", msgspec.Raw, None) for i in range(len(names))]
@@ -140,8 +141,8 @@ def _members(names: tuple[str, ...], *, as_dict: bool) -> _Reader:
 
 @lru_cache(maxsize=256)
 def _elements(names: tuple[str, ...]) -> _Reader:
-    """Return a function that finds the elements of an array with these names, of which some may be no index. It raises
-    ValidationError if a text is no array."""
+    """Return a function that finds the elements of an array at these indexes; a name that is not an index has no
+    element. It raises ValidationError if a text is not an array."""
     indexes = [int(name) if _INDEX.fullmatch(name) else None for name in names]
     last = max((index for index in indexes if index is not None), default=None)
     if last is None:

@@ -1,7 +1,7 @@
 """Tests of one value: of a text (a tag, a node, a value of meta), and of a JSON text (a member of data).
 
-A test of a JSON text is False for a value of another JSON type than the operand, and for a missing one. Strings compare
-by code point, numbers exactly (`topics.filters.exact_numbers`).
+A test of a JSON text is False for a missing value, and for a value whose JSON type is not that of the operand. Strings
+compare by code point, numbers exactly (`topics.filters.exact_numbers`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NumberLiteral:
 
 
 Scalar = None | bool | str | NumberLiteral
-"""A value that is no object and no array."""
+"""A value that is neither an object nor an array."""
 
 
 def text_in(values: Iterable[str]) -> TextTest:
@@ -77,7 +77,7 @@ def json_in(values: Iterable[Scalar]) -> JsonTest:
 
 
 def json_differs(value: Scalar) -> JsonTest:
-    """Return a test that a JSON text is of the type of `value`, and not equal to it."""
+    """Return a test that a JSON text has the type of `value`, and is not equal to it."""
     equal = json_in((value,))
     if isinstance(value, str):
         first = b'"'
@@ -102,8 +102,8 @@ def json_begins(prefix: str) -> JsonTest:
 
 
 def json_ordered(name: str, value: str | NumberLiteral) -> JsonTest:
-    """Return a test that a JSON text is of the type of `value`, and below or above it as the operator of that name
-    says."""
+    """Return a test that a JSON text has the type of `value`, and compares with it as the operator `name` says
+    (`ORDER`)."""
     compare = ORDER[name]
     if isinstance(value, str):
         return lambda text: text[0] == _QUOTE and compare(_decode_text(text), value)
@@ -121,8 +121,8 @@ def json_ordered(name: str, value: str | NumberLiteral) -> JsonTest:
 
 
 def _unescaped(value: str) -> bytes | None:
-    """Return the JSON of a string if that has no escapes, None otherwise. A JSON text without a backslash is equal to
-    the string only if it is this text."""
+    """Return the JSON of a string if this JSON has no escapes, None otherwise. A JSON text without a backslash is equal
+    to the string only if it is this text."""
     text = msgspec.json.encode(value)
     return None if b"\\" in text else text
 

@@ -1,12 +1,12 @@
-"""A filter that is ready for use: parsing it from JSON, and asking it about records.
+"""A filter that is ready for use: parsing it from JSON, and evaluating it for records.
 
     ["tag", "Eq" | "Glob" | "In", v]         ["node", "Eq" | "In", v]
     ["meta", key, "Eq" | "Glob" | "In" | "Exists", v]
     ["data", "/json/pointer", "Eq" | "Ne" | "Lt" | "Le" | "Gt" | "Ge" | "In" | "Glob" | "Exists", v]
     ["And", f, ...]   ["Or", f, ...]   ["Not", f]
 
-`docs/spec/consumers.md` section 2 says what these mean. A filter is a small tree of functions, made once, which ask a
-record for what they need only.
+`docs/spec/consumers.md` section 2 says what these mean. A filter is a small tree of functions, made once. A function
+reads only the parts of a record that it needs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_NODES: Final = 64
 """Predicates and operators of a filter."""
 
 MAX_DEPTH: Final = 8
-"""Levels of a filter: a predicate alone has one."""
+"""Levels of a filter. A single predicate has one level."""
 
 MAX_VALUES: Final = 100
 """Values of an `In`."""
@@ -45,7 +45,7 @@ MAX_STRING: Final = 1024
 """Bytes of a string, a pointer and a number."""
 
 _REMEMBERED: Final = 2048
-"""Bytes of a text whose filter is remembered."""
+"""The longest text (bytes) whose filter is remembered."""
 
 OPERATORS: Final = {
     "tag": ("Eq", "Glob", "In"),
@@ -57,7 +57,7 @@ OPERATORS: Final = {
 
 
 class FilteredRecord(Protocol):
-    """A record that is asked for by a filter. Each property is asked for at most a few times."""
+    """A record, as a filter reads it. The filter reads each property at most a few times."""
 
     @property
     def tag(self) -> str | None:
@@ -81,14 +81,14 @@ class FilteredRecord(Protocol):
 
 
 class TagRule(NamedTuple):
-    """A condition on a tag: equal to `pattern`, or, if `prefix`, beginning with it."""
+    """A condition on a tag: it is equal to `pattern`, or, if `prefix` is True, begins with it."""
 
     pattern: str
     prefix: bool
 
 
 class _Look:
-    """One look at a record: what its filter has asked of it so far."""
+    """One evaluation of a filter for a record, with the values that were read so far."""
 
     __slots__ = ("_data", "_filter", "_meta", "record")
 
@@ -99,14 +99,14 @@ class _Look:
         self._data: Sequence[Buffer | None] | None = None
 
     def meta(self) -> Sequence[Buffer | None]:
-        """Return the JSON of each value of meta that the filter asks for, None for a missing one."""
+        """Return the JSON of each value of meta that the filter reads, None for a missing one."""
         if self._meta is None:
             reader, meta = self._filter.meta_reader, self.record.meta
             self._meta = (None,) * reader.count if meta is None else reader.find(meta)
         return self._meta
 
     def data(self) -> Sequence[Buffer | None]:
-        """Return the JSON at each place in data that the filter asks for, None where there is nothing."""
+        """Return the JSON at each place in data that the filter reads, None for a missing value."""
         if self._data is None:
             reader, data = self._filter.data_reader, self.record.data
             self._data = (None,) * reader.count if data is None else reader.find(data)
@@ -117,11 +117,11 @@ _Test = Callable[[_Look], bool]
 
 
 class Filter:
-    """A filter. Equal to another one if both are written alike.
+    """A filter. Two filters are equal if they have the same text.
 
-    `text` is its JSON without spaces, with numbers as they were written. `tags` are conditions one of which holds for
-    every record that matches; None if there are none, so that the records must be looked at. `uses_data` and
-    `uses_meta` say whether a look at a record may decode JSON.
+    `text` is its JSON without spaces, with numbers as they were written. `tags` are conditions on the tag: for every
+    matching record at least one of them holds. It is None if no such conditions can be derived; then a reader must
+    evaluate the filter for every record. `uses_data` and `uses_meta` say whether an evaluation may decode JSON.
     """
 
     __slots__ = (
@@ -144,11 +144,11 @@ class Filter:
         self.uses_meta = bool(parsed.meta_places)
         self.uses_data = bool(parsed.data_places)
         self.memory = _memory_of(text, [*parsed.meta_places, *parsed.data_places])
-        """Bytes that it takes, by estimate."""
+        """Bytes of memory that it takes, estimated."""
         self._test = test
 
     def matches(self, record: FilteredRecord) -> bool:
-        """Return True if the filter lets the record through."""
+        """Return True if the record matches the filter."""
         return self._test(_Look(record, self))
 
     def __eq__(self, other: object) -> bool:
@@ -162,7 +162,7 @@ class Filter:
 
 
 def parse_filter(text: str | bytes) -> Filter:
-    """Return the filter that a JSON text means. Raises FilterError, which names the place of the mistake."""
+    """Return the filter with this JSON. Raises FilterError, which names the place of the mistake."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return _remembered(raw) if len(raw) <= _REMEMBERED else _parse(raw)
 
@@ -188,8 +188,8 @@ _remembered = lru_cache(maxsize=256)(_parse)
 
 
 def all_of(filters: Sequence[Filter | None]) -> Filter | None:
-    """Return a filter that lets through what all of these do; None stands for one that lets everything through. Its
-    size is not limited."""
+    """Return a filter that matches the records that match all of these; None stands for a filter that matches every
+    record. Its size is not limited."""
     given = tuple(found for found in filters if found is not None)
     if len(given) < 2:
         return given[0] if given else None
@@ -210,7 +210,8 @@ _remembered_together = lru_cache(maxsize=256)(_together)
 
 
 def _memory_of(text: str, places: Sequence[tuple[str, ...]]) -> int:
-    """Measured: 5 bytes for one of the text, and for each place types that decode the JSON on the way to it."""
+    """Return the estimate, from measurements: 5 bytes for each byte of the text, and for each place the types that
+    decode the JSON on the way to it."""
     return 2048 + 5 * len(text) + sum(3072 + 1024 * len(steps) for steps in places)
 
 
@@ -222,7 +223,7 @@ class _Branch(NamedTuple):
 
 
 class _Parser:
-    """Makes tests out of decoded JSON, and collects the places in meta and data that they ask for."""
+    """Makes tests out of decoded JSON, and collects the places in meta and data that the tests read."""
 
     def __init__(self, nodes: int = MAX_NODES, depth: int = MAX_DEPTH) -> None:
         self.meta_places: dict[tuple[str, ...], int] = {}
@@ -231,7 +232,7 @@ class _Parser:
         self._most_depth = depth
 
     def parse(self, value: object, place: str, depth: int) -> _Branch:
-        """Return the part that is at `place`, `depth` levels deep. Raises FilterError."""
+        """Return the part of the filter at `place`, `depth` levels deep. Raises FilterError."""
         if not isinstance(value, list) or not value:
             raise FilterError(place, 'must be a list such as ["tag", "Eq", "x"] or ["And", ..., ...]')
         if depth > self._most_depth:
@@ -266,7 +267,7 @@ class _Parser:
         return _Branch(_some(tests), None if None in known else tuple(union))
 
     def _of_name(self, subject: str, rest: list[object], place: str) -> _Branch:
-        """A predicate on the tag or on the node."""
+        """Return a predicate on the tag or on the node."""
         operator, operand = self._operation(subject, rest, place, 1)
         at = f"{place}[2]"
         if operator == "Glob":
@@ -282,7 +283,7 @@ class _Parser:
         return _Branch(lambda look: test(look.record.node), None)
 
     def _of_place(self, subject: str, rest: list[object], place: str) -> _Branch:
-        """A predicate on a value of meta, or on one in data."""
+        """Return a predicate on a value of meta or of data."""
         if not rest:
             raise FilterError(place, f"{subject} needs a {'key' if subject == 'meta' else 'JSON pointer'}")
         name = _string(rest[0], f"{place}[1]")
@@ -317,7 +318,7 @@ class _Parser:
 
     @staticmethod
     def _operation(subject: str, rest: list[object], place: str, at: int) -> tuple[str, object]:
-        """Return operator and operand of a predicate, which are at index `at` and behind it."""
+        """Return operator and operand of a predicate: the elements at index `at` and behind it."""
         allowed = OPERATORS[subject]
         if not rest or not isinstance(rest[0], str) or rest[0] not in allowed:
             raise FilterError(f"{place}[{at}]", f"must be one of {', '.join(allowed)}")
@@ -347,7 +348,8 @@ def _some(tests: Sequence[_Test]) -> _Test:
 
 
 def _width(rules: tuple[TagRule, ...]) -> tuple[int, int, int]:
-    """Return how much an index is likely to find by these rules: few names before prefixes, long prefixes first."""
+    """Return a sort key for sets of rules: first those with which the index probably finds the fewest records. Sets
+    without prefixes come first, then sets with long prefixes."""
     prefixes = [len(rule.pattern) for rule in rules if rule.prefix]
     return len(prefixes), -min(prefixes, default=0), len(rules)
 

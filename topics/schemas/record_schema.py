@@ -1,12 +1,12 @@
-"""A schema of a topic that is ready for use, and the judgement of records by it (`docs/spec/consumers.md` section 6).
+"""A schema of a topic that is ready for use, and judging records by it (`docs/spec/consumers.md` section 6).
 
 The library is `jsonschema_rs`. It holds the interpreter while it judges, so a worker thread would not help: callers
-judge a few records at a time, and each record is bounded (`schema_cost`). Expressions run on an engine without
-backtracking, in time linear in the text, and whatever that engine does not know (look-around, back references) is
-refused. Nothing is ever fetched.
+judge a few records at a time, and the work for each record is bounded (`schema_cost`). Regular expressions run on an
+engine without backtracking, in time linear in the text. Schemas with expressions that this engine does not support
+(look-around, back references) are refused. The library never fetches anything.
 
-`format` only says something, as in the specification of JSON Schema. Integers are judged exactly, other numbers as
-64-bit floats; of members with the same name the last one counts.
+`format` is an annotation and refuses nothing, as the specification of JSON Schema says. Integers are judged exactly,
+other numbers as 64-bit floats. If an object has several members with the same name, the last one counts.
 """
 
 from __future__ import annotations
@@ -25,43 +25,45 @@ MAX_SCHEMA_BYTES: Final = 64 << 10
 """The longest schema, as JSON without blanks."""
 
 MAX_STEPS: Final = 20_000_000
-"""The most work that judging one record may be, in tokens of 15 ns, or of 58 ns where all alternatives fail: 0.3 s, or
-1.1 s. Nearly always it is far less than the bound that is computed."""
+"""The most work that judging one record may take, in tokens. A token takes 15 ns, or 58 ns if all alternatives fail:
+0.3 s, or 1.1 s. The real work is nearly always far below the computed bound."""
 
 MAX_EXPLAINED: Final = 2_000_000
-"""The most work of explaining a violation: about 0.1 s. Beyond it the answer says only that there is one."""
+"""The most work (tokens) of explaining a violation: about 0.1 s. If it might take more, the answer says only that the
+record breaks the schema."""
 
 TEXT_BYTES: Final = 16
-"""Bytes of a record that cost as much as a value, because texts are matched and compared."""
+"""So many bytes of a record count as much as one value, because texts are matched and compared."""
 
 PATTERN_BYTES: Final = 64 << 10
-"""Memory of one compiled expression, which bounds the work for each byte that is matched."""
+"""Memory (bytes) of one compiled expression at most. This bounds the work for each byte that is matched."""
 
 PIECE_RECORDS: Final = 200
 PIECE_BYTES: Final = 32 << 10
 PIECE_STEPS: Final = 250_000
-"""What is judged in one step of the loop, or a single record: about a millisecond, and 15 ms if the work is as much as
-its bound."""
+"""Bounds of a piece, which is judged in one step of the loop; a single record may exceed them. A piece takes about a
+millisecond, and 15 ms if the work reaches its bound."""
 
 MAX_MESSAGE: Final = 300
 
 KEPT: Final = 1000
 KEPT_BYTES: Final = 256 << 20
-"""Schemas that are kept ready for use, the last used ones, and the memory (bytes) that they may take, but for one."""
+"""How many schemas are kept ready for use, and the memory (bytes) that they may take together. The least recently used
+are dropped; one schema always stays."""
 
 TEXT_WEIGHT: Final = 20
 """Memory of a schema without expressions, in bytes for each byte of its JSON."""
 
 
 class Violation(NamedTuple):
-    """Why a value breaks a schema. `path` is a JSON pointer to the part of the value that does."""
+    """Why a value breaks a schema. `path` is a JSON pointer to the part of the value that breaks it."""
 
     path: str
     message: str
 
 
 class RecordSchema:
-    """A schema of a topic. Made by `ready`, which keeps it."""
+    """A schema of a topic, ready for use. Call `ready` instead of making one: it keeps schemas."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         """Raises BadSchema."""
@@ -73,16 +75,16 @@ class RecordSchema:
         self._validator = _compiled(schema)
         patterns = text.count(b'"pattern"') + sum(node.pattern_properties for node in nodes)
         self.nbytes = TEXT_WEIGHT * len(text) + PATTERN_BYTES * patterns
-        """The most memory (bytes) that it takes."""
+        """The most memory (bytes) that the schema takes."""
 
     def steps(self, data: bytes) -> int:
-        """Return the most work (tokens) that judging a record with this data (JSON) may be."""
+        """Return the most work (tokens) that judging a record with this data (JSON) may take."""
         values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
         return (values + len(data) // TEXT_BYTES) * self._cost.width
 
     def piece(self, datas: Sequence[bytes], start: int) -> tuple[int, float]:
-        """Return where the piece ends (exclusive) that begins at `datas[start]`, and how much of a full piece it is, 1
-        or more for a full one."""
+        """Return the end (exclusive) of the piece that begins at `datas[start]`, and its share of a full piece (1 or
+        more for a full one)."""
         most = min(start + PIECE_RECORDS, len(datas))
         size = steps = 0
         for i in range(start, most):
@@ -94,14 +96,15 @@ class RecordSchema:
         return most, max((most - start) / PIECE_RECORDS, size / PIECE_BYTES, steps / PIECE_STEPS)
 
     def violation(self, data: bytes) -> Violation | None:
-        """Return why a record with this data (JSON) breaks the schema; None if it does not. Raw bytes always do."""
+        """Return why a record with this data (JSON) breaks the schema; None if it does not. Raw bytes break every
+        schema."""
         if content_type_of(data) is not None:
             return Violation("", "raw bytes are no JSON that a schema could allow")
         if self.steps(data) > MAX_STEPS:
             return Violation("", "judging it might be too much work: it is too large for this schema")
         try:
             value = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:  # a number beyond all measure; anything else was refused before
+        except msgspec.DecodeError as error:  # a number out of range; other invalid JSON was refused before
             return Violation("", f"cannot be judged: {error}")
         if self._validator.is_valid(value):
             return None
@@ -110,7 +113,8 @@ class RecordSchema:
         return _explanation(self._validator, value)
 
     def first_violation(self, datas: Sequence[bytes], start: int, end: int) -> tuple[int, Violation] | None:
-        """Return the first of `datas[start:end]` that breaks the schema, with the reason; None if none does."""
+        """Return the index of the first of `datas[start:end]` that breaks the schema, and the reason; None if none
+        does."""
         for i in range(start, min(end, len(datas))):
             found = self.violation(datas[i])
             if found is not None:
@@ -156,18 +160,18 @@ def _depth(value: Any) -> int:
 
 
 class ReadySchemas:
-    """Schemas that are ready for use, by their JSON: the last used ones that fit."""
+    """Schemas that are ready for use, by their JSON. Drops the least recently used beyond `KEPT` and `KEPT_BYTES`."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, RecordSchema] = OrderedDict()
         self.nbytes = 0
-        """The most memory that they take."""
+        """The most memory (bytes) that they take together."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def get(self, text: bytes) -> RecordSchema:
-        """Return the schema that a text means. Raises BadSchema."""
+        """Return the schema with this JSON. Raises BadSchema."""
         found = self._kept.get(text)
         if found is None:
             found = self._kept[text] = _schema_of(text)

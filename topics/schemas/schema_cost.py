@@ -1,21 +1,22 @@
-"""How much work it may be to judge a value by a schema, found out before it is judged.
+"""An upper bound for the work of judging a value by a schema, computed before judging.
 
-A schema of 64 KiB can make judging a small value take for ever: `anyOf` of two references to an `anyOf` of two
-references and so on doubles the work at each level. The library has no limit for it, and holds the interpreter
-meanwhile. So the work is bounded from the schema and from the number of values in the record alone.
+With some schemas of 64 KiB, judging a small value would take for ever: an `anyOf` of two references to an `anyOf` of
+two references and so on doubles the work at each level. The library has no limit for this, and holds the interpreter
+meanwhile. So the bound is computed from the schema and the number of values in the record alone.
 
 Theory of operation. Judging visits pairs of a value and a subschema. The work at one value is at most the sum of the
 *tokens* (`schema_walk`) of the subschemas that are applied to it, each as often as a path leads to it. Paths are
-counted on the graph of subschemas, layer by layer: layer j has those that judge values j levels below the value where
-the path begins. Of the properties of an object only one applies to any child, so that the largest of them counts.
+counted on the graph of subschemas, layer by layer: layer j has the subschemas that judge values j levels below the
+value where the path begins. Only one of the properties of an object applies to any child, so only the largest of them
+counts.
 
 A recursive schema has cycles. The library judges a value by the target of a recursive reference once and remembers the
-result, so a path ends at such a target, and each target begins paths of its own at every value. A value has then the
-work of the largest layer from the root, and of all layers from each target, because a path to it may begin at each of
-its ancestors.
+result. So a path ends at such a target, and new paths begin at each target, at every value. The work at a value is then
+the largest layer from the root, plus all layers from each target, because a path to the value may begin at each of its
+ancestors.
 
-Explaining a violation is dearer: for that the library remembers nothing, and builds an error for each alternative.
-`Cost.explaining` bounds it for values of a known depth.
+Explaining a violation takes more work: the library then remembers no results, and builds an error for each alternative.
+`Cost.explaining` bounds this work for values of a known depth.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from typing import Final
 from topics.schemas.schema_walk import PATTERN_TOKENS, BadSchema, Subschema
 
 MOST: Final = 10**9
-"""Where counting ends."""
+"""Counts stop at this number (tokens)."""
 
 MAX_WIDTH: Final = 100_000
 """The most work (tokens) at a single value that a schema may cause, about a millisecond."""
 
 Layers = list[int]
-"""The work at a value on each level below the one where a path begins."""
+"""The work (tokens) at a value, for each level below the value where a path begins."""
 
 
 @dataclass(slots=True)
@@ -44,11 +45,12 @@ class Cost:
     width: int
     _nodes: Sequence[Subschema]
     _order: Sequence[int]
-    """The subschemas, each behind those that it applies to the same value."""
+    """The indexes of the subschemas. Each comes after the subschemas that it applies to the same value."""
     _levels: list[list[int]] = field(default_factory=list)
 
     def explaining(self, depth: int) -> int:
-        """The most work of finding all violations of a value that nests `depth` levels, at each of its values."""
+        """Return the most work (tokens), for each value in it, of finding all violations of a value that nests `depth`
+        levels."""
         nodes = self._nodes
         while len(self._levels) <= depth:
             below = self._levels[-1] if self._levels else [0] * len(nodes)
@@ -63,7 +65,8 @@ class Cost:
 
 
 def cost_of(nodes: Sequence[Subschema]) -> Cost:
-    """Return the bounds of a schema. Raises BadSchema if judging might not end, or be too much work at one value."""
+    """Return the bounds of a schema. Raises BadSchema if judging might not end, or might take too much work at one
+    value."""
     order, loops = _order(nodes, lambda node: node.same, range(len(nodes)))
     if loops:
         raise BadSchema("refers to itself at the same value, so that judging would not end")
@@ -78,7 +81,7 @@ def cost_of(nodes: Sequence[Subschema]) -> Cost:
 
 
 def _layers(node: Subschema, of: Callable[[int], Layers]) -> Layers:
-    """The layers of the paths that begin at a subschema."""
+    """Return the layers of the paths that begin at a subschema."""
     below = [0, PATTERN_TOKENS * node.pattern_properties]
     total = [node.tokens, *_most(of(j) for j in node.one_child)]
     return _sum((total, below, *([0, *of(j)] for j in node.each_child), *(of(j) for j in node.same)))
@@ -95,8 +98,8 @@ def _sum(found: Iterable[Layers]) -> Layers:
 def _order(
     nodes: Sequence[Subschema], following: Callable[[Subschema], Sequence[int]], starts: Iterable[int]
 ) -> tuple[list[int], set[int]]:
-    """Return what can be reached from `starts`, each behind what follows it, and the targets of the edges that close a
-    cycle. A depth-first search."""
+    """Return the nodes that can be reached from `starts`, each after the nodes that follow it, and the targets of the
+    edges that close a cycle. A depth-first search."""
     order: list[int] = []
     targets: set[int] = set()
     open_: set[int] = set()

@@ -1,8 +1,8 @@
-"""The subschemas of a JSON Schema (2020-12), and how one leads to another.
+"""The subschemas of a JSON Schema (2020-12), and the references between them.
 
-Refuses what cannot be judged within bounds, or without asking somebody else: references that leave the document, names
-that are resolved while a value is judged (`$dynamicRef`), a change of the base or of the dialect below the root, and a
-schema that refers to itself at the same value, for which judging would not end.
+Refuses schemas that cannot be judged within bounds, or that need another document: references that leave the document,
+names that are resolved while a value is judged (`$dynamicRef`), a change of the base or of the dialect below the root.
+(`schema_cost` refuses a schema that refers to itself at the same value, for which judging would not end.)
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_PATTERNS: Final = 100
 """Regular expressions in a schema: compiling one takes up to 0.3 ms, and 64 KiB of memory."""
 
 PATTERN_TOKENS: Final = 10
-"""What matching a regular expression costs, in tokens."""
+"""The cost of matching a regular expression (tokens)."""
 
 UNIQUE_TOKENS: Final = 10
-"""What comparing the items of an array with each other costs for each of them, in tokens."""
+"""The cost of comparing the items of an array with each other, for each item (tokens)."""
 
 _SAME: Final = ("not", "if", "then", "else")
 _SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
@@ -42,7 +42,7 @@ _JUDGING: Final = (
     "minProperties", "required", "dependentRequired", "$ref", *_SAME, *_SAME_LISTS, *_SAME_MAPS, *_ONE_OF_CHILDREN,
     "properties", "prefixItems", *_EACH_CHILD, "patternProperties",
 )  # fmt: skip
-"""The keywords that cost work; others only say something, or are unknown."""
+"""The keywords that cost work. Other keywords are annotations, or unknown."""
 _REFUSED: Final = ("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "$vocabulary")
 _ONLY_AT_ROOT: Final = ("$id", "$schema")
 
@@ -53,23 +53,23 @@ class BadSchema(Exception):
 
 @dataclass(slots=True)
 class Subschema:
-    """One subschema. The indexes are those of `subschemas`."""
+    """One subschema. The lists have indexes into the result of `subschemas`."""
 
     tokens: int = 1
-    """Keywords and the values in them, but for subschemas: the work of judging one value by it alone."""
+    """Its keywords and their values, without subschemas: the work of judging one value by this subschema alone."""
     pattern_properties: int = 0
-    """Regular expressions that each name of a member is matched with."""
+    """How many regular expressions the name of each member is matched with."""
     same: list[int] = field(default_factory=list)
     """Subschemas that judge the same value, each once."""
     one_child: list[int] = field(default_factory=list)
-    """Subschemas of which at most one judges any child of the value."""
+    """Subschemas for children of the value. At most one of them judges each child."""
     each_child: list[int] = field(default_factory=list)
-    """Subschemas that may judge any child, or the name of a member, beside others."""
+    """Subschemas for children of the value, or names of members. Each may judge every child, in addition to others."""
     reference: str | None = None
 
 
 def subschemas(schema: Mapping[str, Any]) -> list[Subschema]:
-    """Return the subschemas of a schema, itself first. Raises BadSchema."""
+    """Return the subschemas of a schema; the first one is the schema itself. Raises BadSchema."""
     if schema.get("$schema", DIALECT) not in (DIALECT, DIALECT + "#"):
         raise BadSchema(f"$schema must be {DIALECT}")
     if _nesting(schema) > MAX_NESTING:
@@ -96,7 +96,7 @@ def subschemas(schema: Mapping[str, Any]) -> list[Subschema]:
 
 
 def _take(node: Subschema, place: str, value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Fill in what the keywords of a subschema say of itself. Yields its subschemas with their places."""
+    """Fill in the fields of a subschema that depend on its own keywords. Yields its subschemas with their places."""
     for name in _REFUSED:
         if name in value:
             raise BadSchema(f"{name} at {place or '/'} is not supported")
@@ -147,7 +147,7 @@ def parts_of(value: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _connect(schema: Mapping[str, Any], found: list[Subschema], places: Mapping[str, int]) -> None:
-    """Fill in which subschema leads to which."""
+    """Fill in which subschemas each subschema applies."""
     left: list[tuple[str, Any]] = [("", schema)]
     while left:
         place, value = left.pop()
@@ -166,7 +166,8 @@ def _connect(schema: Mapping[str, Any], found: list[Subschema], places: Mapping[
 
 
 def _target(reference: str, places: Mapping[str, int]) -> int:
-    """The subschema that a reference names. Raises BadSchema if it is not one of this document."""
+    """Return the index of the subschema that a reference names. Raises BadSchema if this schema has no such
+    subschema."""
     if not reference.startswith("#"):
         raise BadSchema(f"$ref {reference!r} leaves the schema: only #/... is supported")
     try:
@@ -179,7 +180,7 @@ def _target(reference: str, places: Mapping[str, int]) -> int:
 
 
 def escaped(key: str) -> str:
-    """A member's name as a step of a JSON pointer."""
+    """Return the name of a member as a step of a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
@@ -194,7 +195,7 @@ def _list(value: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _tokens(value: Any, parts: set[int]) -> int:
-    """The number of values in a value, without those that are subschemas."""
+    """Return the number of values in a value, without subschemas."""
     count, left = 0, [value]
     while left:
         inner = left.pop()
@@ -207,7 +208,7 @@ def _tokens(value: Any, parts: set[int]) -> int:
 
 
 def _nesting(value: Any) -> int:
-    """How deep objects and arrays nest in a value; beyond `MAX_NESTING` it does not look further."""
+    """Return how deep objects and arrays nest in a value. Looks at `MAX_NESTING` levels and one more."""
     depth, level = 0, [value]
     while level and depth <= MAX_NESTING:
         level = [

@@ -124,7 +124,7 @@ TURNS: Final = (
         "turn-kept-while-waiting",
         "pressure",
         "topics/engine/operations/append.py",
-        "has_turn, takes_turn = takes_turn, False  # a turn is over once something else has been waited for",
+        "has_turn, takes_turn = takes_turn, False  # a turn ends when the task waits for anything else",
         "has_turn = takes_turn",
         "8.7: large batches that waited for room are not committed all in one pass of the loop",
         "unit",

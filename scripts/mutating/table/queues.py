@@ -89,7 +89,7 @@ QUEUES: Final = (
         "generations-forgotten-with-the-last-consumer",
         "queues",
         "topics/storage/recovery/topic_replay.py",
-        "if topic.consumers is None:  # none is left in one that is empty, but it knows their generations",
+        "if topic.consumers is None:  # empty `Consumers` still know the last generation",
         "if not topic.consumers:",
         "semantics 8: an old owner of a consumer is fenced",
         "unit",

@@ -1,11 +1,12 @@
-"""Topics with `retention: "consumed"`: what everybody has passed who reads them is deleted (`docs/spec/consumers.md`
-section 3).
+"""Deletes records that all consumers and routers of a topic have passed, in topics with `retention: "consumed"`
+(`docs/spec/consumers.md` section 3).
 
-Who reads a topic are its named consumers, at least one of which must exist, and the routers from it. A pass looks at
-the topics of which a consumer has moved or gone, or whose config has changed since the pass before. The deletion is one
-commit like that of a client, decided in the step in which the positions are looked at; positions on their way count as
-well. A router may lose copies in a crash that are not synced in its dest, and make them again from the source. So what
-routers have passed is looked at first, and then everything is synced.
+A record is deleted when every named consumer of the topic, and every router from it, has passed the record. Without a
+consumer nothing is deleted. A pass looks at topics in which a consumer has moved or was deleted, or whose config has
+changed, since the pass before. The deletion is one commit, like the deletion of a client. It is decided in the step
+that reads the positions; unpublished positions count too. A crash may lose copies that are not synced in a router's
+dest, and then the router makes them again from the source. So a pass first reads the cursors of the routers, and then
+syncs all shards.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from topics.runtime.background import BackgroundTasks
 
 
 class ConsumedTopics:
-    """Deletes what is consumed. Made once by the engine."""
+    """Deletes consumed records. Made once by the engine."""
 
     def __init__(
         self, registry: Registry, *, commits: Commits, deletions: Deletions, background: BackgroundTasks
@@ -32,12 +33,12 @@ class ConsumedTopics:
         self._working = False
 
     def note(self, topic: Topic) -> None:
-        """Look at a topic in the next pass, if it has this retention."""
+        """Let the next pass look at a topic, if its retention is `consumed`."""
         if topic.config.retention == "consumed":
             self._due[topic] = None
 
     def note_all(self) -> None:
-        """Look at every topic, after a start."""
+        """Let the next pass look at every topic, after a start."""
         for topic in self._registry.topics.values():
             self.note(topic)
 
@@ -65,7 +66,7 @@ class ConsumedTopics:
             return
         assert topic.consumers is not None
         if floor < (topic.consumers.lowest_seq or 0):
-            self.note(topic)  # a router is behind, and nobody tells when it has gone on
+            self.note(topic)  # a router is behind, and does not report when it moves
         if floor < topic.log.earliest_seq:
             return
         if passed:
@@ -79,15 +80,15 @@ class ConsumedTopics:
 
 
 def _cursors(topic: Topic) -> dict[str, int]:
-    """How far each router is that reads the topic, by its name."""
+    """Return the cursor of each router that reads the topic, by the router's name."""
     if topic.fanout is None:
         return {}
     return {forwarder.router.name: forwarder.router.cursor for forwarder in topic.fanout.audience.consumers}
 
 
 def _floor(topic: Topic, passed: dict[str, int]) -> int | None:
-    """Return the seq up to which everybody has finished; None if there is no consumer, or that is no reason to delete
-    any more."""
+    """Return the seq up to which all consumers and routers have finished; None without a consumer, or if the topic's
+    retention is no longer `consumed`."""
     if topic.config.retention != "consumed":
         return None
     lowest = topic.consumers.lowest_seq if topic.consumers is not None else None

@@ -1,8 +1,8 @@
 """The calls on named consumers (`docs/spec/consumers.md` section 3): put, get, list, delete, commit, seek, acquire,
 release.
 
-A call that changes something waits until nothing else of that consumer is on its way, decides in one step
-(`topics.consumers.consumers`), and answers when that is published (`consumer_commits`).
+A call that changes a consumer waits until the consumer has no unpublished event. Then it decides in one step
+(`topics.consumers.consumers`), and answers when the new event is published (`consumer_commits`).
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class ConsumerCalls:
         self._topics: dict[Topic, None] = {}
         """The topics that have had consumers."""
         self._creating = 0
-        """Creations that are on their way."""
+        """Creations that are not published yet."""
         self._growing = 0
-        """Characters that filters will have besides when the changes on their way are there."""
+        """By how many characters unpublished changes will enlarge the filters."""
 
     def adopt_all(self) -> None:
         """Take over the consumers of all topics, after a start."""
@@ -90,16 +90,16 @@ class ConsumerCalls:
                 found.append(ConsumerFigures(topic.name, consumer.name, topic.log.head_seq - consumer.seq))
         return found, False
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- states and figures ------------------------------------------------------------------------------------------
 
     def state(self, name: str, consumer: str) -> ConsumerState:
-        """Return a consumer, which counts as used. Raises 404."""
+        """Return the state of a consumer, and count it as used. Raises 404."""
         topic, found = self.find(name, consumer)
         return self._state(topic, found)
 
     def find(self, name: str, consumer: str, epoch: int | None = None) -> tuple[Topic, Consumer]:
-        """Return a topic and one of its consumers, which counts as used. Raises 404, and `409 fenced` for a topic of
-        another epoch."""
+        """Return a topic and one of its consumers, and count the consumer as used. Raises 404, and `409 fenced` if the
+        topic has another epoch."""
         self._unused.expire()
         topic = self._registry.topic(name)
         _check_epoch(topic, epoch)
@@ -108,8 +108,9 @@ class ConsumerCalls:
         return topic, found
 
     def placed(self, request: WatchRequest) -> WatchRequest:
-        """Return a request in which the topics with a consumer begin at its position, and have its filter besides.
-        Raises 404; a missing topic is left to the caller if the request is lenient."""
+        """Return the request with positions and filters filled in: a topic with a consumer begins at the consumer's
+        position, and its records must also match the consumer's filter. Raises 404, but not for a missing topic of a
+        lenient request."""
         found, filters = {}, dict(request.filters)
         for name, start in request.topics.items():
             if start.consumer is not None and not (request.lenient and name not in self._registry.topics):
@@ -147,12 +148,12 @@ class ConsumerCalls:
             filter=None if consumer.filter is None else msgspec.Raw(consumer.filter.encode()),
         )
 
-    # -- coming and going --------------------------------------------------------------------------------------------
+    # -- creating and deleting ---------------------------------------------------------------------------------------
 
     async def put(
         self, name: str, consumer: str, patch: ConsumerPatch, perf: Performance
     ) -> tuple[ConsumerState, bool]:
-        """Create or change a consumer, synced. Return it, and True if it was created. Raises 404, 429, and 503.
+        """Create or change a consumer, synced. Return its state, and True if it was created. Raises 404, 429, and 503.
 
         Cancelling stops only the waiting, once the change is queued.
         """
@@ -217,7 +218,8 @@ class ConsumerCalls:
     # -- positions ---------------------------------------------------------------------------------------------------
 
     async def commit(self, name: str, consumer: str, seq: int, move: ConsumerMove, perf: Performance) -> MovedConsumer:
-        """Note that the consumer has finished everything up to `seq`. Raises 400, 404, `409 fenced`, 429, and 503."""
+        """Commit that the consumer has finished all records up to `seq`. Raises 400, 404, `409 fenced`, 429, and
+        503."""
         topic = await self._current(name, consumer, move)
         event = self._of(topic).decide_commit(
             consumer, seq, move.generation, topic.log.head_seq, self._commits.now(), self._registry.now_ms()
@@ -227,8 +229,9 @@ class ConsumerCalls:
     async def advance(
         self, name: str, consumer: str, expected: int, seq: int, move: ConsumerMove, perf: Performance
     ) -> bool:
-        """Commit `seq` if the consumer is at `expected` still. Return False, and change nothing, if it is not. Raises
-        as `commit` does. Cancelling does nothing once the commit is queued: what it covers can still be answered."""
+        """Commit `seq` if the consumer is still at `expected`. Otherwise return False and change nothing. Raises like
+        `commit`. Cancelling has no effect once the commit is queued, so that the records that it covers can still be
+        sent."""
         topic = await self._current(name, consumer, move)
         consumers = self._of(topic)
         if consumers.get(consumer).seq != expected:
@@ -289,8 +292,8 @@ class ConsumerCalls:
         return found
 
     async def _is_loaded(self, topic: Topic, start: ConsumerStart) -> bool:
-        """Return True if what `_place` needs is in memory; else load it, and return False: the caller must check the
-        topic again. Raises 404 and 503."""
+        """Return True if memory has the columns that `_place` needs. Otherwise load them and return False; the caller
+        must check the topic again. Raises 404 and 503."""
         look = partial(self._place, topic, start)
         try:
             look()
@@ -300,8 +303,8 @@ class ConsumerCalls:
         return True
 
     def _place(self, topic: Topic, start: ConsumerStart, field: str = "seq") -> int:
-        """Return the seq before a place. Raises a 400 about `field` for a seq beyond the head, and NotLoaded for a
-        time."""
+        """Return the position that a place means: the seq before its first record. Raises a 400 about `field` for a seq
+        beyond the head; for a time it may raise NotLoaded."""
         log = topic.log
         if start.place == "tail":
             return log.head_seq
@@ -318,8 +321,7 @@ class ConsumerCalls:
     async def acquire(
         self, name: str, consumer: str, owner: str, lease_ms: int, perf: Performance
     ) -> tuple[int, int, int]:
-        """Make `owner` the only one who may move the consumer, synced. Return epoch, generation and deadline (epoch
-        ms).
+        """Make `owner` the owner of the consumer, synced. Return epoch, generation and deadline (epoch ms).
 
         Raises 404, `409 consumer_owned`, 429, and 503.
         """
@@ -335,7 +337,8 @@ class ConsumerCalls:
         return topic.id, event.generation, self._registry.to_wall(event.deadline)
 
     async def release(self, name: str, consumer: str, generation: int, perf: Performance) -> bool:
-        """End the ownership of a generation. Return True if it was the present one. Raises 404, 429, and 503."""
+        """End the ownership of a generation. Return True if this generation owned the consumer. Raises 404, 429, and
+        503."""
         self._unused.expire()
         topic = await self._commits.current(name, consumer)
         event = self._of(topic).decide_release(consumer, generation, self._commits.now())

@@ -1,7 +1,7 @@
 """Turns decisions about named consumers into commits of their topic (`docs/spec/consumers.md` section 3).
 
-A consumer event is a commit like an append, so it is published in the order of its topic. Of one consumer at most one
-event is on its way: a decision waits for it (`current`), so that it is taken on what the log will say. That is what
+A consumer event is a commit like an append, so it is published in the order of its topic. Each consumer has at most one
+unpublished event. A call waits until this event is published (`current`), and then decides on the published state. That
 makes fencing safe: no commit can be decided between an `acquire` and its publication.
 """
 
@@ -38,8 +38,9 @@ class ConsumerCommits:
         return self._registry.windows.now_ms()
 
     async def current(self, name: str, consumer: str) -> Topic:
-        """Return a topic, about a consumer of which a decision can be made now: no barrier is set, there is room in the
-        shard's queue, and no event of the consumer is on its way. There is no await between that and the return.
+        """Wait until a decision about a consumer can be made, and return its topic. Then the topic has no barrier, the
+        shard's queue has room, and the consumer has no unpublished event; there was no await between these checks and
+        the return.
 
         Raises 404, 429 if the queue stays full, and 503. Cancelling leaves nothing behind.
         """
@@ -64,9 +65,10 @@ class ConsumerCommits:
         synced: bool = False,
         ended: Callable[[Consumer | None], None] | None = None,
     ) -> Commit:
-        """Commit an event, as durably as the topic's class says or `synced`. On an `ephemeral` topic it is as durable
-        as the topic's configuration: synced. The result of the commit is the consumer, None if it is gone. `ended` is
-        called when it is published, whoever waits for that, and with None when it has failed."""
+        """Queue the commit of an event. It is as durable as the topic's class says; with `synced`, and on an
+        `ephemeral` topic (like its configuration), it is synced. The result of the commit is the changed consumer, None
+        if it was deleted. `ended` is called with this result when the event is published, even if no caller waits any
+        more, and with None if the commit fails."""
         ts = event.ts if isinstance(event, CommitEvent) else self._registry.now_ms()
         data = encode_control(FrameType.CONSUMER, event.to_wire(), topic_id=topic.id, ts=ts)
         point = CommitPoint.SYNCED if synced or topic.ephemeral else topic.commit_point
@@ -105,7 +107,7 @@ def _forget(topic: Topic, consumer: str) -> None:
 
 
 def _seq_after(topic: Topic, event: ConsumerEvent) -> int:
-    """Return where the consumer is after an event; for one that does not move it, where it is."""
+    """Return the position of the consumer after an event."""
     if isinstance(event, CommitEvent | SeekEvent | PutEvent):
         return event.seq
     assert topic.consumers is not None

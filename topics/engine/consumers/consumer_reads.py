@@ -1,11 +1,10 @@
 """Reads at the position of a named consumer (`docs/spec/consumers.md` section 3).
 
-A read that names a consumer begins behind what that has finished. It may commit first. With `ack: "before"` what it
-returns counts as finished before it is sent: at most once. Two such reads of one consumer run one after the other, and
-one whose consumer was moved meanwhile begins again, so no record is returned twice.
+A read that names a consumer begins at the consumer's position. It may commit first. With `ack: "before"` the daemon
+commits the records before it sends them: at most once. Two such reads of one consumer run one after the other. If the
+consumer was moved during a read, the read begins again. So no record is returned twice.
 
-A read returns what both its own filter and that of the consumer let through. The consumer's is the one that it has when
-the read begins.
+A read returns the records that match both its own filter and the filter that the consumer has when the read begins.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ class ConsumerReads:
         self._calls = calls
         self._reads = reads
         self._turns: WeakValueDictionary[tuple[int, str], trio.Lock] = WeakValueDictionary()
-        """Held by a read that commits what it returns, by topic id and consumer."""
+        """A read that commits the records that it returns holds the lock of its topic id and consumer."""
 
     async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult:
-        """Return one diff at the position of `request.consumer`, after its commit if it has one.
+        """Return one diff at the position of `request.consumer`, after the commit that the request may contain.
 
-        Raises 400 and 409 as a commit does, 404 for topic and consumer, and what `Reads.read` raises. Cancelling leaves
-        a commit that was begun.
+        Raises 400 and 409 like a commit, 404 for topic and consumer, and the errors of `Reads.read`. Cancelling does
+        not undo a commit that was begun.
         """
         wish = request.consumer
         assert wish is not None
@@ -64,13 +63,13 @@ class ConsumerReads:
             over = found.count or found.tombstone is not None or found.scan_is_over
             if over or trio.current_time() >= deadline:
                 return found
-            if found.next_from_seq == topic.log.head_seq:  # nothing has come while it was committed
+            if found.next_from_seq == topic.log.head_seq:  # no record was appended during the commit
                 await self._reads.wait_for_news(topic, deadline)
 
     async def _read_at_once(
         self, topic: Topic, wish: ConsumerRead, request: ReadRequest, perf: Performance
     ) -> ReadResult:
-        """Read without waiting for news, and commit what was found."""
+        """Read without waiting for new records, and commit the position behind the records that were found."""
         move = ConsumerMove(generation=wish.generation, epoch=topic.id)
         while True:
             _, consumer = self._calls.find(topic.name, wish.consumer)

@@ -1,8 +1,9 @@
-"""Consumers whose ttl has passed without use (`docs/spec/consumers.md` section 3).
+"""Deletes consumers whose ttl has passed without use (`docs/spec/consumers.md` section 3).
 
-There is no timer for each: a heap says when the first of them may be due. Use moves nothing in it; a consumer that was
-used since is put back with its new time when its old one has come. What clients change or delete before its time has
-come would stay in the heap until then, so it is made anew when most of it may be of no use.
+There is no timer per consumer: a heap says when the first of them may be due. Using a consumer does not change the
+heap. When the time of an entry comes and the consumer was used since, it is put back with its new time. Entries of
+consumers that clients have changed or deleted stay in the heap until their time comes. So the heap is made anew when
+most of its entries may be of no use.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class UnusedConsumers:
         """Entries beyond which the heap is made anew."""
 
     def __len__(self) -> int:
-        """How many entries it keeps."""
+        """How many entries the heap has."""
         return len(self._due)
 
     def watch(self, topic: Topic, consumer: Consumer) -> None:
-        """Watch a consumer from now on, if it has a ttl. One that is watched twice is looked at twice."""
+        """Watch a consumer from now on, if it has a ttl. Watching it twice is allowed, and checks it twice."""
         if consumer.ttl_ms:
             heapq.heappush(self._due, (consumer.used_at + consumer.ttl_ms, topic.id, consumer.name))
             if len(self._due) > self._most:
@@ -64,7 +65,8 @@ class UnusedConsumers:
         self._most = 2 * len(self._due) + SPARE
 
     def expire(self) -> None:
-        """Delete those that are due, at most `STEP` of them. Called every second, and before a consumer is used."""
+        """Delete consumers that are due. Looks at `STEP` entries at most. Called every second, and before a consumer is
+        used."""
         now = self._commits.now()
         for _ in range(STEP):
             if not self._due or self._due[0][0] >= now:

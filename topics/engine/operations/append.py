@@ -51,18 +51,18 @@ from topics.storage.wal.frames import NOTHING, AppendFrames, FrameType, offsets_
 from topics.storage.wal.shard_writer import ShardWriter
 
 EXPIRE_ALL_MS: Final = 1000
-"""Time (ms) between two searches of all topics for expired records, which a refused quota causes."""
+"""If the quota refuses appends, all topics are searched for expired records, at most once in this time (ms)."""
 
 
 class _DecidedAppend(NamedTuple):
-    """An append that has its seqs. Nothing of it changes any more."""
+    """An append that has its seqs. It does not change any more."""
 
     topic: Topic
     first_seq: int
     last_seq: int
     ts: int
     at: int
-    """When it was decided (ms of the window clock)."""
+    """When the append got its seqs (ms of the window clock)."""
     appended: AppendFrames
     tags: Sequence[str | None] | None
     blocks: list[Block]
@@ -70,7 +70,7 @@ class _DecidedAppend(NamedTuple):
     """Records below it are evicted to make room for the batch; 0 for none."""
     key: str | None
     fence: Fence | None
-    """The fence that it raises, if it raises one."""
+    """The fence that the append raises, None for none."""
 
 
 class Appends:
@@ -137,7 +137,7 @@ class Appends:
         takes_turn = False
         judged_by: msgspec.Raw | None = None
         while True:
-            has_turn, takes_turn = takes_turn, False  # a turn is over once something else has been waited for
+            has_turn, takes_turn = takes_turn, False  # a turn ends when the task waits for anything else
             topic = find()
             if topic is None:
                 self._commits.check_space()
@@ -257,8 +257,8 @@ class Appends:
         return await self._topic_lifecycle.create(name, config)
 
     async def admit(self, writer: ShardWriter, waited: float, *, disable_backpressure: bool) -> float:
-        """Wait for room in the shard's queue. All waits of a call together last `admission_ms` at most, of which
-        `waited` ms are over. Return how long this one took (ms)."""
+        """Wait for room in the shard's queue. All waits of a call together last `admission_ms` at most; `waited` ms of
+        them have passed. Return how long this wait took (ms)."""
         budget = None if disable_backpressure else max(int(self._settings.admission_ms - waited), 0)
         return await self._commits.admit(writer, budget)
 
@@ -275,7 +275,7 @@ class Appends:
             self.check_caps(topic, len(batch.sizes), nbytes)
 
     def check_quota(self, nbytes: int) -> None:
-        """Refuse `nbytes` that do not fit the quota, which there is. Raises 429."""
+        """Refuse `nbytes` that do not fit the quota. There must be a quota. Raises 429."""
         if nbytes <= self.quota_left():
             return
         self.expire_all()
@@ -295,7 +295,7 @@ class Appends:
             return
         self._expired_all_ms = now
         for topic in self._registry.by_id.values():
-            self._expire_known(topic)  # for others, the next call on the topic loads the columns
+            self._expire_known(topic)  # for other topics, the next call on the topic loads the columns
 
     def check_caps(self, topic: Topic, count: int, nbytes: int) -> None:
         """Refuse `count` records of `nbytes` that do not fit a topic with `reject`. Raises 400, 422."""
@@ -394,14 +394,14 @@ class Appends:
         return self._watermark(topic, sizes)
 
     def decided_watermark(self, topic: Topic, sizes: array[int]) -> int:
-        """Return the `watermark` in the step in which it has been found out once already, for a batch that has its seqs
-        by now and cannot wait for columns any more."""
+        """Return the `watermark` for a batch that has its seqs now and cannot wait for columns any more. The caller has
+        called `watermark` before, in the same step."""
         self._expire_known(topic)
         return self._watermark(topic, sizes)
 
     def _expire_known(self, topic: Topic) -> None:
-        """Evict expired records, unless that takes columns that are not in memory. Those were not needed a moment ago:
-        time has passed since, and what has expired in between is evicted by the next call."""
+        """Evict expired records if memory has the columns. The caller has loaded the columns that it needed a moment
+        ago; records that have expired since are evicted by the next call."""
         with suppress(NotLoaded):
             self._registry.expire(topic)
 
@@ -434,7 +434,7 @@ def check_may_be_made(name: str, request: AppendRequest, config: TopicConfig) ->
 def placed(
     commit: Commit, first_seq: int, ts: int, appended: AppendFrames, tags: Sequence[str | None] | None
 ) -> Extent:
-    """Return the records of a commit with the places of their frames, as far as they have been written."""
+    """Return the records of a commit with the places of those frames that have been written."""
     topic = commit.topic
     offsets: Sequence[int] = (
         offsets_of(commit.offset, appended.frame_lens) if commit.file else array("I", bytes(4 * commit.records))
@@ -444,7 +444,7 @@ def placed(
 
 
 def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], watermark: int) -> None:
-    """Show these records to readers, and evict those below the watermark. The caller then calls `Registry.account`."""
+    """Publish these records, and evict records below the watermark. The caller then calls `Registry.account`."""
     topic.log.extend(extent)
     for block in blocks:
         topic.blocks.append(block)
@@ -502,7 +502,7 @@ def fence_frame(fence: Fence) -> tuple[FrameType, dict[str, Any]]:
 
 
 def eviction_frames(topic: Topic, watermark: int) -> list[tuple[FrameType, dict[str, Any]]]:
-    """Return the frames that log the eviction of a batch. The watermark counts as logged from here on."""
+    """Return the frames that log the eviction of a batch. From now on the watermark counts as logged."""
     if not watermark:
         return []
     mark = unlogged_floor(topic)

@@ -72,8 +72,8 @@ class Deletions:
         after_seq: int | None = None,
         before_ts: int | None = None,
     ) -> DeleteResult:
-        """Delete the records that are present now and fulfil all conditions that are given (`docs/spec/api.md` section
-        6); returns at the commit point. `before_ts` is in epoch ms. Readers are never told.
+        """Delete the present records that fulfil all given conditions (`docs/spec/api.md` section 6); returns at the
+        commit point. `before_ts` is in epoch ms. Readers are never told.
 
         Raises 404, 429 if the shard's queue stays full, and 503. Cancelling before the commit is queued leaves nothing;
         after that the deletion takes place all the same.
@@ -106,8 +106,8 @@ class Deletions:
         )
 
     async def is_ready(self, topic: Topic) -> bool:
-        """Return True if a deletion in the topic can be decided now, after expiry; there was no await before the
-        return. False: the caller tries again later. Raises 503."""
+        """Evict expired records, and return True if a deletion in the topic can be decided now; then there was no await
+        before the return. If False, the caller tries again later. Raises 503."""
         if topic.deleted or topic.barrier is not None or self._commits.writer(topic).queue.is_full:
             return False
         self._commits.check_writable(topic)
@@ -119,13 +119,14 @@ class Deletions:
         return True
 
     def trim(self, topic: Topic, before_seq: int) -> Commit:
-        """Delete what is below `before_seq`, in a topic that `is_ready` for it. One step of the loop."""
+        """Delete the records below `before_seq`, in a topic that `is_ready`. One step of the loop."""
         return self._commit(topic, SeqRange(None, before_seq), None, ())
 
     async def _range(
         self, topic: Topic, after_seq: int | None, before_seq: int | None, before_ts: int | None
     ) -> SeqRange | None:
-        """Return the conditions on seq and time as a range of seqs. None if it had to wait for something."""
+        """Return the conditions on seq and time as a range of seqs. None if it had to wait; the caller then starts
+        over."""
         if before_ts is None:
             return SeqRange(after_seq, before_seq)
         try:
@@ -180,8 +181,8 @@ class Deletions:
         """Decide a deletion and queue it: one step of the loop."""
         bound = topic.log.head_seq
         before = bound + 1 if wanted.before is None else min(wanted.before, bound + 1)
-        # Everything up to the bound is published, so the matching seqs are known now. The commit point skips those that
-        # have died by then.
+        # Everything up to the bound is published, so the matching seqs are known now. The commit point skips records
+        # that have died by then.
         data, count = (NOTHING, 0) if topic.ephemeral else self._frames(topic, wanted, match, bound)
         commit = Commit(
             topic,
@@ -278,11 +279,11 @@ class Deletions:
 
 
 def _takes(parts: Sequence[Sequence[int]], seq: int) -> bool:
-    """Return whether a deletion of these seqs, each part of which ascends, takes a seq."""
+    """Return True if `seq` is among these seqs, each part of which ascends."""
     return any(is_among(part, seq) for part in parts)
 
 
 def is_among(seqs: Sequence[int], seq: int) -> bool:
-    """Return whether `seq` is one of `seqs`, which ascend."""
+    """Return True if `seq` is one of `seqs`, which ascend."""
     at = bisect_left(seqs, seq)
     return at < len(seqs) and seqs[at] == seq

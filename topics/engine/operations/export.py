@@ -40,8 +40,8 @@ SLICE_RECORDS: Final = 10_000
 memory)."""
 
 SLICE_S: Final = 0.5
-"""After this time a slice ends with what was found, even with nothing: so the answer begins soon, and a match does not
-wait for the next one."""
+"""A slice ends after this time, even if no record was found. So the answer begins soon, and a matching record does not
+wait for the next match."""
 
 RUN_BYTES: Final = 512 << 10
 RUN_RECORDS: Final = 4_000
@@ -78,7 +78,7 @@ class ExportRequest(NamedTuple):
 
 class ExportSlice(NamedTuple):
     """A piece of an export: a gap to announce, if any, and the records after it, either as JSON lines or as runs. It
-    may have neither, where records are looked through and none is wanted."""
+    has neither if no examined record matches."""
 
     tombstone: Tombstone | None
     lines: bytes
@@ -175,7 +175,7 @@ class Export:
         self._began = False
         self._wish = _wish_of(request)
         self._unfinished: Collector | None = None
-        """The read of the last slice, if it has found nothing yet."""
+        """The read of the last slice, if it has found no record yet and must continue."""
 
     @property
     def end(self) -> ExportEnd:
@@ -207,7 +207,8 @@ class Export:
         return ExportSlice(tombstone, b"\n".join(found.pieces), tuple(found.runs), found.count, self._position - before)
 
     async def _begin_again(self) -> ExportSlice:
-        """Tell a caller that knows another instance so, and give it this one from its beginning."""
+        """Announce to a caller that knows another instance of the topic that the topic was recreated, and begin this
+        instance from its first record."""
         found = self._collector(RecordRequest(0, 0))
         while not await self._gather(found):
             pass
@@ -269,8 +270,8 @@ class _Pace:
         self._owed_s = 0.0
 
     async def pay(self) -> None:
-        """Pause for what is owed, and take a turn for the next slice. Called before each slice, and where many records
-        are skipped. Cancelling leaves the debt."""
+        """Pause for the time that the export owes the loop, and take a turn for the next slice. Called before each
+        slice, and while many records are skipped. Cancelling leaves the debt."""
         now_ns = self._clock.perf_ns()
         if self._since_ns is not None:
             self._owed_s = min(self._owed_s + (now_ns - self._since_ns) / 1e9, PAY_MOST_S)
@@ -307,7 +308,7 @@ def first_at(log: TopicLog, ts: int) -> int:
 
 
 def _ts_from(log: TopicLog, seq: int) -> int:
-    """Return the time of the first live record from `seq` on; later than any if there is none."""
+    """Return the time of the first live record from `seq` on; a time later than any record if there is none."""
     live = _live_from(log, seq)
     return sys.maxsize if live is None else log.index.ts_of(live)
 

@@ -23,8 +23,8 @@ class FenceRemovals:
         self._commits = commits
 
     async def remove(self, name: str, fence: str, perf: Performance) -> bool:
-        """Remove a fence of a topic; returns once that is synced, whatever the class of the topic: any token may raise
-        the fence again. Returns False if there is none.
+        """Remove a fence of a topic, synced whatever the class of the topic. After that any token may raise a fence of
+        this name. Returns False if there is no such fence.
 
         Raises 404, 429 if the shard's queue stays full, and 503. Cancelling before the commit is queued leaves nothing;
         after that the fence is removed all the same.
@@ -37,7 +37,7 @@ class FenceRemovals:
             if writer.queue.is_full:
                 await self._commits.admit(writer, self._settings.admission_ms)
                 continue
-            if topic.undecided:  # it may have raised the fence, or not
+            if topic.undecided:  # whether this transaction raises the fence is open
                 await self._commits.wait_for(topic.next_change())
                 continue
             if topic.fences is None:
@@ -45,7 +45,7 @@ class FenceRemovals:
             if fence not in topic.fences.decided:
                 if fence not in topic.fences.published:
                     return False
-                await self._commits.wait_for(topic.next_change())  # somebody else's removal is on its way
+                await self._commits.wait_for(topic.next_change())  # another removal of the fence is pending
                 continue
             break
         topic.fences.decide(fence, None)

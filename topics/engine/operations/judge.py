@@ -1,13 +1,14 @@
 """Judging the conditions of appends and commits of stages (`docs/spec/consumers.md` section 1).
 
-Responsible for finding out what a topic has assigned, published or not: the last seq, the newest live record with a
-tag, the fences. `topics.conditions` compares. Commits on their way count as if they were published: their records, the
-evictions that they have decided, the deletions. Nothing here changes a topic; what was found out is kept for the next
-judgement (`docs/design/conditions.md` section 4).
+Responsible for finding out the state of a topic, published or not: the last assigned seq, the newest live record with a
+tag, the fences. `topics.conditions` compares. Pending commits count as if they were published: their records, the
+evictions that they have decided, the deletions. Nothing here changes a topic; results are kept for the next judgement
+(`docs/design/conditions.md` section 4).
 
-A caller judges in the step in which it assigns seqs. So `judge` never waits. It raises what it needs, `holds` loads
-that, and the caller starts over. Conditions about several topics hold together if `holds` returns True for each of them
-with nothing awaited in between, which is so if none has returned False.
+A caller judges in the step in which it assigns seqs. So `judge` never waits. If memory lacks columns or tags, it raises
+an exception that names them, `holds` loads them, and the caller starts over. Conditions about several topics hold at
+the same moment if `holds` returns True for each of them without an await in between; if no call has returned False,
+there was none.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from topics.model import Conditions, Fence
 from topics.storage.segments.topic_segments import Segment
 
 FoundTags = dict[int, TagSearch]
-"""What the files of segments say of tags, by topic id. Kept for one call."""
+"""The results of looking tags up in segment files, by topic id. Kept for one call."""
 
 
 class _InPieces(Exception):
-    """A commit of stages is on its way, which has its tags in as many pieces as it has."""
+    """A commit of stages is pending, whose tags are divided into pieces."""
 
 
 class _OnTheWay(NamedTuple):
-    """What commits on their way do to the tags of a topic."""
+    """What pending commits do to the tags of a topic."""
 
     newest: Mapping[str | None, int]
-    """The newest record with a tag, if that is on its way. Published ones may be among them."""
+    """The newest pending record with each tag. Records that have been published meanwhile may be among them."""
     floor: int
     """Records below it are evicted."""
     removals: Sequence[Callable[[int], bool]]
-    """Whether a published record will be deleted."""
+    """Tests whether pending commits delete a published record."""
 
     def keeps(self, seq: int) -> bool:
         """Return True if no commit deletes a published record."""
@@ -56,10 +57,10 @@ class _OnTheWay(NamedTuple):
 _QUIET: Final = _OnTheWay({}, 0, ())
 
 _LOOKED_AT: Final = 256
-"""Records of a segment that are looked at together, of those with a tag; the last ones first."""
+"""Among the records of a segment with a tag, so many are looked at together, the last ones first."""
 
 _SPARE_TAGS: Final = 1000
-"""Tags of published records that are kept among those on their way, beyond twice as many as there can be of these."""
+"""How many tags of published records the table of pending tags may keep, beyond twice the number of pending tags."""
 
 
 class Judge:
@@ -74,9 +75,9 @@ class Judge:
         """Return True if the conditions hold now; then there was no await before the return. Return False if it had to
         wait: then the caller starts over, with the same `found`.
 
-        Raises the refusal, `409 condition_failed` or `fenced`, once everything that it was judged against is visible;
-        or else the 503 of the commit that failed; 400 for a fence on an `ephemeral` topic, 429 for one too many.
-        Cancelling leaves nothing behind.
+        Raises the refusal, `409 condition_failed` or `fenced`, when all records against which it was judged are
+        visible, or the 503 of a commit among them that failed; 400 for a fence on an `ephemeral` topic, 429 for one
+        fence too many. Cancelling leaves nothing behind.
         """
         if conditions.fence is not None:
             check_class(conditions, ephemeral=topic.ephemeral)
@@ -116,7 +117,7 @@ class Judge:
         return refusal(conditions, head_seq=topic.assigned, newest=newest, fences=fences)
 
     async def _visible(self, topic: Topic) -> None:
-        """Wait until all that was assigned is visible. Raises 503 if a part of it has failed."""
+        """Wait until all pending commits are published. Raises 503 if one of them fails."""
         if topic.pending:
             last = topic.pending[-1]
             await self._commits.wait_for(last.done)
@@ -124,7 +125,7 @@ class Judge:
                 raise last.error
 
     async def _search(self, topic: Topic, conditions: Conditions, found: FoundTags) -> None:
-        """Look the tags up in the files of segments that memory does not know."""
+        """Look the tags that memory does not know up in the files of segments."""
         tags = _Tags(topic, found, self._loader)
         wanted = [tag for tag in conditions.tag_seqs if tags.needs_files(tag)]
         search = found.setdefault(topic.id, TagSearch())
@@ -132,8 +133,8 @@ class Judge:
 
 
 class _Tags:
-    """The tags of a topic, as of one step: what commits on their way do to them, what memory knows, and what files have
-    been found to say. Making it raises _InPieces."""
+    """The tags of a topic, as of one step: in pending commits, in memory, and in files as far as they were looked up.
+    Making it raises _InPieces."""
 
     __slots__ = ("_files", "_loader", "_looks", "_search", "_spans", "_topic", "on_the_way")
 
@@ -142,7 +143,7 @@ class _Tags:
         self._topic = topic
         self._loader = loader
         self._search = found.get(topic.id) if found else None
-        """What the call has looked up in files, if it had to wait for one."""
+        """What the call has looked up in files, None if it has not had to."""
         self._files: Files | None = None
         self._spans: list[Span] | None = None
         self._looks = 0
@@ -225,15 +226,15 @@ def _on_the_way(topic: Topic) -> _OnTheWay:
             if known is None:
                 newer.append(commit)
             elif newer:
-                foreseen.newest = None  # which knows none of the newer ones; they may fail without this one
+                foreseen.newest = None  # the table gets tags of newer commits, which may fail without this one
     if newer:
         known = _with_tags_of(newer, known, topic)
     return _OnTheWay(known or {}, floor, removals) if known or floor or removals else _QUIET
 
 
 def _with_tags_of(newer: list[Commit], known: dict[str | None, int] | None, topic: Topic) -> dict[str | None, int]:
-    """Return the newest record with each tag on its way: of those that are known, and of commits after these, the
-    newest first. It is kept with the newest commit, so that each tag is added once."""
+    """Return the newest pending record with each tag, from the known table and from the commits after it, the newest
+    first. The table is kept with the newest commit, so that each tag is added once."""
     if known is None:
         known = {}
     elif len(known) > 2 * topic.pending_records + _SPARE_TAGS:
@@ -284,7 +285,8 @@ def publish_fence(topic: Topic, fence: Fence) -> None:
 
 
 def take_back_fence(topic: Topic, fence: Fence) -> None:
-    """Undo what `raise_fence` did, because its transaction is undone. Nobody has judged by it: see `holds`."""
+    """Undo what `raise_fence` did, because its transaction is undone. No condition has been judged by the raised fence:
+    see `holds`."""
     assert topic.fences is not None
     topic.fences.decide(fence.name, topic.fences.published.get(fence.name))
 

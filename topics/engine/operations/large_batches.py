@@ -1,8 +1,8 @@
-"""The frames and blocks of a large batch, encoded in pieces between which the loop does something else.
+"""The frames and blocks of a large batch, encoded in pieces. Between the pieces other tasks run.
 
 A batch of 60 MB takes 80 ms to encode. Frames and blocks contain seqs and times, so they can be encoded ahead only for
-the seqs that come next. While that goes on, a barrier keeps other changes from the topic. Whether the pieces fit is
-checked in the step in which the batch gets its seqs, so a barrier that was passed would cost time and nothing else.
+the seqs that come next. Meanwhile a barrier keeps other changes from the topic. The step in which the batch gets its
+seqs checks whether the pieces fit. So if a change passed the barrier, the only loss would be time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topics.storage.wal import frames
 from topics.storage.wal.frames import AppendFrames, joined
 
 LARGE_BATCH_BYTES: Final = 4 << 20
-"""Cost of a batch (`AppendColumns.cost`) from which on it is encoded in pieces. A smaller one takes at most 6 ms."""
+"""Batches with at least this cost (`AppendColumns.cost`) are encoded in pieces. A smaller batch takes at most 6 ms."""
 
 PIECE_BYTES: Final = 1 << 20
 PIECE_RECORDS: Final = 1000
@@ -42,13 +42,13 @@ class LargeBatch:
         self._pieces = _pieces_of(batch)
         self._ahead = len(self._pieces) - (not in_transaction)
         self._encoded = 0
-        """How many of the pieces are encoded."""
+        """How many pieces are encoded."""
         self._frames: list[AppendFrames] = []
         self._blocks: list[Block] = []
 
     @property
     def is_ready(self) -> bool:
-        """Return True if everything is encoded that can be encoded ahead."""
+        """Return True if all pieces that can be encoded ahead are encoded."""
         return self._encoded == self._ahead
 
     def fits(self, topic: Topic) -> bool:
@@ -62,7 +62,8 @@ class LargeBatch:
         )
 
     def encode_piece(self) -> None:
-        """Encode the next piece. Not for the last one where its frames depend on what follows them."""
+        """Encode the next piece. Must not be called for the last piece if its frames depend on the frames behind
+        them."""
         assert not self.is_ready
         piece = self._pieces[self._encoded]
         if not self._ephemeral:

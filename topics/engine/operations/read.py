@@ -1,7 +1,7 @@
-"""One read: the deliverable records after a position, and waiting for them (`docs/spec/api.md` section 5). And one
+"""One read: the deliverable records after a position, and waiting for them (`docs/spec/api.md` section 5). Also one
 record by its seq (`docs/spec/consumers.md` section 7).
 
-Responsible for the diff, its long poll, and the reason why a single record is not there.
+Responsible for the diff, its long poll, and the reason why a single record does not exist.
 `topics.engine.record_collector` gathers the records, `topics.engine.loader` loads those that are not in memory, and the
 delivery workers (`topics.sched`) wake a poll.
 """
@@ -23,8 +23,8 @@ from topics.log.block import Projection
 from topics.model import Performance, ReadRequest, ReadResult
 
 REASONS: Final[Mapping[str, str]] = {"cap": "evicted", "ttl": "expired", "mixed": "evicted", "source_trim": "lost"}
-"""Why a single record is missing, in the words of the wire; other reasons are called the same. After `source_trim`
-nobody knows what the source of the router has lost."""
+"""Why a single record is missing, in the words of the wire, by the reason of its tombstone. Other reasons have the same
+name. `source_trim` becomes `lost`, because nobody knows why the router's source has lost the record."""
 
 
 class Reads:

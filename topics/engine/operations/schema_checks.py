@@ -1,7 +1,7 @@
 """Judging the records of an append by the schema of their topic (`docs/spec/consumers.md` section 6).
 
-The library holds the interpreter while it judges, so batches that may be much work are judged in pieces, each in a
-turn of its own (`docs/design/turns.md`).
+The library holds the interpreter while it judges. So large batches, and batches whose bound of work is high, are judged
+in pieces, each in its own turn (`docs/design/turns.md`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def usable(schema: msgspec.Raw) -> RecordSchema:
 async def check_records(
     schema: msgspec.Raw, datas: Sequence[bytes], turns: Turns, *, shares_step: bool = False
 ) -> bool:
-    """Check the data of all records. Return True if it has let other tasks run, so that the caller has to look at
-    everything again. `shares_step`: the caller checks other batches in the same step, so that all take turns. Raises
+    """Check the data of all records. Return True if other tasks have run meanwhile; then the caller has to repeat its
+    other checks. `shares_step`: the caller checks other batches in the same step, so each of them takes a turn. Raises
     `422 schema_violation` about the first record that breaks the schema."""
     checker = usable(schema)
     end, share = checker.piece(datas, 0)

@@ -60,14 +60,14 @@ TAG_SLICE: Final = 4096
 """Tags that are sorted or indexed before other tasks run: about a millisecond."""
 
 STAGE_SLICE: Final = 50
-"""Stages that are forgotten before other tasks run."""
+"""How many stages are forgotten before other tasks run."""
 
 MAX_COMMIT_RECORDS: Final = 10_000_000
 """Records of a commit at most. It is one batch of the log, of about nine bytes per record, all in memory before the
 write."""
 
 NAMED: Final = 100
-"""Missing stages that an answer names at most."""
+"""How many missing stages an answer names at most."""
 
 _DERIVED: Final = bytes(flags | FLAG_DERIVED for flags in range(256))
 
@@ -87,7 +87,7 @@ class _StagePiece(NamedTuple):
 
 
 class _DecidedCommit(NamedTuple):
-    """A commit that has its seqs. Nothing of it changes any more."""
+    """A commit that has its seqs. It does not change any more."""
 
     key: str
     names: tuple[str, ...]
@@ -147,9 +147,9 @@ class StageCommits:
     ) -> CommitResult:
         """Publish stages of a topic in this order under a key; returns at the commit point, with everything on disk.
 
-        A remembered key gets the same answer again, whatever has happened to the stages. Raises `404 topic_not_found`,
-        `404 stage_not_found` (nothing is published), and what an append of all of it would raise, under these
-        conditions. Once begun, a commit goes on without its caller: cancelling stops only the waiting.
+        A remembered key gets the same answer again, even if the stages no longer exist. Raises `404 topic_not_found`,
+        `404 stage_not_found` (nothing is published), and the errors of an append of all these records under these
+        conditions. A commit that has begun continues without its caller: cancelling stops only the waiting.
         """
         if not stages or len(set(stages)) != len(stages):
             raise invalid("stages", "has to name at least one stage, and each one once")
@@ -233,7 +233,7 @@ class StageCommits:
         finally:
             self._registry.unpin(pins)
             for stage in stages:
-                if _is_damaged(stage):  # no commit can ever publish it: the next append begins a new one
+                if _is_damaged(stage):  # no commit can ever publish this stage: the next append begins a new one
                     self._background.start_soon(self._stage_lifecycle.drop_damaged, stage)
                 else:
                     stage.lift_barrier()
@@ -430,7 +430,7 @@ class StageCommits:
             if piece.recipe is not None:
                 payloads.append((FrameType.FORWARDED, piece.payload, seq))
                 seq += len(piece.flags)
-                # The source files must stay from here on, and not only once the copies are published.
+                # The source files must stay from now on, before the copies are published.
                 target.copy_table().need(piece.files, last_seq)
                 self._registry.common.copying[target] = None
         names = tuple(stage.stage.name for stage in stages if stage.stage is not None)
@@ -463,8 +463,8 @@ class StageCommits:
         return commit, decided
 
     async def _index(self, target: Topic, decided: _DecidedCommit) -> None:
-        """Build the index columns that publication puts in place. Everything before the commit is published, and
-        nothing behind it can be yet."""
+        """Build the index columns that publication puts in place. All commits before this one are published, and no
+        commit behind it can be published yet."""
         seq, waiting, n = decided.first_seq, list[_StagePiece](), 0
         for piece in decided.pieces:
             if piece.tags is not None:

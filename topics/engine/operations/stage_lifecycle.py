@@ -1,9 +1,9 @@
 """Stages: records that are appended in private until they are committed (`docs/spec/pipeline.md` section 1).
 
-A stage is a topic that clients cannot ask for. Its records have a log of their own, in the class of its target but at
-least `disk`, and everything that holds for appends (admission, repeats, checkpoints, quotas) holds for them. It is in
-no list and has no readers, routers or retention. Responsible for making stages, appending to them, dropping them on
-request or after `TOPICS_STAGE_TTL_MS` without use, and for the limits of their number. They are published by
+A stage is a topic that clients cannot name as a topic. It has its own log, in the class of its target but at least
+`disk`, and the rules of appends (admission, repeats, checkpoints, quotas) apply to it. No list shows it, and it has no
+readers, routers or retention. Responsible for making stages, appending to them, dropping them on request or after
+`TOPICS_STAGE_TTL_MS` without use, and for the limits of their number. They are published by
 `topics.engine.operations.stage_commits`.
 """
 
@@ -59,9 +59,10 @@ class StageLifecycle:
     # -- appends -----------------------------------------------------------------------------------------------------
 
     async def append(self, name: str, stage: str, request: CheckedAppend, perf: Performance) -> StageResult:
-        """Append a checked batch to a stage of the topic, both made where there is none; returns at its commit point.
+        """Append a checked batch to a stage of the topic; returns at its commit point. Makes topic and stage if they do
+        not exist.
 
-        Raises what an append raises, and `409 stage_closed`. Cancelling as for an append.
+        Raises the errors of an append, and `409 stage_closed`. Cancelling as for an append.
         """
         config = self._appends.inline_config(name, request)
         find, make = partial(self._find, name, stage), partial(self._make, name, stage, request, config)
@@ -162,7 +163,7 @@ class StageLifecycle:
         for making in list(self._making.values()):
             await making.ended.wait()
 
-    # -- going -------------------------------------------------------------------------------------------------------
+    # -- dropping ----------------------------------------------------------------------------------------------------
 
     async def delete(self, name: str, stage: str) -> bool:
         """Drop a stage with all its records. Return True if there was one; a committed stage does not count. Synced
@@ -199,8 +200,9 @@ class StageLifecycle:
                 self._background.start_soon(self._try_drop, stage)
 
     async def drop_damaged(self, stage: Topic) -> None:
-        """Drop a stage that has lost records, because of which a commit was refused. The caller has set the stage's
-        barrier, which ends when the stage is gone. If its shard has failed, the next start drops the stage."""
+        """Drop a stage that has lost records, after a commit was refused for this reason. The caller has set the
+        stage's barrier, which ends when the stage is dropped. If its shard has failed, the next start drops the
+        stage."""
         log.error("stage_damaged", stage=stage.name, records=stage.log.count, acked=stage.log.head_seq)
         await self._try_drop(stage)
 

@@ -1,13 +1,12 @@
-"""The newest records with some tags, according to the tag files of segments. For judging conditions.
+"""Finds the newest records with some tags, in the tag files of segments. Used to judge conditions.
 
-Theory of operation. A `TagSearch` is kept for one call and one topic. It goes through the segments from the newest to
-the oldest, once for all tags that are wanted, so that each file is read once. In a segment it looks up the tags of
-which no newer segment has a record that counts. What a file says never becomes wrong, so it is kept; whether a record
-is live is looked up each time. Segments come and go between two looks: `newest` raises `MissingTags` if it cannot tell
-without a further search, and then the call searches and starts over.
+Theory of operation. A `TagSearch` belongs to one call and one topic. It goes through the segments from the newest to
+the oldest, once for all wanted tags, so that each file is read once. In a segment it looks up those tags for which no
+newer segment has a record that counts. The content of a file never becomes wrong, so the results are kept; whether a
+record is live is checked each time. Segments come and go between two look-ups: `newest` raises `MissingTags` if it
+needs a further search, and then the call searches and starts over.
 
-What it knows: in each segment of `_slots` from seq `_down_to[tag]` on, a tag has no other records than those of
-`_hits[tag]`.
+Invariant: in each segment of `_slots` from seq `_down_to[tag]` on, all records with the tag are in `_hits[tag]`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from topics.storage.segments.tag_summary import key_of
 from topics.storage.segments.topic_segments import Segment
 
 SEARCHED: Final = 256
-"""Tags that are looked up or passed over before other tasks run: 2 ms at most."""
+"""How many tags are looked up or skipped before other tasks run: 2 ms at most."""
 
 
 class MissingTags(Exception):
@@ -35,7 +34,7 @@ class MissingTags(Exception):
 
 
 class Files:
-    """The segments whose tags only their files know, as of one step."""
+    """The segments whose tags are only in their files, as of one step."""
 
     __slots__ = ("spans", "unseen_end")
 
@@ -43,21 +42,21 @@ class Files:
         self.spans = spans
         """Ascending."""
         self.unseen_end = unseen_end
-        """The end of the newest one that the search has not seen, 0 if it has seen all."""
+        """The end of the newest segment that the search has not seen, 0 if it has seen all."""
 
 
 class TagSearch:
-    """What one call has found out about the tags of a topic."""
+    """What one call has found in files about the tags of a topic."""
 
     __slots__ = ("_down_to", "_hits", "_slots")
 
     def __init__(self) -> None:
         self._slots: dict[Segment, int] = {}
-        """How many slots each segment had when it was seen."""
+        """The number of slots of each segment when the search saw it."""
         self._hits: dict[str, list[array[int]]] = {}
         """The seqs of the records with a tag, one array for each segment that has any."""
         self._down_to: dict[str, float] = {}
-        """From which seq on the segments that were seen were searched for a tag."""
+        """For each tag, the seq from which on the seen segments were searched for it."""
 
     def files(self, topic: Topic) -> Files:
         """Return the segments of a topic as they are now."""
@@ -84,10 +83,10 @@ class TagSearch:
     async def go_on(
         self, loader: Loader, topic: Topic, wanted: Collection[str], floor: int, counts: Callable[[int], bool]
     ) -> None:
-        """Look up the wanted tags as far as `newest` needs it, as things are now. Raises `503 not_ready` if the disk
-        does not answer."""
+        """Look up the wanted tags as far as `newest` needs them with the present segments. Raises `503 not_ready` if
+        the disk does not answer."""
         for tag in self._down_to.keys() - wanted:
-            del self._down_to[tag]  # a segment that is seen from now on is not searched for it
+            del self._down_to[tag]  # this tag is not searched for in segments that are seen from now on
             self._hits.pop(tag, None)
         left, steps = {tag: (key_of(tag.encode()),) for tag in wanted}, 0
         for span in reversed(topic.log.tags.spans_in_files(topic.log.head_seq)):
@@ -114,7 +113,7 @@ class TagSearch:
                     del left[tag]
             if not left:
                 break
-        await trio.lowlevel.checkpoint()  # whoever starts over has let others run, whatever was found
+        await trio.lowlevel.checkpoint()  # the caller starts over, so other tasks must have run, whatever was found
 
     def _has_seen(self, span: Span) -> bool:
         segment = span.segment
@@ -122,6 +121,7 @@ class TagSearch:
         return self._slots.get(segment) == segment.n
 
     def _may_count(self, topic: Topic, span: Span, tag: str, floor: int, counts: Callable[[int], bool]) -> bool:
-        """Return True if a span has a record with a tag that `newest` would return, or one that is not loaded."""
+        """Return True if a span has a record that `newest` could return, or if the columns of the span are not
+        loaded."""
         found = (seqs for seqs in self._hits.get(tag, ()) if span.first <= seqs[-1] < span.end)
         return any(seq >= floor and counts(seq) for seqs in found for seq in topic.log.index.not_known_dead(seqs))

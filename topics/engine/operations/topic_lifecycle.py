@@ -50,8 +50,8 @@ RUN_RECORDS: Final = 1000
 
 
 class TopicLifecycle:
-    """The calls that create, reconfigure and delete topics. Made once by the engine. A change that was begun goes on in
-    a background task if its caller is cancelled."""
+    """The calls that create, reconfigure and delete topics. Made once by the engine. If the caller of a change is
+    cancelled, the change continues in a background task."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class TopicLifecycle:
         self.doubts = Doubts()
         self._creating: dict[str, Creation] = {}
         self._dead_letters: dict[str, set[int]] = {}
-        """The topics that name a dead-letter topic, by its name."""
+        """The topics that name a dead-letter topic, by the name of the dead-letter topic."""
         self._intended: list[tuple[str, TopicConfig]] = []
         """Topics that are being made or changed, with their future configs."""
 
-    # -- coming and going --------------------------------------------------------------------------------------------
+    # -- creating and deleting ---------------------------------------------------------------------------------------
 
     def adopt(self, topic: Topic) -> None:
         """Register a topic that recovery has rebuilt or a create has made."""
@@ -187,8 +187,8 @@ class TopicLifecycle:
         return True
 
     async def _carry_out(self, name: str, config: TopicConfig, work: Callable[[], Awaitable[T]]) -> T:
-        """Make or change a topic in a task that outlives its caller; meanwhile others take the future config into
-        account. Must be called in the same step as the check of the config."""
+        """Make or change a topic in a task that outlives its caller. Meanwhile the checks of other calls use the future
+        config. Must be called in the same step as the check of the config."""
         intention = name, config
 
         async def carry_out() -> T:
@@ -201,7 +201,7 @@ class TopicLifecycle:
         return await self._background.finish(carry_out, self._commits.wait_begun)
 
     async def create_missing(self, names: Sequence[str]) -> None:
-        """Make those of these topics that do not exist, with the defaults; none of them if there is no room for all.
+        """Make the missing topics among these, with the default config; none of them if the limit does not allow all.
         Some may have been deleted again when it returns. Raises 429."""
         making = [self._creating[name] for name in names if name in self._creating]
         missing = [name for name in names if name not in self._registry.topics and name not in self._creating]

@@ -18,12 +18,11 @@ class TopicSeals:
         self._commits = commits
 
     async def seal(self, name: str) -> int:
-        """Take a checkpoint after which everything that was published before this call is in sealed segments. Return
-        how many segments the topic has then. It has none if no record of it was ever stored (`ephemeral`).
+        """Take a checkpoint after which all records that were published before this call are in sealed segments. Return
+        how many segments the topic has then; 0 if none of its records was ever stored (`ephemeral`).
 
-        Raises 404, also if the topic is deleted meanwhile, and 503 if the shard or the disk has failed or somebody
-        works on the topic's files for too long. Then, and after a cancellation, the next checkpoint seals it all the
-        same.
+        Raises 404, also if the topic is deleted meanwhile, and 503 if the shard or the disk has failed, or other work
+        on the topic's files takes too long. After a 503 or a cancellation, the next checkpoint still seals the topic.
         """
         while True:
             topic = self._registry.topic(name)

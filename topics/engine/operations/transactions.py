@@ -1,8 +1,8 @@
-"""Transactions: appends to several topics of which all are stored or none (`docs/spec/consumers.md` section 1,
+"""Transactions: appends to several topics; all of them are stored, or none (`docs/spec/consumers.md` section 1,
 `docs/design/transactions.md`).
 
-Responsible for admission of all appends together, and for the one step of the loop in which they get their seqs. What
-happens to a transaction on its way is described in `topics.engine.transaction`.
+Responsible for admission of all appends together, and for the one step of the loop in which they get their seqs.
+`topics.engine.transaction` handles a transaction from then until it is published or undone.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ class _Member(NamedTuple):
 
 
 class _Judged:
-    """What has been found out about the appends of one call so far."""
+    """Results of judging the appends of one call, kept while the call starts over."""
 
     __slots__ = ("schemas", "tags")
 
     def __init__(self) -> None:
         self.schemas: dict[str, msgspec.Raw] = {}
-        """The schema that the records for a topic do not break, by name of the topic."""
+        """The schema that the records for a topic have passed, by the name of the topic."""
         self.tags: FoundTags = {}
 
 
 class _DecidedMember(NamedTuple):
-    """An append that has its seqs. Nothing of it changes any more."""
+    """An append that has its seqs. It does not change any more."""
 
     first_seq: int
     last_seq: int
@@ -90,7 +90,7 @@ class _DecidedMember(NamedTuple):
     blocks: list[Block]
     watermark: int
     floor: int
-    """The floor of the topic when this was decided, which the batch logs."""
+    """The floor of the topic when the append got its seqs. The batch logs it."""
     fence: Fence | None
     """The fence that it raises, if it raises one."""
 
@@ -122,11 +122,11 @@ class Transactions:
         """Events for the ends of the transactions in flight, by id of the first topic and key."""
 
     async def append(self, request: TransactionRequest, perf: Performance) -> TransactionResult:
-        """Append to all topics of a checked request or to none; returns when all is synced and visible.
+        """Append to all topics of a checked request or to none; returns when all records are synced and visible.
 
-        Raises what an append to one of the topics would raise, with its name in `detail.topic`, and `409
-        topic_exists_incompatible` for a topic whose class is `ephemeral` or `memory`. Cancelling before seqs are
-        assigned leaves no record; after that all are stored all the same, and only the answer is lost.
+        Raises the errors of an append to one of the topics, with the topic's name in `detail.topic`, and `409
+        topic_exists_incompatible` for a topic of class `ephemeral` or `memory`. Cancelling before seqs are assigned
+        leaves no record; after that all records are stored all the same, and only the answer is lost.
         """
         members = []
         for name, one in zip(request.topics, request.appends, strict=True):
@@ -196,10 +196,10 @@ class Transactions:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     async def _known(self, topics: Sequence[str], key: str | None) -> TransactionResult | None:
-        """Return the answer that a transaction had under the key, None if there was none. Waits for the end of one in
-        flight. There is no await between the last look and the return.
+        """Return the answer of an earlier transaction with this key, None if there was none. Waits for the end of a
+        transaction in flight with this key. There is no await between the last look-up and the return.
 
-        Raises 400 if that was a transaction over other topics: the caller's key may not cover them.
+        Raises 400 if the earlier transaction had other topics, because the caller's API key may not cover them.
         """
         first = topics[0]
         while True:
@@ -220,8 +220,8 @@ class Transactions:
                 await self._commits.wait_for(in_flight)
 
     def _missing(self, members: Sequence[_Member]) -> list[_Member]:
-        """Return the appends whose topics do not exist yet. Raises `404 topic_not_found` if one must not be made, and
-        `409 topic_exists_incompatible` if a topic has, or would get, a class that no transaction can have."""
+        """Return the appends whose topics do not exist yet. Raises `404 topic_not_found` if a topic must not be made,
+        and `409 topic_exists_incompatible` if a topic has, or would get, a class that transactions do not support."""
         missing = []
         for member in members:
             topic = self._registry.topics.get(member.name)
@@ -234,7 +234,8 @@ class Transactions:
 
     async def _may_be_stored(self, members: Sequence[_Member], judged: _Judged) -> bool:
         """Return True if no append breaks the schema of its topic and all conditions hold; then there was no await
-        before the return, and nothing is stored or made. Return False if it had to wait. Raises 422, 409, 503."""
+        before the return. Return False if it had to wait; the caller starts over. Stores and makes nothing. Raises 422,
+        409, 503."""
         for member in members:
             conditions = member.request.conditions
             with _about(member.name):
@@ -265,8 +266,9 @@ class Transactions:
                     created.add(member.name)
 
     async def _admitted(self, topics: Sequence[Topic], members: Sequence[_Member], waited: float) -> tuple[bool, float]:
-        """Return True if all appends can get their seqs now, without an await before the return. Otherwise wait for
-        what is in the way, and return False, and how long the wait for room in a queue took (ms)."""
+        """Return True if all appends can get their seqs now; then there was no await before the return. Otherwise wait
+        for a barrier, columns, or room in a queue, and return False. The second result is how long the wait for room in
+        a queue took (ms)."""
         for topic, member in zip(topics, members, strict=True):
             with _about(topic.name):
                 if not await self._commits.settled(topic):
@@ -385,7 +387,7 @@ class Transactions:
         return commit
 
     def _remember_at_publication(self, commit: MemberCommit, key: str, members: Sequence[MemberSeqs], at: int) -> None:
-        """Have repeats of the transaction wait for its end, and its key remembered when it is published."""
+        """Make repeats of the transaction wait for its end, and remember its key when it is published."""
         topic, publish = commit.topic, commit.apply
         place = topic.id, key
         self._in_flight[place] = commit.done
@@ -422,7 +424,7 @@ class Transactions:
         self._registry.account(commit.topic)
 
     def _publish_undone(self, decided: _DecidedMember, commit: Commit) -> None:
-        """Show readers that the seqs are used, and that nothing is there."""
+        """Publish the seqs of an undone append as deleted records."""
         first_seq, last_seq, ts, appended, tags, blocks, watermark, floor, fence = decided
         topic = commit.topic
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, 0)
@@ -431,7 +433,7 @@ class Transactions:
         seqs = range(first_seq, last_seq + 1)
         topic.log.delete_seqs(seqs)
         topic.blocks.free(seqs)
-        if watermark:  # the eviction by caps does not count, what ttl had evicted before does
+        if watermark:  # the eviction by caps is undone too; earlier evictions by ttl stay
             topic.on_disk.floor_logged = min(topic.on_disk.floor_logged, floor)
         if topic.queue is not None:
             topic.queue.gone(seqs)
@@ -460,7 +462,8 @@ def _future(member: _Member) -> TopicConfig:
 
 
 def _check_class(name: str, durability: Durability) -> None:
-    """Refuse a topic that does not keep what it has acked. Raises `409 topic_exists_incompatible`."""
+    """Refuse a topic whose class does not keep acked records (`ephemeral`, `memory`). Raises `409
+    topic_exists_incompatible`."""
     if durability in ("ephemeral", "memory"):
         raise ApiError(
             "topic_exists_incompatible",

@@ -1,4 +1,4 @@
-"""What was read from files and is kept in memory, bounded in bytes.
+"""Caches of data that was read from files, bounded in bytes.
 
 payload_cache   blocks of records
 index_cache     index columns and tags

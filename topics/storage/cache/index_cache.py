@@ -2,8 +2,8 @@
 5).
 
 An entry may be dropped between any two steps of the loop: callers ask for it, use it in the same step, and ask again
-later. The newest entry always stays, however large it is, and so do the spans that are loaded together for one
-operation (`gathering`): otherwise loading one would drop another for ever.
+later. The newest entry always stays, however large it is. The spans that are loaded together for one operation stay too
+(`gathering`); otherwise loading one of them would drop another, for ever.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ the least recently used entries are dropped."""
 
 DIRECTORY_SHARE: Final = 16
 LEAST_DIRECTORY_BYTES: Final = 4 << 20
-"""The same for directories of tags: at least those of 150 full segments, in which every record has another tag."""
+"""The least bound for directories of tags (bytes): enough for 150 full segments in which every record has a different
+tag."""
 
 FEW_NAMES: Final = 1000
-"""Tags of which a directory is made at once, which takes less than a millisecond. To make one of more takes three times
-as long as to read the file. So it is made when the file is read again because there was no room for the tags."""
+"""For at most so many tags a directory is made at once, in less than a millisecond. A directory of more tags takes
+three times as long as reading the file. So it is made only when the file is read again because the cache had no room
+for the tags."""
 
 ALL_NAMES: Final = 1 << 32
 
 WHOLE_AFTER: Final = 32
-"""Parts of a `.tags` file that cost about as much as the whole file."""
+"""Reading so many parts of a `.tags` file costs about as much as reading the whole file."""
 
 SELDOM: Final = 8
-"""If there is no room for more directories, one is made in place of another for each so many that are missed. If
-segments are asked for in turn, and there are too many of them, most directories stay, and few are made in vain."""
+"""If there is no room for more directories, only one of so many missing directories is made, in place of another. So if
+too many segments are used in turn, most directories stay, and few are made in vain."""
 
 
 class _CachedTags:
@@ -59,19 +61,19 @@ class IndexCache:
         self._columns: OrderedDict[Span, int] = OrderedDict()
         self._tags: OrderedDict[Segment, _CachedTags] = OrderedDict()
         self._uses = 0
-        """How often tags were used, here or in files."""
+        """How often tags were used, in the cache or in files."""
         self._most_directory_bytes = max(cache_bytes // DIRECTORY_SHARE, LEAST_DIRECTORY_BYTES)
         self._directories: OrderedDict[Segment, TagDirectory] = OrderedDict()
         self.directory_bytes = 0
         self._missed = 0
-        """Directories that were missed when there was next to no room."""
+        """How many directories were missing when there was hardly any room."""
         self._gathered: Counter[Span] = Counter()
         self.bytes = 0
 
     @contextmanager
     def gathering(self, spans: Sequence[Span]) -> Iterator[None]:
-        """Keep these spans while they are loaded one after the other. Entries beyond the bound are dropped with the
-        next one that is added."""
+        """Keep these spans while they are loaded one after the other. Entries beyond the bound are dropped when the
+        next entry is added."""
         self._gathered.update(spans)
         try:
             yield
@@ -80,7 +82,7 @@ class IndexCache:
             self._gathered = +self._gathered
 
     def add_columns(self, span: Span) -> None:
-        """Count a span that was loaded, or has grown."""
+        """Add a span that was loaded, or count it again because it has grown."""
         self.forget_columns(span)
         size = span.column_bytes
         self._columns[span] = size
@@ -103,7 +105,7 @@ class IndexCache:
             self._columns.move_to_end(span)
 
     def forget_columns(self, span: Span) -> None:
-        """Forget a span that is gone, or not loaded any more."""
+        """Forget a span that was removed or unloaded."""
         known = self._columns.pop(span, None)
         if known is not None:
             self.bytes -= known
@@ -130,8 +132,9 @@ class IndexCache:
             self.bytes -= freed.tags.nbytes
 
     def wants_whole(self, directory: TagDirectory, parts: int) -> bool:
-        """Return True if tags that are not cached had better be read whole than these many parts of them: if there is
-        room for them, or if many parts were read since the tags that would have to go for them were last used."""
+        """Return True if the whole file of tags that are not cached should be read instead of so many parts of it: if
+        there is room for the tags, or if many parts were read since the last use of the tags that would be dropped for
+        them."""
         self._uses += 1
         if self.bytes + directory.tags_bytes <= self._max_bytes:
             return True
@@ -152,7 +155,7 @@ class IndexCache:
         return found
 
     def names_for_directory(self, segment: Segment) -> int:
-        """Return up to how many tags a directory is to be made of when the tags of a sealed segment are read."""
+        """Return the most tags for which a directory is made when the tags of a sealed segment are read."""
         if segment in self._directories:
             return 0
         if 8 * self.directory_bytes > 7 * self._most_directory_bytes:
@@ -176,12 +179,12 @@ class IndexCache:
             self.directory_bytes -= known.nbytes
 
     def forget(self, span: Span, segment: Segment) -> None:
-        """Forget a span that is gone, or not loaded any more, and its segment, which is gone."""
+        """Forget a span that was removed or unloaded, and its segment, which was removed."""
         self.forget_columns(span)
         self.forget_tags(segment)
 
     def forget_tags(self, segment: Segment) -> None:
-        """Forget a segment that is gone, or whose files have changed."""
+        """Forget the tags of a segment that was removed, or whose files have changed."""
         self._forget_directory(segment)
         self._drop_tags(segment)
 

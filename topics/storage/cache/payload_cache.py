@@ -21,7 +21,7 @@ from topics.storage.files.fs import Fs
 from topics.storage.wal.frames import FrameSeeds, StoredRecord, decode_append
 
 EVICTION_LOOKS: Final = 64
-"""Unwritten blocks that one eviction passes over before it leaves the rest to the next one."""
+"""How many unwritten blocks one eviction skips before it ends."""
 
 
 class BlockList:
@@ -96,8 +96,8 @@ class BlockList:
         del self._firsts[at]
 
     def free(self, seqs: Sequence[int]) -> None:
-        """Free the bytes of deleted records in pinned blocks, which nothing else bounds, once half of a block is
-        deleted."""
+        """Free the bytes of deleted records in pinned blocks when half of a block is deleted. Nothing else bounds these
+        bytes."""
         at = 0
         while at < len(seqs):
             index = bisect_right(self._firsts, seqs[at]) - 1
@@ -162,8 +162,8 @@ class PayloadCache:
         self._evict()
 
     def grown(self, block: Block) -> None:
-        """Count a block again that may have got a view when it was read; does nothing if the block is no longer
-        kept."""
+        """Count a block again after a read may have added a view to it. Does nothing if the cache no longer has the
+        block."""
         if id(block) in (self._pinned if block.pinned else self._lru):
             self.resized(block)
 
@@ -198,7 +198,7 @@ def read_records(fs: Fs, path: str, wanted: FrameRange, salt: int | None) -> tup
     """Read one range of a WAL file with this salt, and verify every frame's checksum. Return the records, and the seqs
     that do not verify. Blocking.
 
-    Raises FileNotFoundError if the file was dropped meanwhile.
+    Raises FileNotFoundError if the file was removed meanwhile.
     """
     with fs.open(path, read_only=True) as handle:
         window = handle.pread(wanted.length, wanted.offset)

@@ -1,8 +1,8 @@
-"""Loading what the index needs of a segment: columns of spans, and tags, off the loop and into the cache.
+"""Loads columns of spans, and tags, from segments into the cache, in worker threads.
 
-Damaged records become `corrupt` holes here and nowhere else: only after a second read under the lock of those files,
-because a segment that was replaced during the first read looks like a damaged one. Tags that were taken from such a
-`.data` are read again for the same reason: those of live records would be missing.
+Damaged records become `corrupt` holes here and nowhere else, and only after a second read under the lock of their
+files, because a segment that was replaced during the first read looks damaged. For the same reason, tags that were
+taken from a `.data` that lacks live records are read again.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 PASSED: Final = 256
-"""Segments that `candidates` passes over or looks into before other tasks run."""
+"""How many segments `candidates` skips or searches before other tasks run."""
 
 NO_TAGS: Final = TagColumns(b"", array("I"), array("I"), array("I"))
 
 ATTEMPTS: Final = 1000
-"""Loads that one operation may need. Each makes progress, so reaching the bound is an error in the program."""
+"""How many loads one operation may need. Each load makes progress, so reaching the bound is an error in the program."""
 
 
 class SpanOwner(DamagedTopic, Protocol):
@@ -59,16 +59,16 @@ class SpanOwner(DamagedTopic, Protocol):
     segment_set: SegmentSet | None
 
     def mark_changed(self) -> None:
-        """Note that the topic's part has to be made again."""
+        """Note that the next checkpoint has to make the topic's part again."""
         ...
 
 
 class MatchingTags(NamedTuple):
-    """All tags of a segment that match something, and perhaps others. Positions count from its first seq."""
+    """Tags of a segment: all that match a search, and perhaps others. Positions count from the segment's first seq."""
 
     tags: TagColumns
     n: int
-    """How many slots of the segment they are about. One that is not full may have more by now."""
+    """How many slots of the segment the tags cover. A segment that is not full may have more slots by now."""
 
     @classmethod
     def all_of(cls, tags: SegmentTags) -> MatchingTags:
@@ -92,8 +92,8 @@ class SpanLoader:
         await self._renew(topic, seqs, _scanned)
 
     async def reload(self, topic: SpanOwner, seqs: Iterable[int]) -> None:
-        """Load the spans of these seqs again from the file that says most about them, for a `.data` that is too short.
-        The caller holds the lock of the files' tier. Raises OSError."""
+        """Load the spans of these seqs again, for a `.data` that is too short, from the file that has most of their
+        columns. The caller holds the lock of the files' tier. Raises OSError."""
         await self._renew(topic, seqs, load_columns)
 
     async def _renew(
@@ -120,13 +120,13 @@ class SpanLoader:
             except NotLoaded as missing:
                 if topic.deleted:
                     raise topic_not_found(topic.name) from None
-                # Load all columns that it has needed so far, because loading some may drop others.
+                # Load all columns that the operation has needed so far, because loading some may drop others.
                 needed.update(dict.fromkeys(missing.spans))
                 await self.load(topic, tuple(needed))
         raise AssertionError("an operation asks for columns without end")
 
     async def load(self, topic: SpanOwner, spans: Iterable[Span]) -> None:
-        """Load the columns of these spans, as far as they are still the topic's.
+        """Load the columns of those of these spans that still belong to the topic.
 
         Raises OSError if the disk does not answer.
         """
@@ -152,7 +152,8 @@ class SpanLoader:
         await self._attach(topic, span, segment, n, found)
 
     async def _under_lock(self, topic: SpanOwner, segment: Segment, call: Callable[[SegmentTiers], T]) -> T:
-        """Call a function about a segment under the lock of its files, for what looked damaged without it."""
+        """Call a function about a segment under the lock of its files, after the segment looked damaged without the
+        lock."""
         segment_set = topic.segment_set
         assert segment_set is not None
         if segment.tier == "cold":
@@ -179,8 +180,8 @@ class SpanLoader:
             return await self._offload.run(Pool.COLD_READ, partial(call, self.tiers))
 
     async def _attach(self, topic: SpanOwner, span: Span, segment: Segment, n: int, found: LoadedSpan) -> None:
-        """Attach columns, unless the span has changed meanwhile; then make damaged records `corrupt` holes. If the
-        front of the log moves by it, that takes columns of later spans."""
+        """Attach columns, unless the span has changed meanwhile; then make damaged records `corrupt` holes. If this
+        moves the front of the log, columns of later spans are loaded too."""
         if await self.prepared(topic, partial(self._attach_at_once, topic, span, segment, n, found)):
             for first, last in found.damaged:
                 await self.prepared(topic, partial(self._give_up, topic, first, last))
@@ -197,7 +198,7 @@ class SpanLoader:
         return True
 
     def _give_up(self, topic: SpanOwner, first: int, last: int) -> None:
-        """Make damaged records a `corrupt` hole, as far as they are still live. Raises NotLoaded."""
+        """Make a `corrupt` hole of damaged records that are still live. Raises NotLoaded."""
         first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
         if first <= last and not topic.deleted:
             topic.log.add_hole(first, last, "corrupt")
@@ -210,7 +211,8 @@ class SpanLoader:
         known = self._cache.tags(segment)
         if known is not None:
             return known
-        # As of now: a segment that is not full may grow while it is read, and what was read is not all its tags then.
+        # The number of slots as of now: a segment that is not full may grow during the read, and then its later tags
+        # are missing.
         sealed = segment.sealed
         most_names = self._cache.names_for_directory(segment) if sealed else 0
         call = partial(load_tags, segment=segment, n=segment.n, most_names=most_names)
@@ -224,7 +226,7 @@ class SpanLoader:
         return found.tags
 
     def _without(self, spans: Sequence[Span], keys: Sequence[int]) -> int:
-        """Return how many of these spans, from the first on, have no tag with one of these keys."""
+        """Return how many of these spans, counted from the first one, have no tag with one of these keys."""
         for i, span in enumerate(spans):
             assert isinstance(span.segment, Segment)
             if self.may_have_any(span.segment, keys):
@@ -232,7 +234,7 @@ class SpanLoader:
         return len(spans)
 
     def may_have_any(self, segment: Segment, keys: Sequence[int]) -> bool:
-        """Return False only if it is known that no record of a segment has a tag with one of these keys."""
+        """Return False only if memory knows that no record of a segment has a tag with one of these keys."""
         directory = self._cache.directory(segment)
         return directory is None or directory.may_have_any(keys)
 
@@ -244,7 +246,7 @@ class SpanLoader:
         return None if self.may_have_any(segment, (key_of(name),)) else NO_SLOTS
 
     async def matching_tags(self, topic: SpanOwner, segment: Segment, matches: Sequence[TagMatch]) -> MatchingTags:
-        """Return tags of a segment among which are all that match. Raises OSError."""
+        """Return tags of a segment, among them all matching ones. Raises OSError."""
         directory = self._cache.directory(segment)
         if directory is None:
             return MatchingTags.all_of(await self.tags(topic, segment))
@@ -262,7 +264,8 @@ class SpanLoader:
         return MatchingTags.all_of(await self.tags(topic, segment))
 
     async def _read_parts(self, segment: Segment, directory: TagDirectory, parts: Sequence[int]) -> TagColumns | None:
-        """Return parts of a segment's tags; None if they cannot be had from the hot directory, or are not as known."""
+        """Return parts of a segment's tags; None if the file is not in the hot directory, or does not match the
+        checksums in memory."""
         call = partial(load_tag_parts, self._without_cold, segment, directory, parts)
         try:
             return await self._offload.run(Pool.HOT_READ, call)

@@ -1,14 +1,14 @@
 """Fillers without a verdict: for damaged ranges that were too short for one (`salvage`, `docs/storage.md` 7).
 
-A filler is exactly as long as the range that it replaces, and the verdict (a hole for each topic) may be longer than
-that. Such a filler is *bare*: it only says that it is a filler, and every replay comes to the same verdict by itself:
+A filler is exactly as long as the range that it replaces. If the verdict (a hole for each topic) does not fit into it,
+the filler is *bare*: it only says that it is a filler, and every replay comes to the same verdict by itself:
 
-- For a topic with a later record, or a later FileEnd of the same file, that tells how many seqs are missing.
-- For any other topic of the shard the range may have held as many records as there is room for. They are a hole at the
-  end of the replay.
+- If a topic has a later record, or the file a later FileEnd, this tells how many seqs are missing.
+- For any other topic of the shard, replay assumes that the range held as many records as it has room for. They become a
+  hole at the end of the replay.
 - An `ephemeral` topic has no seqs in the log. The range may have held its reserve of seqs.
 
-So nothing besides the filler has to be written, and the file changes from damaged to repaired in one step.
+So salvage writes nothing besides the filler, and the file changes from damaged to repaired in one step.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def most_seqs(size: int, *, routed: bool) -> int:
 
 
 def outstanding(fillers: Iterable[BareFiller], topics: Mapping[int, RecoveredTopic]) -> dict[int, int]:
-    """Return, by topic id, how many seqs behind its head may have been in these ranges. A topic whose head has moved
-    since is left out: its later frames have told how many were missing."""
+    """Return, by topic id, how many seqs behind the topic's head may have been in these ranges. A topic whose head has
+    moved since is left out: its later frames have shown how many seqs were missing."""
     counts: dict[int, int] = {}
     for filler in fillers:
         size = filler.end.offset - filler.place.offset

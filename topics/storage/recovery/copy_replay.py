@@ -1,8 +1,8 @@
 """Copies and routers in replay (`docs/spec/crash.md` 16 to 20).
 
-Responsible for Forwarded frames, for origins, and for the state of routers after the log has been read. Recovery builds
-the structure first and looks for bytes second: `lost_copies` finds copies without bytes when the ends of all shards are
-known.
+Responsible for Forwarded frames, for origins, and for the state of routers after the log has been read. Replay first
+builds the copies without their bytes. When the ends of all shards are known, `lost_copies` finds the copies whose bytes
+are missing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def keep_origins(topic: RecoveredTopic) -> None:
 
 
 class CopyReplay:
-    """Applies Forwarded frames, and settles the routers in the end. Blocking."""
+    """Applies Forwarded frames, and corrects the routers at the end. Blocking."""
 
     def __init__(self, fs: Fs, files: WalFiles, columns: ColumnLoader) -> None:
         self._fs = fs
@@ -92,7 +92,7 @@ class CopyReplay:
         return forwarded.trims
 
     def _copy(self, topic: RecoveredTopic, frame: Frame, recipe: CopyRecipe) -> None:
-        """Add the copies of one recipe. The structure does not need their bytes, but their tags do."""
+        """Add the copies of one recipe. Only their tags have to be read from their bytes."""
         n = len(recipe.flags)
         flags = bytearray(recipe.flags)
         tags = self._tags(topic, frame.seq, recipe, flags)
@@ -111,7 +111,7 @@ class CopyReplay:
         topic.copies.need(set(recipe.files) - {0}, frame.seq + n - 1)
         if topic.origins is not None:
             for i, (kind, seq) in enumerate(zip(each_kind(recipe.kinds), recipe.origin_seqs, strict=True)):
-                if flags[i] & HAS_ORIGIN and frame.seq + i not in topic.missing:  # a lost copy may come another way
+                if flags[i] & HAS_ORIGIN and frame.seq + i not in topic.missing:  # a lost copy may come by another path
                     topic.origins.add(kind.topic_id, seq)
 
     def _tags(self, topic: RecoveredTopic, first: int, recipe: CopyRecipe, flags: bytearray) -> list[str | None]:

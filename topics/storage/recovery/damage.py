@@ -1,8 +1,8 @@
 """Damage: bytes of the log that were synced and are missing or changed (`docs/spec/semantics.md` 8.10).
 
-Responsible for reporting it: where the bytes are, which seqs of which topics they held, and how many frames a filler
-has to stand for if salvage gives them up. `log_end` decides between damage and a torn end; `salvage` gives the range
-up.
+Responsible for reporting damage: where the bytes are, which seqs of which topics they held, and how many frames a
+filler has to replace if salvage gives the bytes up. `log_end` decides between damage and a torn end; `salvage` gives
+the range up.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class BadRange(NamedTuple):
     ordinal: int
     """Ordinal of the file's first frame, from its name."""
     head: WalHead
-    """The beginning of the file. If that is damaged, the whole file is."""
+    """The beginning of the file. If it is damaged, the whole file counts as damaged."""
     start: int
     stop: int
 
 
 class LostSeqs(NamedTuple):
     """The seqs of one topic that a bad range held, both ends inclusive; `last` is None if the rest of the log does not
-    tell."""
+    show it."""
 
     first: int
     last: int | None
 
 
 class DamagedContent(NamedTuple):
-    """What a bad range held, as far as the rest of the log tells."""
+    """The content of a bad range, as far as the rest of the log shows it."""
 
     losses: Mapping[int, LostSeqs]
     """The lost seqs by topic id."""
@@ -61,7 +61,8 @@ class LostFrames(NamedTuple):
 
 
 class Damage(Exception):
-    """Synced bytes of the log are missing or changed. Strict recovery refuses to start; salvage gives `where` up."""
+    """Synced bytes of the log are missing or changed. Strict recovery refuses to start; salvage gives the range `where`
+    up."""
 
     def __init__(self, where: BadRange, affected: DamagedContent, frames: LostFrames) -> None:
         self.where = where
@@ -70,7 +71,7 @@ class Damage(Exception):
         super().__init__(self.sentence())
 
     def sentence(self) -> str:
-        """Return what the operator has to know, in one sentence."""
+        """Return the message for the operator, one sentence."""
         where, parts = self.where, []
         for topic_id, (first, last) in sorted(self.affected.losses.items()):
             name = self.affected.names.get(topic_id, f"id {topic_id}")

@@ -53,7 +53,7 @@ class FrameBatch:
 
     @property
     def weight(self) -> int:
-        """Return how many frames it stands for: a filler of salvage stands for those that it replaces. Raises any
+        """Return how many frames it counts as: a filler of salvage counts as the frames that it replaces. Raises any
         exception for a malformed filler."""
         if len(self.rows) == 1 and self.rows[0][2] == _SHARD_OPEN:
             return int(self.extras[self.rows[0][0]].get("replaces", 1))
@@ -76,9 +76,10 @@ class FrameBatches:
         """`begin` is the offset of the first frame to be read, `count` its ordinal. `progress` counts the bytes read.
         Raises OSError."""
         self.at = begin
-        """Offset behind the last window of frames; in the end, of the first bytes that are no frame."""
+        """Offset behind the last window of frames; after the iteration, the offset of the first bytes that are not a
+        frame."""
         self.reason = "window"
-        """Why those bytes are no frame (`LogScan.reason`)."""
+        """Why these bytes are not a frame (`LogScan.reason`)."""
         self.batch_at = begin
         """Offset behind the last whole batch."""
         self.count = count

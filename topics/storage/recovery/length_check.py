@@ -1,6 +1,6 @@
-"""Checks that every hot `.data` is as long as the part of its topic says. A sealed file that was cut short, or that is
-missing, is found at the start and not when it is read years later (`docs/spec/crash.md` 10, `docs/spec/semantics.md`
-8.4).
+"""Checks that every hot `.data` is as long as the part of its topic says. So the daemon finds a sealed file that was
+cut short, or is missing, at the start, and not when it is read years later (`docs/spec/crash.md` 10,
+`docs/spec/semantics.md` 8.4).
 
 The start checks `AT_START` files, those of topics with frames in the log first: one call each, a few microseconds if
 the directory is cached. The rest follows when the daemon is ready. Missing bytes are treated like any other damage:
@@ -54,12 +54,12 @@ def check_at_start(recovered: RecoveredState, tiers: SegmentTiers, most: int = A
 
 
 class LengthCheck:
-    """Checks the files that the start has left. Made by the engine; `run` is a background task."""
+    """Checks the files that were not checked at the start. Made by the engine; `run` is a background task."""
 
     def __init__(
         self, loader: SpanLoader, topics: Mapping[int, Any], account: Callable[[Any], None], offload: Offload
     ) -> None:
-        """`topics` are the live topics by id, each a `SpanOwner`; `account` updates the totals of one that has lost
+        """`topics` are the live topics by id, each a `SpanOwner`; `account` updates the totals of a topic that has lost
         records."""
         self.pending: list[int] = []
         """Ids of topics whose files have not been checked since the start."""
@@ -69,8 +69,8 @@ class LengthCheck:
         self._offload = offload
 
     async def run(self) -> None:
-        """Check all files once. An error about one topic leaves its files to their readers. May be cancelled at any
-        time."""
+        """Check all files once. If a topic has an error, its files are checked only when they are read. May be
+        cancelled at any time."""
         while self.pending:
             topic = self._topics.get(self.pending.pop())
             if topic is None or topic.segment_set is None:

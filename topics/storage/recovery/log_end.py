@@ -1,8 +1,9 @@
 """Where a shard's log ends, or is damaged (`docs/spec/storage.md` section 3, `docs/spec/crash.md` 4 and 5).
 
-Replay stops at bytes that are no frame. This module decides whether they are the torn end of writes that no sync has
-covered, or damage: bytes that were on disk and are not any more. Bytes below a vouched position are damage. The frames
-behind the bytes (`frame_search`) tell the vouched position, where the log continues, and how many seqs are missing.
+Replay stops at bytes that are not a frame. This module decides whether these bytes are the torn end of writes that no
+sync has covered, or damage: bytes that were on disk and have changed. Bytes below a vouched position (up to which a
+sync has covered the log) are damage. The frames behind the bytes (`frame_search`) show the vouched position, where the
+log continues, and how many seqs are missing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = get_logger(__name__)
 WAL_FILE_BYTES: Final = 64 << 20
 """Default length of a file of the log (`TOPICS_WAL_FILE_BYTES`)."""
 MOST_FILE_BYTES: Final = 1 << 30
-"""The most bytes that are assumed lost with the end of a file."""
+"""Recovery assumes that a file has lost at most so many bytes with its end."""
 
 
 class OpenEnd(NamedTuple):
@@ -47,9 +48,9 @@ class OpenEnd(NamedTuple):
     following: int | None
     """Ordinal of the next file, None if this is the last one."""
     at: int
-    """Offset of the first bytes that are no frame."""
+    """Offset of the first bytes that are not a frame."""
     reason: str
-    """Why those bytes are no frame (`LogScan.reason`)."""
+    """Why these bytes are not a frame (`LogScan.reason`)."""
     batch_at: int
     """Offset behind the last whole batch."""
     batch_count: int
@@ -60,7 +61,7 @@ def was_cut_short(file: LogFile, head: WalHead, at: int) -> bool:
     """Return True if a file that has no FileEnd has lost its end. `at` is where its frames stop, or where replay would
     have begun.
 
-    This cannot be told of a file of version 1, unless it ends before replay begins.
+    For a file of version 1 this is known only if it ends before replay begins.
     """
     if file.size < at:
         return True
@@ -132,7 +133,7 @@ class LogEnds:
         shard, file, following = end.shard, end.file, end.following
         topics = self._topics.values()
         replaces = 1 if following is None else max(following - end.batch_count - on.frames, 0)
-        stop = max(on.stop, end.batch_at)  # a snapshot may have more of a file than is left of it
+        stop = max(on.stop, end.batch_at)  # the position in a snapshot may be beyond the remaining end of the file
         longest = stop
         if lost_end and (following is None or replaces != 1):  # a single frame is FileEnd, which holds no seqs
             longest = max(stop, most_bytes(self._file_bytes))

@@ -43,10 +43,11 @@ class LogLayout:
             raise DataDirError(f"{datadir.wal_dir} holds WAL files of two layouts")
 
     def _leave_out_old(self, snapshot: Snapshot) -> None:
-        """Keep the shards of the layout that the snapshot has announced.
+        """Keep the shards of the layout that the snapshot has announced. Old files are removed only when every new file
+        exists.
 
-        Old files are removed only when every new one exists. So while there is an old one, a missing new file was never
-        made; after that it is lost, and recovery refuses.
+        So while an old file exists, a missing new file was never made. If no old file exists, a missing new file is
+        lost, and recovery refuses.
         """
         first = self.first_ordinal = min(position[0] for position in snapshot.positions.values())
         count, datadir = snapshot.shards, self._datadir

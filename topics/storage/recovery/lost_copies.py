@@ -28,7 +28,7 @@ class LostCopies:
         self._filled = any(shard.fillers for shard in shards.values())
 
     def find(self, topics: Collection[RecoveredTopic]) -> dict[int, list[LostRun]]:
-        """Make holes of the records without bytes. Return the lost copies by topic id."""
+        """Make holes of the copies whose bytes are missing. Return the lost copies by topic id."""
         if self._filled:
             for topic in topics:
                 self._give_up_filled(topic)
@@ -70,13 +70,13 @@ class LostCopies:
                 topic.part = None
 
     def _is_given_up(self, file: int, offset: int) -> bool:
-        """Return True if salvage has given up the bytes there, or they are in a segment: then they were on disk
-        once."""
+        """Return True if salvage has given up the bytes at this place, or if the place is in a segment: then the bytes
+        were on disk once."""
         kind = self._files.place_of(file)[0] if file else ""
         return kind == "segment" or self._is_filled(file, offset)
 
     def _is_filled(self, file: int, offset: int) -> bool:
-        """Return True if salvage has given up the bytes there."""
+        """Return True if salvage has given up the bytes at this place."""
         if not self._filled:
             return False
         kind, shard, ordinal = self._files.place_of(file) if file else ("", 0, 0)

@@ -41,7 +41,7 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 NO_LEASES_RUN: Final = Instant(0, 0)
-"""For callers that only inspect a directory, and do not need to know when leases end."""
+"""The time of a start at which all leases are over. For callers that only inspect a directory."""
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class LostRun(NamedTuple):
 
 
 class TransactionDecision(NamedTuple):
-    """What was decided about the records of a transaction in one topic, of which a Decision frame is missing."""
+    """The decision about a transaction in one topic whose Decision frame is missing."""
 
     topic_id: int
     first: int
@@ -135,7 +135,7 @@ class RecoveredTopic:
         self.config = config
         self.log = log if log is not None else TopicLog()
         self.ceiling = 0
-        """The highest seq that may have been given out (`docs/spec/crash.md` 1)."""
+        """The highest seq that may have been assigned (`docs/spec/crash.md` 1)."""
         self.end = LogPosition(-1, 0)
         """End of the last frame that is in this state; earlier frames are skipped (`docs/spec/crash.md` 8)."""
         self.keys: DedupeWindow | None = None
@@ -143,7 +143,7 @@ class RecoveredTopic:
         self.last_write: int | None = None
         self.last_read: int | None = None
         self.part: bytes | None = None
-        """Its part in the snapshot, until something newer is found."""
+        """Its part in the snapshot, until a newer part is found."""
         self.base: bytes | None = None
         """The part that replay began with; None if the whole topic is in the log."""
         self.segments: list[Segment] = []
@@ -170,13 +170,13 @@ class RecoveredTopic:
         self.transactions: TransactionKeys | None = None
         """The keys of transactions whose first topic it is."""
         self.forwarded_to = 0
-        """The highest seq that a router has copied or skipped, or a consumer has finished: so that seq existed,
-        whatever the log has now."""
+        """The highest seq that a router has copied or skipped, or a consumer has finished. So this seq existed, even if
+        the log does not have it any more."""
         self.stash: list[StashedRecords] = []
         """Records that an `ephemeral` topic is writing out; they count when its ConfigUpdate follows."""
         self.doomed = False
-        """True if its files are missing, so that its frames cannot be applied: the log must say later that it was
-        deleted."""
+        """True if its files are missing, so that its frames cannot be applied. Then a later frame of the log must say
+        that the topic was deleted."""
 
 
 class RecoveredShard:
@@ -209,7 +209,7 @@ class RecoveredShard:
         self.end = 0
         """Offset in that file behind the last whole batch."""
         self.ended = False
-        """True if the last file is complete (FileEnd) and its successor never got its name."""
+        """True if the last file is complete (FileEnd) and the next file does not exist."""
         self.frame_count = 0
         """Ordinal of the frame at `end`."""
         self.last_seqs: dict[int, int] = {}
@@ -217,7 +217,7 @@ class RecoveredShard:
         self.fillers: list[FilledRange] = []
         """Ranges that salvage has given up (`docs/spec/crash.md` 15)."""
         self.bare_fillers: list[BareFiller] = []
-        """The ranges without a verdict, until it is known what they held (`bare_fillers`)."""
+        """The ranges without a verdict, until replay knows their content (`bare_fillers`)."""
         self.vouched = LogPosition(0, 0)
         """The position up to which a sync is known to have covered the log (`docs/spec/crash.md` 4 and 5)."""
         self.boot_id: str | None = None
@@ -244,12 +244,13 @@ MALFORMED: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions that values with a valid checksum but malformed content may raise; which one depends on the value."""
+"""The exceptions that decoding a malformed value may raise although its checksum is valid. The type depends on the
+value."""
 
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Run a body; turn the exceptions of malformed content into DataDirError. `what` is named in the message."""
+    """Run a body; turn the exceptions of malformed content into DataDirError, whose message names `what`."""
     try:
         yield
     except (*MALFORMED, cbor2.CBORDecodeError) as error:
@@ -261,24 +262,27 @@ class _ShortSpan(NamedTuple):
 
     topic: RecoveredTopic
     live: int
-    """How many records the part counts as live; it may be unknown which ones."""
+    """How many records the part counts as live. It may be unknown which records these are."""
     unflagged: int
-    """How many deletions were to be flagged in the files, before replay has added any."""
+    """How many deletions still had to be flagged in the files when replay began."""
     dropped: bool
-    """True if there are no files at all. Then deletions by tag find nothing there; others are of live records."""
+    """True if the span has no files at all. Then deletions by tag find no records in it, and other deletions are of
+    live records."""
 
     def is_over(self, span: Span) -> bool:
-        """Return True if replay has deleted as many records as were live: then the others had been deleted before."""
+        """Return True if replay has deleted as many records as the part counts as live. Then the other records had been
+        deleted before."""
         return self.dropped and len(span.unflagged or ()) - self.unflagged >= self.live
 
 
 class ColumnLoader:
     """Loads columns that replay needs; keeps only the last few spans in memory.
 
-    Files may be newer than the part that replay begins with: the manifest that knew of them is damaged, or a crash came
-    before it was written. Records that a file no longer has, or flags as deleted, are live for replay as they are for
-    the part, until a frame deletes or evicts them: an eviction moves the floor only if it evicts a live record, and
-    deleted records are not damaged ones. When replay is over, the files are asked again (`settle`).
+    Files may be newer than the part that replay begins with: the manifest that knew them is damaged, or a crash came
+    before it was written. Records that such a file no longer has, or flags as deleted, are live in the part. Replay
+    treats them as live until a frame deletes or evicts them, because an eviction moves the floor only if it evicts a
+    live record, and because a deleted record is not a damaged one. When replay is over, the files are read again
+    (`settle`).
     """
 
     KEPT: Final = 16
@@ -286,7 +290,7 @@ class ColumnLoader:
     def __init__(self, tiers: SegmentTiers) -> None:
         self.tiers = tiers
         self.damaged: dict[int, list[tuple[int, int]]] = {}
-        """Records that were found damaged and were not known to be lost, by topic id."""
+        """Records that replay found damaged, and that the log does not report as lost, by topic id."""
         self._loaded: deque[Span] = deque()
         self._replaying = True
         self._ahead: dict[Span, _ShortSpan] = {}
@@ -327,8 +331,8 @@ class ColumnLoader:
         if later:
             columns, damaged = self._as_of_part(span, columns), []
         if self.run(topic, partial(topic.log.attach, span, columns)) and topic.log.stored.holds(span):
-            # Deletions that are newer than the part were being flagged. A flag may be in only one of .data and .idx,
-            # and either of the two may be read next time.
+            # A crash interrupted the flagging of deletions that are newer than the part. A flag may be in only one of
+            # .data and .idx, and the next read may use either.
             span.unflag()
         if later and (found.damaged or columns is not found.columns) and span not in self._ahead:
             self._ahead[span] = _ShortSpan(topic, live, len(span.unflagged or ()), self._was_dropped(segment))
@@ -360,7 +364,7 @@ class ColumnLoader:
         return columns._replace(dead=bytes(dead))
 
     def settle(self, topics: Mapping[int, RecoveredTopic]) -> None:
-        """Take over what the files say, because replay is over: records that the files do not have are deleted or
+        """Take over the state of the files at the end of replay: records that the files do not have are deleted or
         damaged. Raises OSError if the disk does not answer."""
         self._replaying = False
         for span, ahead in self._ahead.items():
@@ -378,7 +382,7 @@ class ColumnLoader:
                 self._settle_files(topic)
 
     def _settle_files(self, topic: RecoveredTopic) -> None:
-        """Take over from the files which records were deleted by tag, where the tags have left the files with the
+        """Take over from the files which records were deleted by tag, if the files have lost the tags together with the
         records."""
         for span in topic.log.stored.all():
             segment = span.segment
@@ -396,13 +400,13 @@ class ColumnLoader:
         self._loaded.popleft().detach()
 
     def forget_all(self) -> None:
-        """Drop all columns: from here on the daemon's cache counts what is in memory."""
+        """Drop all columns: from now on the daemon's cache counts the columns in memory."""
         while self._loaded:
             self._forget()
 
 
 class RecoveredState(NamedTuple):
-    """The result: what the daemon starts with."""
+    """The result of recovery, with which the daemon starts."""
 
     topics: dict[int, RecoveredTopic]
     shards: list[RecoveredShard]
@@ -422,7 +426,7 @@ class RecoveredState(NamedTuple):
     new_layout: bool
     """True if the snapshot is from a change of the shard count; files of the old layout may still exist."""
     replayed: set[int]
-    """Ids of topics with frames in the replayed range: work on their files may have been interrupted."""
+    """Ids of topics with frames in the replayed range. A crash may have interrupted work on their files."""
     directories: set[int]
     """Ids of topics, deleted ones among them, that have a directory."""
     generations: dict[int, int]
@@ -431,9 +435,9 @@ class RecoveredState(NamedTuple):
     copied_topics: set[int]
     """Ids of topics, deleted ones among them, with segments that copies point to."""
     missing: dict[int, list[LostRun]]
-    """Copies whose bytes are missing, by topic id. They are holes already."""
+    """Copies whose bytes are missing, by topic id. Replay has made holes of them already."""
     decisions: Sequence[TransactionDecision] = ()
-    """What was decided about transactions that were in doubt."""
+    """The decisions about transactions that were in doubt."""
 
 
 def shard_of(topic_id: int, shards: int) -> int:

@@ -12,18 +12,18 @@ a topic before that topic's own position in the snapshot is skipped: the snapsho
 the log says and decides nothing by itself: evictions and deletions are logged, and so are the holes that an earlier
 recovery has found (`topic_replay`).
 
-*The end.* What a sync has covered is vouched for: by a Synced frame, by a snapshot, by the existence of a later file. A
-bad frame at or after the highest vouched position of the shard is the torn end of unsynced writes and is cut off,
-together with the batch that it tears. A bad frame before it is damage: bytes that were on disk and are not any more
-(`log_end`). Strict recovery then refuses, naming what is affected (`damage`); salvage (`salvage`) replaces the bad
-range by a filler frame of the same length that carries the verdict, and recovery begins again.
+*The end.* Bytes that a sync has covered are *vouched for*: by a Synced frame, by a snapshot, or by the existence of a
+later file. A bad frame at or after the highest vouched position of the shard is the torn end of unsynced writes and is
+cut off, together with the batch that it tears. A bad frame before this position is damage: bytes that were on disk and
+have changed (`log_end`). Strict recovery then refuses, naming what is affected (`damage`); salvage (`salvage`) replaces
+the bad range by a filler frame of the same length that carries the verdict, and recovery begins again.
 
 *The verdict.* A topic whose class does not wait for syncs may have shown seqs that are lost now. Its head becomes its
 ceiling, and the seqs between are a `lost` hole, unless the machine stayed up (the boot id and the directory are the
-same and no sync has failed), in which case everything that write(2) took still exists. The verdict is logged and synced
-(`ShardOpen` and its Hole frames) before any request is served, and so is everything that was replayed: bytes beyond the
-vouched position are written again, because after a failed sync the page cache may show what the disk does not hold
-(`verdicts`).
+same and no sync has failed), in which case all bytes that write(2) took still exist. The verdict is logged and synced
+(`ShardOpen` and its Hole frames) before any request is served. All replayed bytes are synced too: bytes beyond the
+vouched position are written again, because after a failed sync the page cache may show bytes that the disk does not
+hold (`verdicts`).
 
 Everything here blocks; the daemon runs it in a worker thread.
 """
@@ -150,7 +150,7 @@ class _Replay:
         """Where replay begins, by shard."""
         self._shards: list[RecoveredShard] = []
         self._stored_heads: dict[int, int] = {}
-        """The heads of the topics of the snapshot, by id."""
+        """The heads of the topics in the snapshot, by id."""
         frames = TopicReplay(self._topics, clock, self._columns, self._copies)
         self._transactions = TransactionReplay(frames.apply, frames.undo, outcomes)
         if base.snapshot is not None:
@@ -170,12 +170,12 @@ class _Replay:
 
     @property
     def outcomes(self) -> Mapping[Members, bool]:
-        """Whether each transaction in the log is undone, when the log has been read."""
+        """For each transaction in the log, True if it is undone. Complete when the log has been read."""
         return self._transactions.outcomes
 
     def read_log(self, progress: Progress, file_bytes: int) -> bool:
-        """Replay every shard. Return False if that has to be done again, with the `outcomes` of this time. Raises what
-        `recover` raises."""
+        """Replay every shard. Return False if a new replay has to do it again, with the `outcomes` of this one. Raises
+        the errors of `recover`."""
         fs, datadir, topics = self._fs, self._datadir, self._topics
         layout = LogLayout(fs, datadir, self._base.snapshot, self._base.shards)
         progress.total += layout.size()
@@ -204,8 +204,8 @@ class _Replay:
         return self._transactions.decide(damaged, partial(self._may_be_there, damaged))
 
     def _may_be_there(self, damaged: Callable[[int], bool], topic_id: int, last: int) -> bool:
-        """Return True if records of a topic up to `last`, whose batch was not found, may be in a range that was given
-        up, or from before the replayed range."""
+        """Return True if records of a topic up to `last`, whose batch was not found, may be in a range that salvage
+        gave up, or before the replayed range."""
         if damaged(topic_id):
             topic = self._topics.by_id.get(topic_id)
             return topic is None or last <= topic.log.head_seq
@@ -213,7 +213,7 @@ class _Replay:
         return topic_id not in self._topics.replayed if head is None else last <= head
 
     def result(self, *, ids_of_unknown_count: bool) -> RecoveredState:
-        """Return the result. `ids_of_unknown_count`: ids of which only frames are left are not given out again.
+        """Return the result. With `ids_of_unknown_count`, ids that only frames mention are not given out again.
 
         Raises DataDirError if files are missing, and OSError.
         """

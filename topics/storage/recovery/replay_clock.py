@@ -40,7 +40,7 @@ class ReplayClock:
         self.windows = max(self.windows, at)
 
     def note_keys(self, topic: RecoveredTopic) -> None:
-        """Note the times of the keys that the topic knows: no window began in the future."""
+        """Note the times of the keys that the topic remembers: no window can have begun in the future."""
         if topic.keys is not None:
             self.note_window(topic.keys.last_at)
         if topic.commit_keys is not None:
@@ -49,13 +49,13 @@ class ReplayClock:
             self.note_window(topic.transactions.last_at)
 
     def now(self) -> Instant:
-        """Return the moment of the start, when everything has been read."""
+        """Return the moment of the start. Must be called when everything has been read."""
         by_wall = self.retention if self._by_wall else 0
         return Instant(self.started.mono, max(self.started.window, self.windows, by_wall))
 
     def move_leases(self, topics: Iterable[RecoveredTopic]) -> Instant:
-        """Move leases and delays to the moment of the start, and return that: none runs longer than it was given
-        for."""
+        """Move leases and delays to the moment of the start, and return this moment. No lease runs longer than it was
+        granted."""
         now = self.now()
         if now != self.started:
             for topic in topics:

@@ -1,10 +1,10 @@
-"""A data directory that is a copy of another: recognised at its first start, so that its topics continue with higher
-seqs than the original can have used.
+"""Recognises a data directory that is a copy of another one, at its first start, so that its topics continue with
+higher seqs than the original can have used.
 
-A copy shows a moment of the past. Records appended after that moment were read by others, under seqs that the copy does
-not know. If it gave these out again, there would be two records under one seq (`docs/design/restored-directories.md`).
-So every head moves up by `SKIPPED_SEQS`, more than can have been appended since, and readers are told of the seqs
-between as `lost`.
+A copy has the state of a past moment. Readers may have read records that were appended to the original after that
+moment, under seqs that the copy does not know. If the copy assigned these seqs again, two records would have the same
+seq (`docs/design/restored-directories.md`). So every head moves up by `SKIPPED_SEQS`, more than can have been appended
+since, and readers get a `lost` tombstone for the seqs between.
 
 A copy is recognised by the file `RESTORED` in it, which `scripts/copy` writes and an operator may; or, if it was not
 stopped cleanly, by a directory with another inode than when its log was opened.
@@ -39,13 +39,14 @@ def is_restored(fs: Fs, root: str, recovered: RecoveredState, identity: str) -> 
 
 
 def _was_stopped(shard: RecoveredShard, start: ReplayPosition | None) -> bool:
-    """Return True if the log may have ended with a clean stop: with its mark, or covered by the snapshot completely."""
+    """Return True if the log may have ended with a clean stop: it ends with the mark of a clean stop, or the snapshot
+    covers all of it."""
     return shard.clean or (start is not None and shard.frame_count == start.frames)
 
 
 def forget(fs: Fs, root: str) -> None:
-    """Remove the mark, once the heads have been moved durably. A crash before this moves them once more, which does no
-    harm. Blocking."""
+    """Remove the mark. Must be called when the heads have been moved durably. If a crash comes before, the next start
+    moves the heads once more, which does no harm. Blocking."""
     if fs.exists(join(root, MARK)):
         fs.unlink(join(root, MARK))
         fs.sync_dir(root)

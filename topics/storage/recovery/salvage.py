@@ -3,9 +3,9 @@
 
 The bad range is replaced by one *filler*: a ShardOpen frame of exactly its length, whose payload says what was lost. No
 other byte of the file moves, so every position in snapshots, Synced frames and the index stays valid. The filler is the
-durable record of the decision: replay turns it into `corrupt` holes, and the next strict start finds no damage. If a
+durable record of the decision: replay turns it into `corrupt` holes, and the next strict start finds no damage. If the
 range is too short for a verdict, the filler is bare, and every replay comes to the same holes by itself
-(`bare_fillers`). So no range is too short. The original file is kept aside.
+(`bare_fillers`). So salvage works for a range of any length. It keeps the original file under another name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 MOST_BEYOND: Final = 1 << 30
-"""How far beyond the end of a file a damaged range may reach: a file that has lost its end was at most this much
+"""How many bytes beyond the end of a file a damaged range may reach: a file that has lost its end was at most this much
 longer."""
 
 
@@ -81,7 +81,7 @@ def _write_copy(fs: Fs, damage: Damage, handle: File, path: str) -> None:
             # A file that began with half a frame would not be recognised as one of version 1.
             write_all(copy, _before(damage, 0).sealed(None, 0), 0)
         else:
-            copy_bytes(handle, 0, where.start, copy, 0)  # what the file lacks of it reads as zeros
+            copy_bytes(handle, 0, where.start, copy, 0)  # missing bytes of the file read as zeros
         write_all(copy, filler.sealed(salt, where.start), where.start)
         if not ends_file:
             copy_bytes(handle, where.stop, size, copy, where.stop)
@@ -158,8 +158,8 @@ def _most_lost(affected: DamagedContent, topic_id: int) -> int:
 
 
 def bare_filler(replaces: int, length: int) -> UnsealedFrames | None:
-    """Return a filler of exactly `length` bytes that stands for so many frames and says nothing else; None if `length`
-    is too short, which no range is that has held these frames."""
+    """Return a bare filler of exactly `length` bytes that replaces so many frames; None if `length` is too short. A
+    range that has held these frames is never too short."""
     data = _sized({"replaces": replaces} if replaces != 1 else {}, length)
     if data is None and replaces == 1:
         # One byte more than the shortest filler: an empty map whose length is encoded in an extra byte.

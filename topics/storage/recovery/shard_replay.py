@@ -71,7 +71,7 @@ class ShardReplay:
         self._shard = shard = RecoveredShard(found.shard, found.path)
         shard.vouched = LogPosition(begin.ordinal, begin.offset)
         if snapshot is not None and found.shard in snapshot.positions:
-            # A substitute made from manifests knows neither; the frames may.
+            # A substitute snapshot made from manifests has neither of them; the frames may have them.
             shard.boot_id, shard.identity = snapshot.boot_id or None, snapshot.identity or None
             shard.shards = snapshot.shards
 
@@ -161,7 +161,7 @@ class ShardReplay:
         if following is not None and batches.count != following:
             raise self._gap(following, batches.count)
         shard.end, shard.ended, shard.frame_count = batches.batch_at, True, batches.count
-        if following is not None:  # else its sync may have failed, or have been cut short
+        if following is not None:  # otherwise its sync may have failed or have been interrupted
             shard.vouched = max(shard.vouched, LogPosition(file.ordinal, batches.batch_at))
 
     # -- frames -------------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class ShardReplay:
         """Apply a frame about the shard itself; types not handled here need nothing done in replay."""
         shard = self._shard
         if frame.type == FrameType.SYNCED:
-            # Bytes behind this frame were not synced when it was written, whatever it says.
+            # Bytes behind this frame were not synced when it was written, even if its position is beyond it.
             vouched = LogPosition(payload["file"], payload["offset"])
             shard.vouched = max(shard.vouched, min(vouched, LogPosition(file.ordinal, frame.offset)))
         elif frame.type == FrameType.FILE_END:
@@ -243,7 +243,8 @@ class ShardReplay:
     # -- ranges that salvage has given up -----------------------------------------------------------------------------
 
     def _note_bare_filler(self, place: LogPosition, end: LogPosition) -> None:
-        """Note what is known, at a filler without a verdict, of each topic whose records it may stand for."""
+        """Note a filler without a verdict, with the present head of each topic of which it may have replaced
+        records."""
         topics, shard = self._tools.topics, self._shard
         heads: dict[int, int] = {}
         for topic_id in sorted(topics.by_id):
@@ -259,8 +260,8 @@ class ShardReplay:
         shard.bare_fillers.append(BareFiller(place, end, heads))
 
     def _settle_bare_fillers(self) -> None:
-        """Decide about the fillers for which no later frame has told how many seqs they stand for, at the end of the
-        log."""
+        """Decide, at the end of the log, about fillers for which no later frame has shown how many seqs they
+        replace."""
         topics, shard = self._tools.topics, self._shard
         for topic_id, seqs in outstanding(shard.bare_fillers, topics.by_id).items():
             topic = topics.with_files(topic_id)

@@ -59,9 +59,10 @@ class StoredParts:
         return self._load(decode_part(blob), blob)
 
     def newer(self, topic_id: int, topic: RecoveredTopic | None) -> RecoveredTopic | None:
-        """Return the topic as of its manifest if that is as new as `topic`, which is the snapshot's; else `topic`.
+        """Return the topic as of its manifest if the manifest is at least as new as `topic`, which is the snapshot's;
+        else `topic`.
 
-        A manifest that cannot be read is logged. If the files are missing that the snapshot's topic has, it is doomed.
+        Logs a manifest that cannot be read. If files of the snapshot's topic are missing, the topic is `doomed`.
         """
         if topic_id not in self.directories and (topic is None or not topic.segments):
             return topic

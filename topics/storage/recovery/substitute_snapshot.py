@@ -3,11 +3,11 @@
 
 A WAL file is removed only when every topic with a frame in it has been stored behind that frame, and a topic that has
 ever had a segment was stored in its manifest. So its manifest and the rest of the log are complete, and replay begins
-at the first frame there is: no record of such a topic is lost or made up. Topics that were only in snapshots are lost:
+at the first existing frame: no record of such a topic is lost or invented. Topics that were only in snapshots are lost:
 those that never had a segment and were made before the log begins, with their configuration and the routers that lead
-into them. Their names are unknown, so no tombstone can announce it; if such a topic is made again, it is another
-instance, under an id that was never given out. A deleted topic whose directory was not removed yet may come back if the
-log of its deletion was cut.
+into them. Their names are unknown, so no tombstone can announce the loss. If such a topic is created again, it is
+another instance, with an id that was never used. A deleted topic whose directory was not removed yet may come back if
+the log of its deletion was cut.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def stand_in(
     be read. Raises NoSnapshot unless `allowed`, DataDirError if something other than a snapshot is missing, and
     OSError.
     """
-    if not damaged:  # then a file of the log may be missing, with unknown content
+    if not damaged:  # then a file of the log may be missing, and its content is unknown
         raise DataDirError("the WAL does not reach back to its start, and there is no snapshot")
     found = f"no snapshot can be read ({damaged[0]})"
     numbers = {shard.shard for shard, _ in first}

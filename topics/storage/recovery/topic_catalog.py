@@ -31,11 +31,11 @@ class TopicCatalog:
     def __init__(self, parts: StoredParts, clock: ReplayClock) -> None:
         self.by_id: dict[int, RecoveredTopic] = {}
         self.next_id = 1
-        """Above every id that was given out, as far as the log has been read."""
+        """Above every id that was given out in the part of the log that has been read."""
         self.replayed: set[int] = set()
         """Ids of topics with frames in the replayed range."""
         self.unknown: set[int] = set()
-        """Ids in the log without a topic: it was deleted, or nothing is known about it."""
+        """Ids in the log whose topic was deleted or is unknown."""
         self._parts = parts
         self._clock = clock
         self._newest: dict[str, int] = {}
@@ -48,8 +48,8 @@ class TopicCatalog:
             self.by_id[topic.id] = topic
 
     def of_batch(self, batch: FrameBatch) -> RecoveredTopic | None:
-        """Return the topic that a batch is about; None if it does not exist (any more). Raises OSError, and any
-        exception for a malformed creation."""
+        """Return the topic of a batch; None if the topic does not exist (any more). Raises OSError, and any exception
+        for a malformed creation."""
         first = batch.rows[0]
         kind, topic_id = first[2], first[4]
         topic = self.by_id.get(topic_id)
@@ -71,7 +71,8 @@ class TopicCatalog:
         return topic if topic is not None and not topic.doomed else None
 
     def consulted(self, topic_id: int) -> RecoveredTopic | None:
-        """Return the topic of an id as of its manifest, as if the log had a frame of it here. Raises OSError."""
+        """Return the topic of an id as of its manifest, as for a frame of the topic at this place of the log. Raises
+        OSError."""
         topic = self.with_files(topic_id)
         if topic is not None and topic_id not in self.replayed:
             self.replayed.add(topic_id)
@@ -112,10 +113,11 @@ class TopicCatalog:
             raise DataDirError(f"files of topic {self.by_id[doomed].name!r} are missing in {datadir.topic_dir(doomed)}")
 
     def drop_superseded(self) -> None:
-        """Keep only the highest id of each name (`docs/spec/semantics.md` 1), even if that topic was deleted.
+        """Keep only the topic with the highest id of each name (`docs/spec/semantics.md` 1), even if this topic was
+        deleted.
 
-        There are two if a creation failed and reached the disk all the same, and another one in a shard that had not
-        failed succeeded.
+        Two ids have the same name if a failed creation reached the disk all the same, and a later creation in another
+        shard succeeded.
         """
         for topic in list(self.by_id.values()):
             newest = self._newest.get(topic.name, 0)

@@ -1,4 +1,4 @@
-"""What frames of the log do to the topic that they are about (`docs/spec/storage.md` section 3).
+"""Applies frames of the log to their topics (`docs/spec/storage.md` section 3).
 
 Replay applies what the log says and decides nothing by itself: evictions and deletions are logged, and so are the holes
 that an earlier recovery has found (`docs/spec/crash.md` 8). `topic_catalog` finds the topic of a batch; `copy_replay`
@@ -111,8 +111,8 @@ class TopicReplay:
             apply(topic, frame, payload)
 
     def undo(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
-        """Apply a batch of a transaction that was undone: its seqs are used, and nobody has seen the records. It has
-        evicted nothing itself, but it logs what ttl had evicted before. Raises like `apply`."""
+        """Apply a batch of a transaction that was undone: its seqs count as used, without records. The batch itself has
+        evicted no records, but it logs earlier evictions by ttl. Raises like `apply`."""
         appends = [row for row in batch.rows if row[2] == _APPEND]
         self._append(topic, shard, batch, appends)
         seqs = range(appends[0][5], appends[-1][5] + 1)
@@ -168,7 +168,7 @@ class TopicReplay:
         self._columns.run(topic, partial(topic.log.evict_below, payload["below"], payload["reason"]))
 
     def _hole(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
-        """Make a hole that an earlier recovery has found: seqs between others, or all up to a new head."""
+        """Make a hole that an earlier recovery has logged: seqs between others, or all seqs up to a new head."""
         if payload.get("within"):
             self._columns.add_hole(topic, payload["first"], payload["last"], payload["reason"])
         elif payload["last"] > topic.log.head_seq:
@@ -178,7 +178,7 @@ class TopicReplay:
             self._columns.add_hole(topic, topic.log.head_seq + 1, payload["last"], payload["reason"])
 
     def _empty(self, topic: RecoveredTopic, _frame: Frame, payload: Payload) -> None:
-        """Empty some segments: no record is left in them, whatever deletions by tag have found there."""
+        """Delete all records of some segments, also those that the replayed deletions by tag have not found there."""
         for first, n in payload.get(EMPTIED, ()):
             named = range(whole(first), whole(first) + whole(n))
             self._columns.run(topic, partial(topic.log.delete_seqs, named))
@@ -228,7 +228,7 @@ class TopicReplay:
         rest = self._columns.run(topic, partial(log_.tags.matching, match, before_seq=before, bound=bound))
         self._columns.run(topic, partial(log_.delete_seqs, rest[bisect_right(rest, after) :]))
 
-    # -- what else belongs to a topic ---------------------------------------------------------------------------------
+    # -- other state of a topic --------------------------------------------------------------------------------------
 
     def _set_ceiling(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         topic.ceiling = payload["ceiling"]
@@ -259,11 +259,13 @@ class TopicReplay:
     def _change_consumer(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         event = consumer_events.event_from_wire(payload, frame.ts)
         self._clock.note_window(event.at)
-        if topic.consumers is None:  # none is left in one that is empty, but it knows their generations
+        if topic.consumers is None:  # empty `Consumers` still know the last generation
             topic.consumers = Consumers(topic.name)
         consumer = topic.consumers.apply(event)
         if consumer is not None:
-            topic.forwarded_to = max(topic.forwarded_to, consumer.seq)  # the head that it was judged by was no lower
+            topic.forwarded_to = max(
+                topic.forwarded_to, consumer.seq
+            )  # the head by which the commit was judged was at least as high
 
     def _remember_transaction(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         """Remember the key of a transaction; the frames of its other topics have none."""

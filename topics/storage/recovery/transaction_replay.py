@@ -1,13 +1,13 @@
 """Transactions, while the log is replayed (`docs/design/transactions.md` section 3).
 
-A transaction counts if and only if each of its batches is whole in the log of its shard, and no Decision frame says
-that it was undone. So a batch of a transaction whose outcome is not known yet is kept back, with everything that
-follows in its topic, until the topic's own Decision frame comes, or all shards have been read. Then what was kept back
-is applied in its order: replay passes through the states that readers saw.
+A transaction counts if and only if each of its batches is complete in the log of its shard, and no Decision frame says
+that it was undone. If replay does not know the outcome of a batch's transaction yet, it keeps back the batch and all
+later batches of the topic, until the topic's own Decision frame comes, or all shards have been read. Then it applies
+these batches in their order. So replay passes through the states that readers saw.
 
-In a shard with a range that salvage has given up, nothing is kept back, because the heads of its topics tell what the
-range held. A batch in doubt is applied there as if it counted. If it turns out that it does not, when all shards have
-been read, the whole replay begins again with the outcomes that are known then (`replay.recover`).
+In a shard with a range that salvage has given up, no batch is kept back, because recovery computes from the heads of
+the topics how many records the range held. A batch in doubt is applied there as if it counted. If it does not count,
+which is known when all shards have been read, the whole replay begins again with the known outcomes (`replay.recover`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Member = tuple[int, int, int]
 """The records of a transaction in one topic: topic id, first seq and last seq."""
 
 Members = tuple[Member, ...]
-"""All records of a transaction. No two transactions with a frame on disk have the same."""
+"""All members of a transaction. Two transactions with a frame on disk never have the same members."""
 
 
 class _KeptBack(NamedTuple):
-    """A batch that waits for the outcome of a transaction before it in its topic, or of its own."""
+    """A batch that waits for the outcome of its own transaction, or of an earlier one in its topic."""
 
     topic: RecoveredTopic
     shard: RecoveredShard
     batch: FrameBatch
     members: Members | None
-    """The transaction that it is a batch of, if it is."""
+    """The members of the transaction to which the batch belongs; None if it belongs to none."""
 
 
 class TransactionReplay:
@@ -51,23 +51,23 @@ class TransactionReplay:
         undo: Callable[[RecoveredTopic, RecoveredShard, FrameBatch], None],
         outcomes: Mapping[Members, bool] | None = None,
     ) -> None:
-        """`apply` applies a batch, `undo` that of a transaction that does not count. Both may raise. `outcomes` are
+        """`apply` applies a batch, `undo` a batch of a transaction that does not count. Both may raise. `outcomes` are
         those of an earlier replay of the same log."""
         self.outcomes = dict(outcomes or {})
-        """Whether a transaction is undone, as Decision frames say; of all transactions when they are decided."""
+        """For each transaction, True if it is undone. Filled from Decision frames; complete after `decide`."""
         self.decisions: list[TransactionDecision] = []
-        """What `decide` has decided, and the log does not say."""
+        """Decisions of `decide` for which the log has no Decision frame."""
         self._apply = apply
         self._undo = undo
         self._found: dict[Members, set[int]] = {}
         """Ids of the topics whose batch was found, by transaction, in the order in which they were met."""
         self._at: dict[tuple[int, int], Members] = {}
-        """The transaction whose batch was found at a topic id and first seq. One that was not found may have another
-        transaction in its place by now."""
+        """The transaction whose batch was found at a topic id and first seq. If a batch was not found, another
+        transaction may have the same place."""
         self._undone_apart: set[Member] = set()
-        """Records that a Decision frame undoes, and whose batch was not found before it."""
+        """Records that a Decision frame undoes although their batch was not found before it."""
         self._counted: set[Members] = set()
-        """Transactions of which a batch was applied as one that counts."""
+        """Transactions of which a batch was applied as if they counted."""
         self._told: set[tuple[int, int]] = set()
         """Topic ids and first seqs of the batches that have their Decision frame."""
         self._kept_back: dict[int, list[_KeptBack]] = {}
@@ -90,7 +90,7 @@ class TransactionReplay:
         self._at.update(((topic_id, first), members) for owner, first, _ in members if owner == topic_id)
 
     def _hear(self, topic_id: int, first: int, last: int, *, undone: bool) -> None:
-        """Take note of a Decision frame. If any says that the transaction was undone, it was."""
+        """Take note of a Decision frame. If any Decision frame says that the transaction was undone, it was."""
         place = topic_id, first
         self._told.add(place)
         if place in self._at:
@@ -101,7 +101,7 @@ class TransactionReplay:
             self._undone_apart.add((topic_id, first, last))
 
     def take(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
-        """Apply a batch to its topic, or keep it back. Raises what applying raises."""
+        """Apply a batch to its topic, or keep it back. Exceptions of `apply` are passed on."""
         kept = self._kept_back.get(topic.id)
         members = self._transaction_of(batch)
         if kept is None and members is None:
@@ -111,21 +111,22 @@ class TransactionReplay:
         self._release(topic.id, all_count=bool(shard.fillers))
 
     def last_seq(self, topic: RecoveredTopic) -> int:
-        """Return the head that a topic will have when what is kept back is applied."""
+        """Return the head that a topic will have when its kept-back batches are applied."""
         kept = self._kept_back.get(topic.id, ())
         seqs = (row[5] for one in kept for row in one.batch.rows if row[2] == _APPEND)
         return max(seqs, default=topic.log.head_seq)
 
     def give_in(self, shard: RecoveredShard) -> bool:
-        """Apply all that is kept back in a shard, because its log is damaged. Return True if there was something."""
+        """Apply all kept-back batches of a shard, because its log is damaged. Return True if there were any."""
         ids = [topic_id for topic_id, kept in self._kept_back.items() if kept[0].shard is shard]
         for topic_id in ids:
             self._release(topic_id, all_count=True)
         return bool(ids)
 
     def decide(self, damaged: Callable[[int], bool], may_be_there: Callable[[int, int], bool]) -> bool:
-        """Decide what is in doubt, when all shards have been read. Return False if a batch was applied as one that
-        counts, and does not: then nothing that was applied may be used, but `outcomes` for another replay.
+        """Decide the transactions in doubt, when all shards have been read. Return False if a batch was applied as if
+        it counted, and does not count: then the result of this replay must not be used, except `outcomes` for another
+        replay.
 
         `damaged` tells whether the shard of a topic id has a range that was given up. `may_be_there` tells of records
         whose batch was not found, by topic id and last seq, whether they may be in such a range or before the replayed
@@ -163,8 +164,8 @@ class TransactionReplay:
         )
 
     def _release(self, topic_id: int, *, all_count: bool) -> None:
-        """Apply what a topic has kept back, up to the next transaction whose outcome is unknown; with `all_count`, such
-        a batch is applied as if it counted."""
+        """Apply the kept-back batches of a topic, up to the next transaction whose outcome is unknown; with
+        `all_count`, such a batch is applied as if it counted."""
         kept = self._kept_back[topic_id]
         while kept:
             one = kept[0]

@@ -1,5 +1,5 @@
-"""What recovery decides beyond what the log says, and making the end of the log durable (`docs/spec/crash.md` 2, 3 and
-16)."""
+"""The decisions of recovery that the log does not have yet, and making the end of the log durable
+(`docs/spec/crash.md` 2, 3 and 16)."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from topics.storage.wal.frame_search import FrameSearch, LogFile
 
 
 class Verdict(NamedTuple):
-    """What recovery has decided about one topic beyond what the log says."""
+    """The decisions of recovery about one topic that the log does not have yet."""
 
     topic_id: int
     hole: tuple[int, int] | None
     """First and last seq at the head that may have been shown to readers and are lost; None if there are none."""
     ceiling: int
-    """The topic's ceiling from here on."""
+    """The topic's new ceiling."""
     copies: Sequence[LostRun] = ()
     """Copies that are lost, and records that are damaged."""
     decisions: Sequence[TransactionDecision] = ()
-    """About transactions that were in doubt, in the order of their seqs."""
+    """The decisions about transactions that were in doubt, in the order of their seqs."""
     dropped: str | None = None
-    """The name of a stage that is dropped, None for no drop; with a name, the other fields have no meaning."""
+    """The name of the stage if the verdict drops a stage, else None. With a name, the other fields have no meaning."""
 
 
 def decide(
@@ -140,7 +140,7 @@ def _place_of(verdicts: list[Verdict], topic: RecoveredTopic) -> int:
 
 
 def settle_queues(recovered: RecoveredState) -> None:
-    """Forget the jobs whose records are gone, now that the live records are known."""
+    """Forget the jobs whose records no longer exist. Called when the live records are known."""
     for topic in recovered.topics.values():
         if topic.queue is not None:
             topic.queue.gone_below(topic.log.earliest_seq)
@@ -148,7 +148,7 @@ def settle_queues(recovered: RecoveredState) -> None:
 
 
 def _decide_topic(topic: RecoveredTopic, columns: ColumnLoader, *, stayed_up: bool, skipped: int) -> Verdict | None:
-    """Decide about one topic. `skipped` is how many seqs to skip above every one that the directory knows."""
+    """Decide about one topic. `skipped` is how many seqs to skip above the highest one that the directory knows."""
     durability = topic.config.durability
     head, ceiling = topic.log.head_seq, topic.ceiling
     reached = topic.forwarded_to
@@ -179,10 +179,11 @@ def _decide_topic(topic: RecoveredTopic, columns: ColumnLoader, *, stayed_up: bo
 def secure_end(fs: Fs, shard: RecoveredShard, *, boot_id: str) -> None:
     """Cut the shard's last file behind its last whole batch and make everything before that durable. Blocking.
 
-    After a failed sync the page cache may show what the disk does not hold. So in the boot that wrote it the file is
-    written again: under another name, because its synced bytes must not be put at risk, which also removes the torn
-    end. A later boot reads what the disk holds. Behind a clean stop only marks can be unsynced, and they may be written
-    in place. The cut bytes are kept aside if a valid frame is among them, for an operator who looks for lost writes.
+    After a failed sync the page cache may show bytes that the disk does not hold. So if the machine has not rebooted
+    since the file was written, the file is written again, under another name, to keep its synced bytes safe. This also
+    removes the torn end. After a reboot, reads show the bytes that the disk holds. Behind a clean stop only marks can
+    be unsynced, and they may be written in place. If a valid frame is among the cut bytes, they are stored in a
+    separate file, for an operator who looks for lost writes.
     """
     if shard.file is None:
         return
@@ -226,7 +227,7 @@ def _copy(source: File, start: int, end: int, target: File, offset: int) -> None
 
 
 def _keep_aside(fs: Fs, handle: File, shard: RecoveredShard, size: int) -> None:
-    """Copy the bytes that are cut to a file of their own, `PATH.OFFSET.cut`."""
+    """Copy the bytes that are cut to the separate file `PATH.OFFSET.cut`."""
     assert shard.file is not None
     with fs.open(f"{shard.file.path}.{shard.end}.cut", create=True) as aside:
         _copy(handle, shard.end, size, aside, 0)

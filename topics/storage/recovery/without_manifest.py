@@ -1,13 +1,13 @@
 """Finds the files of a topic whose manifest cannot be read. Such a topic begins with its part in the snapshot. Only the
-manifest knew what was done to its files since; most of it can be seen from the files:
+manifest had the later changes of its files. Most of these changes can be recognised from the files:
 
 - A segment has gone cold: its file is in the cold directory and not in the hot one.
 - Segments were merged into the first of them: the others have no files, and its `.idx` is as long as all of them.
 - A segment that is active in the part was sealed, then rewritten or moved. It takes no more records, and is not cut to
   the length that the part knows.
 
-Records deleted by tag from a file that is gone cannot be seen; the log has a mark for them (`topic_segments.EMPTIED`).
-Everything else is replayed from the log (`recovered_state.ColumnLoader`).
+Files that no longer exist do not show which of their records were deleted by tag; the log has a mark for these records
+(`topic_segments.EMPTIED`). All other changes are replayed from the log (`recovered_state.ColumnLoader`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from topics.storage.segments.topic_segments import Segment
 
 
 def find_files(tiers: SegmentTiers, topic: RecoveredTopic) -> None:
-    """Set the segments of a topic, just loaded from a part, to where their files are. If the disk or the cold store
-    does not answer, the start continues with what the part says."""
+    """Find the files of a topic that was just loaded from a part, and correct its segments. If the disk or the cold
+    store does not answer, the start continues with the segments of the part."""
     try:
         for segment in topic.segments:
             cold = tiers.cold
@@ -73,7 +73,7 @@ def _layout(tiers: SegmentTiers, segment: Segment) -> DataLayout | None:
 
 
 def _is_another(layout: DataLayout | None, segment: Segment) -> bool:
-    """Return True if `.data` is another file than the part means: a rewritten or merged file gets a new salt."""
+    """Return True if `.data` is not the file that the part names: a rewritten or merged file gets a new salt."""
     return layout is not None and layout.header is not None and layout.salt != segment.salt
 
 

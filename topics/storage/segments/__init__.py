@@ -2,7 +2,7 @@
 
 segment_format   the byte layout of `.data`
 index_format     the byte layout of `.idx`
-tag_summary      says of most tags that a segment does not have that it does not have them
+tag_summary        a Bloom filter of the tags of a segment
 tag_directory    in which parts of `.tags` the tags are, and the checksums of those parts
 tags_format      the byte layout of `.tags`
 flag_patches     what flagging deleted records means for `.data` and `.idx`

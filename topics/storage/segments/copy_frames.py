@@ -1,9 +1,9 @@
 """Copies on disk: the Forwarded frame, and making a copy from the frame that it points to (`docs/spec/semantics.md`
 section 5, `docs/spec/crash.md` 16 to 19).
 
-A Forwarded frame is a router's cursor and the *recipe* of its copies in one: which seqs of the source were examined,
-which of them became copies, and for each copy the place and length of its bytes, and its origin. With it, replay needs
-nothing of the source but the bytes, and those only to read the copies. `docs/storage.md` lists its fields.
+A Forwarded frame has a router's cursor and the *recipe* of its copies: which seqs of the source were examined, which of
+them became copies, and for each copy the place and length of its bytes, and its origin. So replay needs only the bytes
+of the source, and those only to read the copies. `docs/storage.md` lists the fields of the frame.
 
 Bytes are named by place: a WAL file (shard and ordinal) or a segment (topic and first seq), and an offset. The origin,
 which copies of copies pass on, proves that the frame there is the right one.
@@ -64,7 +64,7 @@ class ForwardedFrame(NamedTuple):
     last: int
     copies: int
     total: int = 0
-    """Copies that the router has made since its creation, including these."""
+    """How many copies the router has made since its creation, these included."""
     chosen: Sequence[int] = ()
     trims: bool = False
 
@@ -72,7 +72,8 @@ class ForwardedFrame(NamedTuple):
 def encode_forwarded(
     forwarded: ForwardedFrame, recipe: CopyRecipe | None, place_of: Callable[[int], Place] | None
 ) -> dict[str, Any]:
-    """Return the payload. Without a recipe the copies are in the same batch, or in no file at all."""
+    """Return the payload of a Forwarded frame. Without a recipe the copies are in the same batch, or in no file at
+    all."""
     payload: dict[str, Any] = {
         "router": forwarded.router,
         "source": forwarded.source,
@@ -189,7 +190,7 @@ def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -
 
 
 def read_window(fs: Fs, tiers: SegmentTiers, files: WalFiles, file: int, offset: int, length: int) -> bytes:
-    """Return bytes of a file that copies point to. Raises FileNotFoundError if it is gone. Blocking."""
+    """Return bytes of a file that copies point to. Raises FileNotFoundError if the file is missing. Blocking."""
     kind, _, _ = files.place_of(file)
     if kind == "segment":
         try:
@@ -230,8 +231,7 @@ def open_frames(
 
 
 def record_of_copy(opened: OpenedRecord | None, run: CopyRun, seq: int, ts: int) -> StoredRecord | None:
-    """Return the copy with this seq and time, as its readers see it; None if the frame is not the one it was made
-    from."""
+    """Return the copy with this seq and time, as its readers see it; None if the copy was not made from this frame."""
     if opened is None:
         return None
     origin, changes = run.origin(seq), run.kind(seq).changes
@@ -251,7 +251,7 @@ def read_copies(
     fs: Fs, tiers: SegmentTiers, files: WalFiles, wanted: FrameRange, runs: Sequence[CopyRun], times: Sequence[int]
 ) -> tuple[list[StoredRecord], list[int]]:
     """Return the copies of one range of frames, and the seqs of those that do not verify. Raises FileNotFoundError or
-    KeyError if the file is gone. Blocking."""
+    KeyError if the file is missing. Blocking."""
     window = read_window(fs, tiers, files, wanted.file, wanted.offset, wanted.length)
     records, damaged = [], []
     frames = open_frames(files, wanted.file, wanted.offset, window, wanted.starts, wanted.frame_lens)
@@ -284,8 +284,8 @@ def read_recipe(
 
 
 def holds(fs: Fs, tiers: SegmentTiers, files: WalFiles, recipe: CopyRecipe) -> bool:
-    """Return True if every frame that these copies point to is there, an Append of their origin. Blocking. Faster than
-    `read_recipe`, but may be False although that finds the frames."""
+    """Return True if every frame that these copies point to exists and is an Append of their origin. Blocking. Faster
+    than `read_recipe`, but may return False although `read_recipe` finds the frames."""
     if len(recipe.kinds) != 1 or any(not file or files.place_of(file)[0] != "wal" for file in set(recipe.files)):
         return False
     topic_id = recipe.kinds[0][1].topic_id
@@ -303,9 +303,10 @@ def holds(fs: Fs, tiers: SegmentTiers, files: WalFiles, recipe: CopyRecipe) -> b
 def _windows(
     fs: Fs, tiers: SegmentTiers, files: WalFiles, recipe: CopyRecipe, away: set[int] | None = None
 ) -> Iterator[tuple[SharedRead, bytes | None]]:
-    """Yield the reads that fetch the frames of these copies, each with what was read; None if it is not there.
+    """Yield the reads that fetch the frames of these copies, each with the bytes that were read; None if the file is
+    missing.
 
-    `away` is that of `read_recipe`.
+    `away` as in `read_recipe`.
     """
     for read in shared_reads(recipe.files, recipe.offsets, recipe.frame_lens, max_bytes=READ_BYTES):
         file = recipe.files[read.first]

@@ -1,4 +1,4 @@
-"""What flagging deleted records of a segment means for its files: bits in `.idx`, bytes in `.data`. Pure."""
+"""The changes that flag deleted records in the files of a segment: bits in `.idx`, bytes in `.data`. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from topics.storage.segments.index_format import IDX_DELETED, INDEX_ENTRY_BYTES,
 from topics.storage.segments.segment_format import delete_flag_offset
 
 PATCH_SEQS: Final = 1000
-"""How many seqs one patch covers at most."""
+"""The most seqs that one patch covers."""
 
 PATCH_GAP: Final = 64
-"""Deleted records that are closer together than so many seqs share a patch."""
+"""Two deleted records share a patch if they are closer together than so many seqs."""
 
 
 class FlagPatch(NamedTuple):
@@ -25,9 +25,9 @@ class FlagPatch(NamedTuple):
 
 
 def flag_patches(read: Callable[[int, int], bytes], first: int, seqs: Sequence[int]) -> Iterable[FlagPatch]:
-    """What flagging these seqs (ascending) of a segment means. `read(length, offset)` reads its `.idx`.
+    """Return the patches that flag these seqs (ascending) of a segment. `read(length, offset)` reads its `.idx`.
 
-    Where entries do not verify or are missing, nobody knows where the flags are: those seqs are left out.
+    Seqs whose entries are missing or do not verify are left out, because the places of their flags are unknown.
     """
     at = 0
     while at < len(seqs):

@@ -45,11 +45,12 @@ _CHECKED: Final = struct.Struct("17s3x")
 
 
 _CHECKS_PER_CALL: Final = 1000
-"""Checks that are computed in one call of C, 0.2 ms: other threads wait for the interpreter until it returns."""
+"""How many checks one call of C computes. It takes 0.2 ms, during which other threads wait for the interpreter."""
 
 
 class IndexColumns(NamedTuple):
-    """Entries of an `.idx` as columns; `bad` are the positions of entries with a wrong check, not to be believed."""
+    """Entries of an `.idx` as columns. `bad` are the positions of entries with a wrong check, whose values must not be
+    used."""
 
     offset: array[int]
     frame_len: array[int]

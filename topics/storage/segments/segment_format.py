@@ -169,11 +169,11 @@ _record: Final = partial(tuple.__new__, StoredRecord)  # `StoredRecord._make` wi
 
 
 class SegmentDamaged(Exception):
-    """A derived file that is not as written, or not about this segment: it must be rebuilt from `.data`."""
+    """A derived file was changed or belongs to another segment. It must be rebuilt from `.data`."""
 
 
 def reads_as_deleted(flag: int) -> bool:
-    """Return True if a delete flag hides its record: damage of two bits does not bring a deleted record back."""
+    """Return True if a delete flag hides its record. Two changed bits do not bring a deleted record back."""
     return (flag ^ DELETED_FLAG).bit_count() <= 2
 
 
@@ -539,7 +539,7 @@ def _scan_valid(window: bytes, base: int, end: int, salt: int | None) -> DataSca
         tag=tags,
         delete_flag=bytearray(map(_LAST, whole)),
         stop=base + at,
-        # The rest of the window is the beginning of a frame, or no frame.
+        # The rest of the window is the beginning of a frame, or not a frame.
         reason=scan_data(window[at:], base + at, end=end, salt=salt).reason
         if at < size
         else "end"

@@ -1,8 +1,8 @@
 """Reading segments: the columns and tags of a span, and the bytes of records (`docs/spec/storage.md` section 4).
 
 An `.idx` or `.tags` that is missing or does not verify is rebuilt from `.data`. Records that `.data` does not have are
-reported as damaged, never made up: also those that `.idx` or the part know and that were in the cut end of a shortened
-`.data`. Everything here blocks; the daemon runs it in worker threads.
+reported as damaged, never invented. This includes records that `.idx` or the part know, and that were in the lost end
+of a shortened `.data`. Everything here blocks; the daemon runs it in worker threads.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _LABELLED: Final = bytes(bool(flags & (HAS_TAG | HAS_NODE)) for flags in range(2
 
 
 class LoadedSpan(NamedTuple):
-    """A span as its files have it. `damaged` are inclusive seq ranges whose bytes should be there and are not; their
-    slots are LIVE in `columns`, without a place."""
+    """A span as its files have it. `damaged` are inclusive seq ranges whose bytes are missing or changed; their slots
+    are LIVE in `columns`, without a place."""
 
     columns: SpanColumns
     damaged: list[tuple[int, int]]
 
 
 class ScannedSegment(NamedTuple):
-    """A segment as its `.data` alone has it."""
+    """A segment, read from its `.data` alone."""
 
     loaded: LoadedSpan
     tags: list[str | None]
@@ -54,9 +54,9 @@ class LoadedTags(NamedTuple):
 
     tags: SegmentTags
     damaged: bool
-    """True if they had to be taken from `.data`, and that lacks live records."""
+    """True if the tags had to be taken from `.data`, and `.data` lacks live records."""
     directory: TagDirectory | None
-    """None if it was not wanted, or would be of too many."""
+    """The directory of the tags; None if the caller wants none, or if there are too many tags."""
 
 
 class SegmentTiers(NamedTuple):
@@ -77,11 +77,11 @@ class SegmentTiers(NamedTuple):
 
 
 class ColdNeeded(Exception):
-    """The copies of a cold segment's derived files in the hot directory are missing or not usable."""
+    """A derived file of a cold segment has no usable copy in the hot directory."""
 
 
 class _NoColdStore(DirectorySegmentStore):
-    """Stands in for the cold store in calls that must not ask it."""
+    """Replaces the cold store in calls that must not wait for it."""
 
     def __init__(self) -> None:
         pass
@@ -94,7 +94,7 @@ class _NoColdStore(DirectorySegmentStore):
 
 
 NO_COLD: Final = _NoColdStore()
-"""Used in place of the cold store, so that a read raises ColdNeeded instead of asking it."""
+"""Used instead of the cold store, so that a read raises ColdNeeded instead of waiting for the cold store."""
 
 
 def load_columns(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> LoadedSpan:
@@ -120,16 +120,16 @@ def load_columns(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> L
 
 
 def nothing_of(first: int, n: int) -> LoadedSpan:
-    """Return the span of `n` slots from `first` on as if its file were missing."""
+    """Return the span of `n` slots from `first` on, as it is if its file is missing."""
     zeros = array("I", bytes(4 * n))
     columns = SpanColumns(array("Q", bytes(8 * n)), zeros, zeros[:], zeros[:], bytes(n), bytes(n))
     return LoadedSpan(columns, [(first, first + n - 1)])
 
 
 def shortened_to(tiers: SegmentTiers, segment: Segment) -> int | None:
-    """Return the length of a hot `.data` that is shorter than its part says (0 if missing); None if it is not. Then the
-    file was cut, or the part is older than it. The cold store is not asked: a cold file that is too short is found when
-    read."""
+    """Return the length of a hot `.data` if it is shorter than its part says (0 if it is missing); else None. A shorter
+    file was cut, or is newer than the part. Does not ask the cold store: a cold file that is too short is found when it
+    is read."""
     if segment.tier != "hot":
         return None
     try:
@@ -149,7 +149,7 @@ def _beyond(columns: SpanColumns, first: int, length: int) -> list[tuple[int, in
 
 
 def _read_index(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> IndexColumns | None:
-    """Return the entries of a span; None if they are not usable."""
+    """Return the entries of a span from `.idx`; None if they are not usable."""
     skipped = first - segment.first  # slots that were dropped before the span was made
     try:
         blob = _derived(tiers, segment, "idx", INDEX_ENTRY_BYTES * skipped, INDEX_ENTRY_BYTES * n)
@@ -190,7 +190,7 @@ def _from_index(tiers: SegmentTiers, segment: Segment, index: IndexColumns, firs
 def _derived(tiers: SegmentTiers, segment: Segment, kind: str, at: int, most: int) -> bytes:
     """Read `.idx` or `.tags`; of a cold segment the copy in the hot directory, or else the cold store's.
 
-    Raises FileNotFoundError if there is none.
+    Raises FileNotFoundError if neither exists.
     """
     if segment.tier == "cold":
         try:
@@ -219,10 +219,10 @@ def _read_tags(tiers: SegmentTiers, segment: Segment) -> _TagsFile | None:
 
 
 def load_tags(tiers: SegmentTiers, segment: Segment, n: int, *, most_names: int = 0) -> LoadedTags:
-    """Return the tags of the first `n` slots of a segment, or of more; positions count from its first seq. With a
-    directory if they are at most `most_names`. Raises OSError.
+    """Return the tags of the first `n` slots of a segment, or of more; positions count from its first seq.
 
-    `n` is how many slots it has when the caller starts this: an unsealed one may grow meanwhile.
+    The result has a directory if there are at most `most_names` tags. Raises OSError. `n` is the number of slots when
+    the caller starts this: an unsealed segment may grow meanwhile.
     """
     file = _read_tags(tiers, segment)
     if file is not None:
@@ -266,7 +266,7 @@ def scan_segment(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> S
         for i, seq in enumerate(rows.seq):
             at = seq - first
             if not expected <= seq < first + n:
-                continue  # a seq of another segment, or one that goes back
+                continue  # a seq of another segment, or not above the seq before
             if torn and seq > expected:
                 damaged.append((expected, seq - 1))
             torn = False
@@ -288,8 +288,8 @@ def scan_segment(tiers: SegmentTiers, segment: Segment, first: int, n: int) -> S
 
 
 def _known_live(index: IndexColumns | None, first: int, damaged: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of the damaged ranges that `.idx` says were live; all of them if it cannot be believed. Deleted
-    records are no loss."""
+    """Return the parts of the damaged ranges that were live according to `.idx`; the whole ranges if `.idx` does not
+    verify. Deleted records are not a loss."""
     if index is None:
         return damaged
     live = [
@@ -313,14 +313,14 @@ def runs_of(seqs: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _frames(tiers: SegmentTiers, segment: Segment) -> Iterator[DataScan | None]:
-    """Yield the verified frames of `.data`, window by window; None for bytes that are not as written, or missing."""
+    """Yield the verified frames of `.data`, window by window; None for changed or missing bytes."""
     name = segment_name(segment.first, "data")
     try:
         store = tiers.of(segment)
         length = store.length(segment.topic_id, name)
     except FileNotFoundError:
         if segment.tier == "cold":
-            raise  # the store is unavailable or was emptied: the records must not be given up for that
+            raise  # the store is unavailable or was emptied: this is no reason to give the records up
         yield None
         return
     read = partial(store.read_range, segment.topic_id, name)
@@ -339,7 +339,7 @@ def _frames(tiers: SegmentTiers, segment: Segment) -> Iterator[DataScan | None]:
 
 
 def _entries(tiers: SegmentTiers, segment: Segment) -> list[IndexEntry] | None:
-    """Return the frames that the segment's `.idx` names; None if it cannot be believed."""
+    """Return the frames that the segment's `.idx` names; None if `.idx` does not verify."""
     try:
         blob = _derived(tiers, segment, "idx", 0, INDEX_ENTRY_BYTES * segment.n)
     except OSError:

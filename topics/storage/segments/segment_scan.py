@@ -11,7 +11,7 @@ that a client chose are not taken for frames, and intact frames are not given up
 - In a file of version 2 a valid checksum was made for this file and this offset: a frame may be searched at every byte.
 - In a file of version 1 a record may contain a valid frame. If `.idx` verifies, only the places that it names are
   searched. Without it, first the end that the bad frame itself claims, then every byte.
-- A frame that was found counts only with a seq above that of the last valid frame and within the segment.
+- A found frame counts only if its seq is above the seq of the last valid frame, and within the segment.
 - The work is bounded: `SEARCH_WORK` times the bytes of the file, with `CANDIDATE_WORK` bytes charged for each place
   that looks like the head of a frame. Beyond the bound the rest of the file is given up.
 
@@ -43,19 +43,19 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 SEARCH_WORK: Final = 4
-"""How many times the bytes of a file may be checksummed by all searches of one pass together."""
+"""All searches of one pass together may checksum so many times the bytes of the file."""
 
 CANDIDATE_WORK: Final = 64
-"""Bytes that are charged for examining the head of a candidate that is no frame."""
+"""Examining a candidate head that is not a frame counts as so many bytes."""
 
 SPARE_WORK: Final = 1 << 20
-"""Bytes that a search may always checksum, however short the file."""
+"""A search may always checksum so many bytes, however short the file is."""
 
 _HEADER: Final = struct.Struct("<IBQQHHI")
 
 _NEARLY: Final = 3
-"""Bits in which the first bytes of a file may differ from the magic and still count as a damaged header. A first frame
-of version 1 differs in at least four."""
+"""If the first bytes of a file differ from the magic in at most so many bits, they count as a damaged header. The first
+frame of a file of version 1 differs in at least four bits."""
 
 # frame_len not 0, flags of ours, seq below 2**48, ts below 2**48: looked for at every byte, hence the lookahead.
 _CANDIDATE: Final = re.compile(rb"(?=(?!\x00{4}).{4}[\x00-\x03\x20-\x23].{6}\x00\x00.{6}\x00\x00.{8})", re.DOTALL)
@@ -65,9 +65,9 @@ Read = Callable[[int, int], bytes]
 
 
 class DataLayout(NamedTuple):
-    """How a `.data` file is to be read. `salt` is None for version 1, `start` is the offset of the first frame,
-    `header` the valid header, `damage` the damage of the header, None for none. With damage and without a salt, no
-    frame of the file can be verified."""
+    """How to read a `.data` file. `salt` is None for version 1, `start` is the offset of the first frame, `header` the
+    valid header, `damage` the damage of the header, None for none. With damage and without a salt, no frame of the file
+    can be verified."""
 
     salt: int | None
     start: int
@@ -76,7 +76,7 @@ class DataLayout(NamedTuple):
 
 
 class BadBytes(NamedTuple):
-    """Bytes `start` to `stop` (exclusive) of a file are no valid frames."""
+    """Bytes `start` to `stop` (exclusive) of a file, which are not valid frames."""
 
     start: int
     stop: int
@@ -87,7 +87,8 @@ def layout_of(head: bytes, first: int, known: int | None) -> DataLayout:
     `FILE_HEADER_BYTES`, or the whole file). `known` is the salt in the segment's entry in a part; None if there is
     none.
 
-    A file is read as one of version 1 only if it neither begins nearly like one of version 2, nor is known to be one.
+    A file is read as version 1 only if its beginning is not nearly that of version 2, and the part does not say that it
+    is version 2.
     """
     damage = None
     header: FileHeader | None = None
@@ -200,7 +201,7 @@ class SegmentFrameSearch:
         return self._end
 
     def _claimed_end(self, bad: int) -> int | None:
-        """Return where the bad frame ends if its length is right and something else is wrong with it."""
+        """Return where the bad frame ends, assuming that its length is right and the damage is elsewhere in it."""
         length = self._read(bad, 4)
         claimed = bad + 4 + int.from_bytes(length, "little")
         return claimed if len(length) == 4 and bad + MIN_FRAME_BYTES <= claimed < self._end else None
@@ -223,8 +224,8 @@ class SegmentFrameSearch:
     def _holds(
         self, at: int, above: int, entry: IndexEntry | None = None, *, window: bytes = b"", at_window: int = 0
     ) -> bool:
-        """Return True if there is a valid frame at `at` with a seq greater than `above` that the segment may have, and
-        that of `entry` if given. `window`, from offset `at_window` on, has been read already."""
+        """Return True if there is a valid frame at `at` whose seq is greater than `above`, is allowed in the segment,
+        and is the seq of `entry` if given. `window`, from offset `at_window` on, has been read already."""
         self._work -= CANDIDATE_WORK
         if self._work <= 0:
             return False

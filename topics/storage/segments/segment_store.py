@@ -1,9 +1,9 @@
 """The `SegmentStore` interface: where sealed segments are kept, and a directory that implements it
 (`docs/spec/storage.md` 4).
 
-A store keeps *objects*: the files of a topic's segments and its manifest, by topic id and name. Responsible for objects
-that appear whole, change only by patches, and are removed for good. The relocator decides which segment is in which
-store, and which copy counts while both have one.
+A store keeps *objects*: the files of a topic's segments and its manifest, by topic id and name. The store guarantees
+that objects appear whole, change only by patches, and stay removed. The relocator decides which segment is in which
+store, and which copy counts while both stores have one.
 
 Every method blocks and must run in `Offload`: a cold store may be slow, or unavailable. Calls that change one topic's
 objects are made one after the other (its `hot_lock`); reads come at any time, and calls about different topics from
@@ -27,7 +27,8 @@ DELETED_SUFFIX: Final = ".deleted"
 """Suffix of the directory of a deleted topic while its files are removed."""
 
 _MAX_KNOWN: Final = 10_000
-"""Directories remembered as durable: a put into one of them syncs nothing above it. At the bound all are forgotten."""
+"""How many directories are remembered as durable: a put into one of them does not sync the directories above it. At the
+bound all are forgotten."""
 
 
 class SegmentStore(Protocol):
@@ -152,7 +153,7 @@ class DirectorySegmentStore:
         except FileNotFoundError:
             if not self._fs.exists(parent(path)):
                 return
-        self._fs.sync_dir(parent(path))  # even if it was gone: an interrupted call may have unlinked it unsynced
+        self._fs.sync_dir(parent(path))  # even if it was missing: an interrupted call may have unlinked it unsynced
 
     def exists(self, topic_id: int, name: str) -> bool:
         return self._fs.exists(self._path(topic_id, name))
@@ -211,7 +212,8 @@ class DirectorySegmentStore:
             if self._root_known:
                 self._fs.sync_dir(self._dirs.topics_dir)
             else:
-                # It is unknown how many directories above are new, and some of them may not be ours to open.
+                # It is unknown how many of the directories above are new, and the daemon may not be allowed to open
+                # some of them.
                 self._fs.sync_all(self._dirs.root)
         except OSError:
             # The next sync may succeed without making them durable: they have to be made again.

@@ -1,14 +1,14 @@
-"""What memory keeps of the tags of a sealed segment when it does not keep the tags.
+"""A directory of a sealed segment's tags, kept in memory when the tags themselves are not.
 
-Theory of operation. The tags of a segment are in its `.tags` file, in the order of their names. A read of the whole
-file costs milliseconds, and only the tags of some dozens of segments fit into the cache. So whoever has read a file
-whole, and has verified it, makes a directory of it. That says of most tags that the segment does not have them
-(`TagSummary`). Of the others it says in which *part* of the file they are: `PART_NAMES` names that follow each other,
-in four pieces of the file, one for each column.
+Theory of operation. The tags of a segment are in its `.tags` file, in the order of their names. Reading the whole file
+costs milliseconds, and only the tags of some dozens of segments fit into the cache. So after a whole file was read and
+verified, a directory of it is made. For most tags that the segment does not have, the directory says so (`TagSummary`).
+For any other tag it says in which *part* of the file the tag would be. A part is `PART_NAMES` consecutive names, in
+four pieces of the file, one for each column.
 
-The file has one checksum over all of it, so a part that is read alone cannot be verified by the file. It is verified by
-a checksum that the directory has from the whole file. What does not verify is not used: the file may have been replaced
-since, and the caller reads it whole.
+The file has one checksum over all its bytes, which cannot verify a part that is read alone. So the directory has a
+checksum of each part, computed from the verified whole file. If a part does not verify, it is not used: the file may
+have been replaced since, and the caller reads the whole file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from topics.storage.segments.tag_summary import TagSummary, key_of
 from topics.storage.segments.tags_format import NameRun, SegmentTags, TagColumns, columns_of, places_of
 
 PART_NAMES: Final = 128
-"""Names of a part: some KB of the file."""
+"""The number of names in a part: some KB of the file."""
 
 MOST_PARTS: Final = 16
-"""Parts that are read at most. For more, to read the whole file is about as cheap."""
+"""The most parts that are read. Reading the whole file costs about as much as reading more parts."""
 
 
 class TagDirectory:
@@ -55,10 +55,10 @@ class TagDirectory:
         self._firsts: list[bytes] = []
         """The first name of each part."""
         self._text_ends, self._posting_ends = array("I", (0,)), array("I", (0,))
-        """Where the names of each part end, and its postings, in their columns; in front of them 0."""
+        """Where the names and the postings of each part end in their columns. The first element of both is 0."""
         self._checksums = array("Q")
         self.tags_bytes = tags.nbytes
-        """What the tags take in memory."""
+        """The memory (bytes) that the tags themselves take."""
         self.parts_read = self.parts_since = 0
         if blob is None or self._places is None:
             return
@@ -74,7 +74,7 @@ class TagDirectory:
         return self._summary.nbytes + sum(map(len, self._firsts)) + 60 * len(self._firsts) + 800
 
     def may_have_any(self, keys: Iterable[int]) -> bool:
-        """Return False only if none of the tags with these keys (`key_of`) is there."""
+        """Return False only if the segment has none of the tags with these keys (`key_of`)."""
         return any(map(self._summary.may_have, keys))
 
     def parts_of(self, matches: Iterable[TagMatch]) -> list[int] | None:
@@ -89,7 +89,7 @@ class TagDirectory:
                 continue
             if self._places is None:
                 return None
-            # A part has the names from its own first one up to that of the next.
+            # A part has the names from its first name up to the first name of the next part.
             begin = (bisect_left if match.prefix else bisect_right)(firsts, name) - 1
             end = bisect_right(firsts, name, key=lambda first: first[:size]) if match.prefix else begin + 1
             parts.update(range(max(0, begin), end))
@@ -99,8 +99,8 @@ class TagDirectory:
 
     def read(self, read: Callable[[int, int], bytes], parts: Sequence[int]) -> TagColumns | None:
         """Return the tags of these parts out of the `.tags` file: among them all tags that match what `parts_of` was
-        asked. None if the file is another one. `read` takes an offset and a length, and may return less; what it raises
-        is passed on. Blocking."""
+        asked. None if the file is not the one that the directory was made from. `read` takes an offset and a length,
+        and may return less; its exceptions are passed on. Blocking."""
         assert self._places is not None
         runs = [self._run(part) for part in parts]
         found: list[list[bytes]] = []

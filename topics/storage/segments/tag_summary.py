@@ -1,8 +1,8 @@
-"""A summary of the tags of a segment: says of most tags that are not there that they are not.
+"""A summary of the tags of a segment: for most tags that the segment does not have, it says so.
 
-A Bloom filter with 16 bits for each tag and two hashes: one of 70 tags that are not there seems to be. It takes a tenth
-of what the tags take, so the summaries of many more segments than tags can stay in memory, and a look for a tag asks
-only the files of segments that may have it.
+A Bloom filter with 16 bits for each tag and two hashes. It wrongly reports one in 70 of the tags that the segment does
+not have. It takes a tenth of the memory of the tags, so memory can keep the summaries of many more segments, and a
+search for a tag reads only the files of segments that may have it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BITS: Final = 16
 
 
 def key_of(name: bytes) -> int:
-    """Return what a summary knows a tag by, which is given in UTF-8."""
+    """Return the key of a tag (given in UTF-8) in a summary."""
     return xxh3_64_intdigest(name)
 
 
@@ -44,7 +44,7 @@ class TagSummary:
         return len(self._bits) + 100
 
     def may_have(self, key: int) -> bool:
-        """Return False only if the tag with this key is not there."""
+        """Return False only if the segment does not have the tag with this key."""
         bits, size = self._bits, self._size
         first, second = (key & 0xFFFF_FFFF) * size >> 32, (key >> 32) * size >> 32
         return bool(bits[first >> 3] >> (first & 7) & bits[second >> 3] >> (second & 7) & 1)

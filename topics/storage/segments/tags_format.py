@@ -32,13 +32,13 @@ from topics.storage.segments.segment_format import SegmentDamaged, xxh3
 NO_SLOTS: Final[array[int]] = array("I")
 
 MARKED_NAMES: Final = 128
-"""Names among which one is looked for."""
+"""Every so many names, one is kept as an object for binary search."""
 
 
 class TagColumns:
-    """All tags of a segment, or some, in the columns of the file: no object per tag or posting.
+    """All tags of a segment, or some of them, in the columns of the file: no object per tag or posting.
 
-    They are as of the sealing of the segment: postings of records that were deleted since are still there.
+    The columns are as of the sealing of the segment: they still have postings of records that were deleted since.
     """
 
     __slots__ = ("_ends", "_marks", "_name_ends", "_names", "_positions")
@@ -49,7 +49,7 @@ class TagColumns:
         self._ends = array("I", accumulate(counts))
         self._positions = positions
         self._marks: list[bytes] | None = None
-        """Every `MARKED_NAMES`th name, once somebody has looked for one."""
+        """Every `MARKED_NAMES`th name. Made at the first search for a name."""
 
     def __len__(self) -> int:
         """The number of distinct tags."""
@@ -103,7 +103,7 @@ class TagColumns:
         return low, bisect_right(names, pattern, low, key=lambda i: self._name(i)[:size])
 
     def _index_of(self, name: bytes) -> int | None:
-        """Return which of the names this one is, None if it is none of them."""
+        """Return the index of a name, None if it is not among the names."""
         marks, name_ends = self._marks, self._name_ends
         if marks is None:
             marks = self._marks = [self._name(i) for i in range(0, len(self), MARKED_NAMES)]
@@ -111,8 +111,8 @@ class TagColumns:
         if first < 0:
             return None
         end = min(first + MARKED_NAMES, len(name_ends))
-        # Most names that are not there are not even a part of the text of those around it. To look for that is faster
-        # than to compare names.
+        # Most names that are missing do not even occur in the text of the names around their place. Searching this text
+        # is faster than comparing names.
         if self._names.find(name, name_ends[first - 1] if first else 0, name_ends[end - 1]) < 0:
             return None
         at = bisect_left(range(end), name, first, key=self._name)
@@ -175,7 +175,7 @@ class NameRun(NamedTuple):
     postings: range
 
     def pieces(self, places: ColumnPlaces) -> list[tuple[int, int]]:
-        """Return where what a `.tags` file says of these tags is: offset and length of each piece, for `columns_of`."""
+        """Return offset and length of each piece of a `.tags` file that has these tags, for `columns_of`."""
         names = 4 * self.names.start, 4 * len(self.names)
         return [
             (places.names + self.text.start, len(self.text)),
@@ -229,7 +229,7 @@ def decode_tags(blob: bytes, first: int, count: int) -> SegmentTags:
     """Return the tags of the segment of `count` slots from `first` on. Raises SegmentDamaged if `blob` is not that."""
     try:
         inner = cbor2.loads(blob)["tags"]
-        # Only canonical bytes are valid: any other bit, or bytes behind the end, are not as written.
+        # Only canonical bytes are valid. Any other encoding, or bytes behind the end, means damage.
         if _seal(inner) != blob:
             raise SegmentDamaged("the checksum of a .tags file does not hold")
         found = cbor2.loads(inner)
@@ -271,12 +271,12 @@ def _place_of(inner: bytes, key: str, column: bytes) -> int:
     name, value = cbor2.dumps(key), cbor2.dumps(column)
     at = inner.index(name)
     while not inner.startswith(value, at + len(name)):
-        at = inner.index(name, at + 1)  # that was within a tag
+        at = inner.index(name, at + 1)  # the match was within a tag
     return at + len(name) + len(value) - len(column)
 
 
 def _are_texts(names: bytes, ends: array[int]) -> bool:
-    """Return True if these are names in UTF-8, one after the other, none of which ends within a character."""
+    """Return True if these bytes are names in UTF-8, one after the other, and no name ends within a character."""
     try:
         names.decode()
     except UnicodeDecodeError:

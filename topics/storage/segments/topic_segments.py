@@ -28,8 +28,9 @@ OLD_ENTRY_FIELDS: Final = 7
 """Fields of an entry without a salt, as older versions wrote it."""
 
 EMPTIED: Final = "emptied"
-"""In a CheckpointMark of a topic: `[first, n]` of each segment of which no record is left, but not all by eviction. It
-is in the log before the segment's files are removed, and with them the tags by which its records were deleted."""
+"""In a CheckpointMark of a topic: `[first, n]` of each segment that has no record left, and that has lost some of them
+by deletion instead of eviction. The mark is in the log before the segment's files are removed, because the files have
+the tags by which the records were deleted."""
 
 
 class Segment:
@@ -73,21 +74,22 @@ class Segment:
         self.frames = frames
         """How many frames are in `.data`, of live and deleted records."""
         self.measured: tuple[int, int] | None = None
-        """Live records, and their bytes in `.data`, when the reclaimer last looked."""
+        """The number of live records, and their bytes in `.data`, when the reclaimer last looked."""
         self.opened_ms = opened_ms
         """When its first record was stored (epoch ms)."""
         self.sealed = sealed
         self.tier: Tier = tier
         self.tags_dropped = False
-        """True if there was no room for its tags in memory at some time."""
+        """True if its tags were dropped from memory at some time because there was no room for them."""
         self.flagged_meanwhile: set[int] | None = None
-        """While it is copied to the cold store: seqs that were flagged in its hot `.data` since the copy began. None at
-        other times, and if the files were replaced during the copy."""
+        """While the segment is copied to the cold store: the seqs that were flagged in its hot `.data` since the copy
+        began. None at other times, and if the files were replaced during the copy."""
         self.salt = salt
         """The salt in the header of `.data`; None for version 1, which has no header."""
         self.read_salt = salt
-        """The salt to read with. It differs from `salt` only if a crash has left a part that is older than its `.data`:
-        then a scan has found it in the file, and `salt` and `data_bytes` are still those of the older file."""
+        """The salt for reading `.data`. It differs from `salt` only if a crash has left a part that is older than its
+        `.data`: then a scan has found this salt in the file, and `salt` and `data_bytes` are still those of the older
+        file."""
 
     def __hash__(self) -> int:
         return hash((self.topic_id, self.first))  # not the address, so that sets have the same order in every run
@@ -141,15 +143,17 @@ class Segment:
 class TopicFileLock:
     """Serialises the work on the files of one topic.
 
-    Not `trio.Lock`: a checkpoint holds tens of thousands, and releasing one of those costs a search among all locks of
-    its task. Nothing is made for those who wait before there are any. They get the lock in the order of asking.
+    It is not a `trio.Lock`, because a checkpoint holds tens of thousands of locks, and releasing a `trio.Lock` costs a
+    search among all locks of its task. The queue of waiting tasks is made only when a task waits. Tasks get the lock in
+    the order in which they ask.
     """
 
     __slots__ = ("_holder", "_taken", "_waiting")
 
     def __init__(self) -> None:
         self._taken = False
-        """Also while it is passed on to a task that has waited for it, and has no holder."""
+        """True if a task holds the lock, or while the lock is passed on to a task that has waited and does not hold it
+        yet."""
         self._holder: object = None
         self._waiting: trio.lowlevel.ParkingLot | None = None
 
@@ -169,7 +173,7 @@ class TopicFileLock:
         if self._taken:
             if self._waiting is None:
                 self._waiting = trio.lowlevel.ParkingLot()
-            await self._waiting.park()  # whoever releases it leaves it taken, for us
+            await self._waiting.park()  # the releasing task leaves the lock taken for this one
         else:
             self._taken = True
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -199,8 +203,8 @@ class TopicFileLock:
 
 
 class SegmentSet:
-    """The segments of one topic, the locks of their files, and what the part on disk says of them. Made when the
-    topic's files are first worked on."""
+    """The segments of one topic, the locks of their files, and fields of the part on disk. Made when the topic's files
+    are first worked on."""
 
     __slots__ = ("cold_lock", "earliest_stored", "gone", "hot_lock", "segments")
 
@@ -208,7 +212,7 @@ class SegmentSet:
         self.segments: set[Segment] = set()
         """All segments that may have files."""
         self.gone: list[Segment] = []
-        """Segments that the part on disk does not need any more: their files may be removed."""
+        """Segments that the part on disk does not name any more: their files may be removed."""
         self.earliest_stored = 0
         """`earliest_seq` of the part on disk."""
         self.hot_lock = TopicFileLock()
@@ -218,9 +222,9 @@ class SegmentSet:
 
 
 MANY_SEGMENTS: Final = 1000
-"""From so many segments on, limits of a topic that are lower than the daemon's do not count. A part names every
-segment, and is captured in one step of the loop, some 2 us for each; without a bound, a topic with one record in each
-segment would hold up all others."""
+"""If a topic has at least so many segments, its own limits do not count where they are lower than the daemon's. A part
+names every segment, and is captured in one step of the loop, about 2 us for each segment. Without this bound, a topic
+with one record in each segment would delay all other topics."""
 
 
 class SegmentLimits(NamedTuple):
@@ -247,7 +251,7 @@ class TopicLimits(NamedTuple):
 
 
 def limits_of(config: TopicConfig, settings: Settings, segments: int) -> TopicLimits:
-    """Return the limits for a topic that has so many segments: its own, or those of the daemon where it has none."""
+    """Return the limits for a topic that has so many segments: its own, and the daemon's where it has none."""
     of_daemon = SegmentLimits(settings.segment_max_events, settings.segment_max_bytes)
     own = SegmentLimits(
         of_daemon.events if config.segment_max_events is None else config.segment_max_events,
@@ -259,7 +263,7 @@ def limits_of(config: TopicConfig, settings: Settings, segments: int) -> TopicLi
 
 
 class SegmentPiece(NamedTuple):
-    """Slots `a` to `b` (exclusive) of a captured run that go to one segment. `seals`: the segment is full, or ends
+    """Slots `a` to `b` (exclusive) of a captured run, which go to one segment. `seals`: the segment is full, or ends
     here."""
 
     run: int
