@@ -1,7 +1,7 @@
-"""`Consumers` against a model that is a list of dicts and knows no buckets, no shared generations and no dumps.
+"""`Consumers` against a model: a list of dicts, without buckets, shared generations and dumps.
 
 Owners come, renew, are late and lie about their generation; positions move both ways; consumers are deleted and made
-again; what was decided is encoded as a frame and read again before it is applied; dumps are loaded at any time.
+again; each decided event is encoded as a frame and decoded again before it is applied; dumps are loaded at any time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics.errors import ApiError
 NAMES = st.sampled_from(["a", "b", "c"])
 OWNERS = st.sampled_from(["x", "y"])
 FILTERS = st.sampled_from(['["tag","Eq","x"]', '["data","/n","Eq",1e400]', '["data","/n","Eq",1.0]'])
-"""The last ones differ in more than a decoded number would."""
+"""Decoding the numbers of the last two would change their text."""
 LEASE_MS = 10
 TOPIC = "t"
 
@@ -35,7 +35,7 @@ class ConsumerMachine(RuleBasedStateMachine):
         self.now = 1000
         self.ts = 5000
         self.generations: list[int] = []
-        """Every generation that was given out."""
+        """All generations that were given out."""
         self.part: list[Any] = [0, []]
         self.since: list[tuple[dict[str, Any], int]] = []
         """The frames since that part."""
@@ -207,7 +207,7 @@ def test_a_consumer_that_is_made_again_never_has_a_generation_that_its_old_owner
 
 
 @pytest.mark.parametrize("wrong", [["tag", "Eq", "x"], '["tag","Ne","x"]', "x", 1])
-def test_a_filter_that_is_none_is_refused_in_frames_and_parts(wrong: Any) -> None:
+def test_an_invalid_filter_is_refused_in_frames_and_parts(wrong: Any) -> None:
     wire = {"op": "put", "consumer": "c", "at": 1, "seq": 0, "ttl_ms": 0, "filter": wrong}
     with pytest.raises(ValueError, match="consumer"):
         event_from_wire(wire, 1)

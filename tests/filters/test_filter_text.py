@@ -1,4 +1,4 @@
-"""The text form of filters: what it means, and where a mistake is."""
+"""The text form of filters: its meaning, and the places of mistakes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from topics.filters.record_filter import parse_filter
         ('data./a in (1,"x",null)', '["data","/a","In",[1,"x",null]]'),
     ],
 )
-def test_what_a_text_means(text: str, wanted: str | None) -> None:
+def test_a_text_is_read_as_the_filter_that_it_describes(text: str, wanted: str | None) -> None:
     if wanted is None:
         with pytest.raises(FilterError):
             json_of(text)
@@ -71,10 +71,10 @@ def test_what_a_text_means(text: str, wanted: str | None) -> None:
         ('tag ~ "a"', "at character 7 ('\"a\"')", 'must end in "*"'),
         ('(not ( tag = "b" and  data./b ~ 5))', "at character 33 ('5))')", "must be a string"),
         ('node in ("a", null)', "at character 15 ('null)')", "must be a string"),
-        ('tag = "a" or data."b" exists', "at character 19 ('\"b\" exists')", "no JSON pointer"),
+        ('tag = "a" or data."b" exists', "at character 19 ('\"b\" exists')", "not a JSON pointer"),
         ('data = 1 or meta."\\ud800" = "a"', 'at character 18 (\'"\\\\ud800" = "a"\')', "not valid Unicode"),
         ("not " * 8 + "data exists", "at character 33 ('data exists')", "deeper than 8"),
-        ("data = 1 or " * 64 + "tag = 1", "at character 757 ('data = 1 or tag = 1')", "64 that are allowed"),
+        ("data = 1 or " * 64 + "tag = 1", "at character 757 ('data = 1 or tag = 1')", "at most 64 predicates"),
         ("(" * 5000, "at character 34 ('((((((((((((((((((((')", "more than 32"),
         ("not " * 5000, "at character 132 (' not not not not not')", "more than 32"),
     ],
@@ -94,7 +94,7 @@ words = st.sampled_from(
 
 
 @given(st.lists(words, max_size=12).map(" ".join) | st.text(max_size=30))
-def test_whatever_is_written_is_a_filter_or_refused(text: str) -> None:
+def test_every_text_is_either_a_filter_or_refused_with_an_error(text: str) -> None:
     try:
         found = json_of(text)
     except FilterError:

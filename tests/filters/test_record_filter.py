@@ -1,4 +1,4 @@
-"""Filters against what they mean, and what is refused."""
+"""Filters against an oracle, and invalid filters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refusal_of(wanted: Any) -> FilterError:
 @example('["data", "/a", "Eq", 9007199254740993]', Written(b'{"a": 9007199254740992}'))
 @example('["data", "/a", "Gt", 0.1]', Written(b'{"a": 0.10000000000000000000000001}'))
 @example('["data", "/a/b", "Exists", false]', Written(b'{"a": {"b": 1}, "a": {}}'))
-def test_a_filter_says_what_it_means(text: str, record: Written) -> None:
+def test_a_filter_matches_the_records_that_a_plain_evaluation_matches(text: str, record: Written) -> None:
     try:
         found = parse_filter(text)
     except FilterError as error:
@@ -56,7 +56,7 @@ def test_its_tags_hold_for_every_record_that_matches(text: str, record: Written)
 
 @settings(max_examples=100)
 @given(oracle.filters, oracle.filters, oracle.records)
-def test_all_of_several_filters_is_their_and(one: str, other: str, record: Written) -> None:
+def test_all_of_several_filters_matches_like_their_conjunction(one: str, other: str, record: Written) -> None:
     try:
         filters = [parse_filter(one), None, parse_filter(other)]
     except FilterError:
@@ -66,7 +66,7 @@ def test_all_of_several_filters_is_their_and(one: str, other: str, record: Writt
     assert both.matches(record) is all(each.matches(record) for each in filters if each is not None)
 
 
-def test_all_of_nothing_is_nothing() -> None:
+def test_all_of_no_filters_is_none() -> None:
     only = parse_filter('["tag","Eq","a"]')
     assert all_of([None, None]) is None
     assert all_of([None, only]) is only
@@ -91,12 +91,12 @@ def test_all_of_nothing_is_nothing() -> None:
         (["And", ["tag", "Glob", "*"], ["tag", "Glob", "eu:*"]], [("eu:", True)]),
     ],
 )
-def test_the_tags_by_which_an_index_finds_what_matches(wanted: Any, tags: Any) -> None:
+def test_the_tags_with_which_an_index_finds_the_matching_records(wanted: Any, tags: Any) -> None:
     found = parse_filter(json.dumps(wanted)).tags
     assert found == (None if tags is None else tuple(TagRule(*rule) for rule in tags))
 
 
-def test_only_what_is_asked_for_is_looked_at() -> None:
+def test_a_filter_reads_only_the_parts_of_a_record_that_it_needs() -> None:
     class Untouchable:
         tag = "a"
         node = None
@@ -179,7 +179,7 @@ def test_long_arrays_and_strange_indexes() -> None:
         (["Not"], "", "exactly one operand"),
         (["Not", ["tag", "Eq", "a"], ["tag", "Eq", "b"]], "", "exactly one operand"),
         (["And", ["tag", "Eq", "a"], ["Or", ["tag", "Eq", "b"], ["tag", "Eq", 1]]], "[2][2][2]", "must be a string"),
-        (["Or", *[["tag", "Eq", "a"]] * 64], "[64]", "more than the 64"),
+        (["Or", *[["tag", "Eq", "a"]] * 64], "[64]", "at most 64 predicates"),
         ("[" * 100_000, "", "bytes long"),
         ("[" * 60_000, "", "nested deeper"),
         ('["tag", "Eq", "a"', "", "not valid JSON"),
@@ -187,7 +187,7 @@ def test_long_arrays_and_strange_indexes() -> None:
         ('["tag", "Eq", "' + "x" * 70_000 + '"]', "", "bytes long"),
     ],
 )
-def test_what_is_no_filter_is_refused_with_its_place(wanted: Any, place: str, said: str) -> None:
+def test_an_invalid_filter_is_refused_with_the_place_of_the_mistake(wanted: Any, place: str, said: str) -> None:
     refused = refusal_of(wanted)
     assert (refused.place, said in refused.message) == (place, True), refused
 
@@ -218,7 +218,7 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert says(["tag", "Glob", "a" * 1023 + "*"], Written(b"1", tag="a" * 1024))
 
 
-def test_a_filter_is_written_as_it_was_given() -> None:
+def test_a_filter_keeps_the_text_that_the_client_sent() -> None:
     text = '["And",["data","/a","Eq",1.50],["data","/b","Gt",1e400],["tag","Eq","ü"],["data","","In",[null,true,7]]]'
     assert parse_filter(text.replace(",", " , ")).text == text
     assert parse_filter(text) == parse_filter(text.encode())

@@ -1,4 +1,4 @@
-"""Schemas of topics (`docs/spec/consumers.md` section 6): what is judged, what is refused, and what bounds it."""
+"""Schemas of topics (`docs/spec/consumers.md` section 6): judging records, refused schemas, and bounds of the work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PERSON = {
 
 
 def said(schema: Any, value: Any) -> tuple[str, str] | None:
-    """Where and why a value breaks a schema."""
+    """Return where and why a value breaks a schema."""
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     return RecordSchema(schema).violation(data)
 
@@ -77,7 +77,7 @@ def test_a_number_without_a_value_cannot_be_judged() -> None:
     assert said({"maximum": 10**30}, b"1" + b"0" * 29 + b"1" + b"0") is not None
 
 
-def test_what_only_says_something_is_not_judged() -> None:
+def test_annotations_refuse_nothing() -> None:
     assert (
         said({"format": "email", "contentMediaType": "application/json", "x-mine": {"$ref": "http://x"}}, "?") is None
     )
@@ -141,7 +141,7 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("schema", BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_judged_within_bounds_is_refused_at_once(schema: Any) -> None:
+def test_a_schema_that_cannot_be_judged_within_bounds_is_refused_at_once(schema: Any) -> None:
     began = time.process_time()
     with pytest.raises(BadSchema):
         RecordSchema(schema)
@@ -177,7 +177,7 @@ GOOD: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", GOOD, ids=str)
-def test_what_is_usual_is_accepted(schema: Any) -> None:
+def test_common_schemas_are_accepted(schema: Any) -> None:
     RecordSchema(schema)
 
 
@@ -222,7 +222,7 @@ def chain(levels: int, leaf: Any) -> bytes:
 @pytest.mark.parametrize("schema", [TREE, EXPRESSION, EACH_OTHER], ids=["tree", "expression", "each other"])
 @pytest.mark.parametrize("leaf", [1, "x", {"v": "x"}, []], ids=str)
 def test_a_recursive_schema_judges_deep_records_at_once(schema: Any, leaf: Any) -> None:
-    """This rests on the library, which judges a value once by the target of a recursive reference."""
+    """The library judges a value once by the target of a recursive reference; the bounds rely on this."""
     found = RecordSchema(schema)
     for levels in (1, 3, 20, 200):
         began = time.process_time()
@@ -275,7 +275,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=300)
 @given(SCHEMAS.filter(lambda schema: isinstance(schema, dict)), VALUES)
-def test_the_judgement_is_that_of_the_library(schema: Any, value: Any) -> None:
+def test_records_are_judged_as_the_library_judges_them(schema: Any, value: Any) -> None:
     try:
         found = said(schema, value)
     except BadSchema:  # a $ref of a part is relative to the root, and may lead to itself
@@ -285,7 +285,7 @@ def test_the_judgement_is_that_of_the_library(schema: Any, value: Any) -> None:
 
 
 def applied(schema: Any, value: Any) -> int:
-    """How many subschemas without references are applied to the parts of a value: counted one by one."""
+    """Count one by one how many subschemas are applied to the parts of a value. The schema has no references."""
     if not isinstance(schema, dict):
         return 1
     count = 1
@@ -322,14 +322,14 @@ def levels(value: Any) -> int:
 
 @settings(max_examples=300)
 @given(SCHEMAS.filter(lambda schema: isinstance(schema, dict) and "$ref" not in json.dumps(schema)), VALUES)
-def test_the_bounds_hold(schema: Any, value: Any) -> None:
+def test_the_bounds_are_at_least_the_real_work(schema: Any, value: Any) -> None:
     cost = cost_of(subschemas(schema))
     work = applied(schema, value)
     assert work <= cost.width * parts(value)
     assert work <= cost.explaining(levels(value)) * parts(value)
 
 
-def test_bounds_do_not_grow_beyond_counting() -> None:
+def test_counts_stop_at_the_highest_count() -> None:
     cost = cost_of(subschemas(TREE))
     assert cost.width < 50
     assert cost.explaining(200) == MOST > MAX_STEPS

@@ -239,7 +239,7 @@ class _Parser:
             raise FilterError(place, f"is nested deeper than {self._most_depth} levels")
         self._nodes_left -= 1
         if self._nodes_left < 0:
-            raise FilterError(place, f"is one predicate or operator more than the {self._most_nodes} that are allowed")
+            raise FilterError(place, f"is too much: at most {self._most_nodes} predicates and operators are allowed")
         subject, rest = value[0], value[1:]
         if subject in ("And", "Or", "Not"):
             return self._combined(subject, rest, place, depth)
@@ -293,7 +293,7 @@ class _Parser:
             try:
                 steps = steps_of(name)
             except ValueError as error:
-                raise FilterError(f"{place}[1]", f"is no JSON pointer: it {error}") from None
+                raise FilterError(f"{place}[1]", f"is not a JSON pointer: it {error}") from None
         operator, operand = self._operation(subject, rest[1:], place, 2)
         slot = places.setdefault(steps, len(places))
         found_in = _Look.meta if subject == "meta" else _Look.data
@@ -393,7 +393,7 @@ def _ordered(value: object, place: str) -> str | NumberLiteral:
 def _prefix(value: object, place: str) -> str:
     pattern = _string(value, place)
     if not pattern.endswith("*"):
-        raise FilterError(place, 'must end in "*": a Glob is a literal beginning and one final "*"')
+        raise FilterError(place, 'must end in "*": a Glob is a prefix and one final "*"')
     return pattern[:-1]
 
 

@@ -99,9 +99,9 @@ class RecordSchema:
         """Return why a record with this data (JSON) breaks the schema; None if it does not. Raw bytes break every
         schema."""
         if content_type_of(data) is not None:
-            return Violation("", "raw bytes are no JSON that a schema could allow")
+            return Violation("", "a topic with a schema accepts JSON only, no raw bytes")
         if self.steps(data) > MAX_STEPS:
-            return Violation("", "judging it might be too much work: it is too large for this schema")
+            return Violation("", "it is too large for this schema: checking it might take too much work")
         try:
             value = msgspec.json.decode(data)
         except msgspec.DecodeError as error:  # a number out of range; other invalid JSON was refused before

@@ -76,7 +76,7 @@ def cost_of(nodes: Sequence[Subschema]) -> Cost:
         layers[i] = _layers(nodes[i], lambda j: [1] if j in targets else layers[j])
     width = max(layers[0]) + sum(min(sum(layers[i]), MOST) for i in targets)
     if width > MAX_WIDTH:
-        raise BadSchema("is too much work: alternatives and references multiply each other")
+        raise BadSchema("might take too much work: alternatives and references multiply each other")
     return Cost(width, nodes, order)
 
 

@@ -106,7 +106,7 @@ def _take(node: Subschema, place: str, value: Mapping[str, Any]) -> Iterator[tup
     parts = {id(part) for _, _, part in parts_of(value)}
     reference = value.get("$ref")
     if reference is not None and not isinstance(reference, str):
-        raise BadSchema(f"$ref at {place or '/'} is no string")
+        raise BadSchema(f"$ref at {place or '/'} is not a string")
     node.reference = reference
     node.pattern_properties = len(_mapping(value, "patternProperties"))
     node.tokens += _tokens({name: value[name] for name in _JUDGING if name in value}, parts)

@@ -1,4 +1,4 @@
-"""Named consumers over lives of the engine: what is durable when, who is fenced, what a start brings back."""
+"""Named consumers over several lives of the engine: durability, fencing, and the state after a start."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_commit_is_as_durable_as_its_class_and_a_put_is_synced(
             offload.let_go()
 
 
-async def test_until_release_only_the_owner_moves_the_consumer_its_deadline_passed_or_not(autojump_clock: Any) -> None:
+async def test_until_release_only_the_owner_moves_the_consumer_even_after_its_deadline(autojump_clock: Any) -> None:
     clock = SimClock()
     async with living(clock=clock) as life:
         await life.append("t", 1, 2, 3)
@@ -183,8 +183,8 @@ async def test_the_wall_clock_may_jump_and_no_lease_ends_early_or_late(autojump_
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_no_generation_is_given_out_again_behind_a_start(checkpointed: bool, autojump_clock: Any) -> None:
-    """Also if the topic had no consumer any more for a while, and the next one has had no owner yet."""
+async def test_no_generation_is_given_out_again_after_a_start(checkpointed: bool, autojump_clock: Any) -> None:
+    """Also if the last consumer of the topic was deleted, and the next one has had no owner before the start."""
     fs = SimFs()
     async with living(fs=fs, clean=False) as life:
         await life.put("t")
@@ -214,7 +214,7 @@ async def test_another_instance_of_the_topic_has_no_consumers_and_old_commits_ar
         assert at(life) == 0
 
 
-async def test_places(autojump_clock: Any) -> None:
+async def test_a_consumer_starts_and_seeks_to_every_kind_of_place(autojump_clock: Any) -> None:
     clock = SimClock()
     async with living(clock=clock) as life:
         await life.append("t", 1, 2)
@@ -236,7 +236,7 @@ async def test_places(autojump_clock: Any) -> None:
         assert (await refusal(commit(life, 4, "moving"))).code == "invalid_request"
 
 
-async def test_a_read_that_acks_before_returns_nothing_twice_whoever_reads_with_it(autojump_clock: Any) -> None:
+async def test_concurrent_reads_that_ack_before_return_no_record_twice(autojump_clock: Any) -> None:
     async with living(offload=HeldOffload()) as life:
         await life.put("t", durability="fsync")
         await put(life)
@@ -308,7 +308,7 @@ async def test_a_consumer_that_nobody_uses_for_its_ttl_is_gone_for_good(autojump
         assert [state.consumer for state in found] == ["kept"]
 
 
-async def test_there_are_no_more_than_the_limit_and_those_of_deleted_topics_do_not_count(autojump_clock: Any) -> None:
+async def test_consumers_are_limited_and_deleted_ones_do_not_count(autojump_clock: Any) -> None:
     async with living(settings(max_consumers=2)) as life:
         await life.append("t", 1)
         await put(life, "a")
@@ -323,7 +323,7 @@ async def test_there_are_no_more_than_the_limit_and_those_of_deleted_topics_do_n
         assert await put(life, "c")
 
 
-async def test_filters_have_a_bound_together_and_those_that_are_gone_do_not_count(
+async def test_the_filters_of_all_consumers_are_bounded_and_removed_ones_do_not_count(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_calls, "MAX_FILTER_TEXT", 40)
@@ -344,7 +344,9 @@ async def test_filters_have_a_bound_together_and_those_that_are_gone_do_not_coun
         assert await put(life, "c", filter=long)
 
 
-async def test_filters_that_are_on_their_way_count(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unpublished_filters_count_against_the_bound(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(consumer_calls, "MAX_FILTER_TEXT", 40)
     offload = HeldOffload()
     async with living(offload=offload) as life, trio.open_nursery() as nursery:
@@ -366,7 +368,7 @@ async def test_filters_that_are_on_their_way_count(autojump_clock: Any, monkeypa
         await put(life, "b", filter=parse_filter('["tag","Eq","x"]'))
 
 
-async def test_a_read_that_has_begun_keeps_the_filter_it_has_begun_with(autojump_clock: Any) -> None:
+async def test_a_read_keeps_the_filter_with_which_it_began(autojump_clock: Any) -> None:
     for wish in ({}, {"before": True}):
         async with living() as life, trio.open_nursery() as nursery:
             await life.append("t", 1)
@@ -391,7 +393,7 @@ async def test_a_read_that_has_begun_keeps_the_filter_it_has_begun_with(autojump
             assert await read(life) == list(range(position + 1, 5))
 
 
-async def test_a_read_that_looks_again_and_again_looks_at_no_more_than_any_other(autojump_clock: Any) -> None:
+async def test_a_read_that_looks_several_times_examines_no_more_than_the_limit(autojump_clock: Any) -> None:
     async with living(settings(max_scan=10)) as life, trio.open_nursery() as nursery:
         await life.append("t", 1)
         await put(life, place="tail", filter=parse_filter('["data","","Ge",5]'))
@@ -412,7 +414,7 @@ async def test_a_read_that_looks_again_and_again_looks_at_no_more_than_any_other
         assert (perf.records_scanned, at(life)) == (10, 11)
 
 
-async def test_what_comes_while_a_read_commits_what_it_has_passed_is_read_at_once(autojump_clock: Any) -> None:
+async def test_a_record_appended_while_a_read_commits_is_read_at_once(autojump_clock: Any) -> None:
     offload = HeldOffload()
     async with living(offload=offload) as life, trio.open_nursery() as nursery:
         await life.put("t", durability="fsync")
@@ -468,14 +470,16 @@ async def test_idle_consumers_cost_no_frames_and_no_part(autojump_clock: Any) ->
 
 
 async def consumed(life: Life) -> int:
-    """Let a pass over what is consumed end; the earliest record."""
+    """Let a pass over consumed records end. Return the earliest seq."""
     life.engine.expire_unused()
     await trio.sleep(0.2)
     return life.engine.registry.topic("t").log.earliest_seq
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-async def test_what_every_consumer_has_passed_is_deleted_silently(durability: str, autojump_clock: Any) -> None:
+async def test_records_that_every_consumer_has_passed_are_deleted_without_a_tombstone(
+    durability: str, autojump_clock: Any
+) -> None:
     fs = SimFs()
     async with living(fs=fs) as life:
         await life.put("t", durability=durability, retention="consumed")
@@ -503,10 +507,10 @@ async def test_what_every_consumer_has_passed_is_deleted_silently(durability: st
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_what_was_due_to_be_deleted_stays_when_the_retention_has_changed(
+async def test_consumed_records_stay_when_the_retention_was_changed_before_their_deletion(
     waits: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
 ) -> None:
-    """Changed before the pass, and while that waits for the sync of what routers have copied."""
+    """The retention is changed before the pass, and in the second case while the pass syncs the copies of routers."""
     synced = trio.Event()
     sync_all = Commits.sync_all
 
@@ -532,7 +536,7 @@ async def test_what_was_due_to_be_deleted_stays_when_the_retention_has_changed(
         assert await consumed(life) == 4
 
 
-async def test_a_consumer_that_is_on_its_way_back_keeps_its_records(autojump_clock: Any) -> None:
+async def test_an_unpublished_seek_back_keeps_its_records(autojump_clock: Any) -> None:
     offload = HeldOffload()
     async with living(offload=offload) as life:
         await life.put("t", durability="fsync", retention="consumed")
@@ -551,7 +555,7 @@ async def test_a_consumer_that_is_on_its_way_back_keeps_its_records(autojump_clo
         assert await read(life) == [2, 3]
 
 
-async def test_a_router_keeps_what_it_has_not_copied(autojump_clock: Any) -> None:
+async def test_records_that_a_router_has_not_copied_are_not_deleted(autojump_clock: Any) -> None:
     async with living() as life:
         await life.put("t", retention="consumed")
         await life.append("t", 1, 2, 3)
@@ -573,7 +577,7 @@ async def test_a_queue_has_no_such_retention(autojump_clock: Any) -> None:
         assert (error.code, error.detail["field"]) == ("invalid_request", "retention")
 
 
-async def test_a_consumer_whose_client_has_gone_away_has_its_ttl_all_the_same(autojump_clock: Any) -> None:
+async def test_the_ttl_of_a_consumer_counts_although_the_client_of_its_put_is_gone(autojump_clock: Any) -> None:
     offload = HeldOffload()
     async with living(settings(max_consumers=1), offload=offload) as life, trio.open_nursery() as nursery:
         await life.append("t", 1)
@@ -594,8 +598,8 @@ async def test_a_consumer_whose_client_has_gone_away_has_its_ttl_all_the_same(au
         assert await put(life, "other")
 
 
-async def test_what_is_kept_of_consumers_that_come_and_go_is_bounded(monkeypatch: Any, autojump_clock: Any) -> None:
-    """Each of them would be due in a year."""
+async def test_the_memory_for_created_and_deleted_consumers_is_bounded(monkeypatch: Any, autojump_clock: Any) -> None:
+    """The ttl of each of them ends in a year, so no entry leaves the heap by itself."""
     monkeypatch.setattr(unused, "SPARE", 10)
     async with living(housekeeping=False) as life:
         await life.append("t", 1)

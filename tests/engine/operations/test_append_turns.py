@@ -1,4 +1,4 @@
-"""Large batches take turns: each is committed in a pass of the loop of its own, whatever it has waited for before."""
+"""Large batches take turns: each is committed in a separate pass of the loop, whatever it has waited for before."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_no_two_large_batches_are_committed_in_one_pass(
 
 @pytest.mark.trio
 @pytest.mark.parametrize("fills", ["before", "meanwhile"])
-async def test_a_turn_is_over_when_something_else_is_waited_for(
+async def test_a_turn_ends_when_the_task_waits_for_anything_else(
     fills: str, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with living() as life:
@@ -102,7 +102,7 @@ async def test_small_appends_go_between_and_take_no_turn(autojump_clock: Any, mo
 
 
 async def taken_by_small(life: Life) -> int:
-    """Append one record. Return how often that has asked for a turn."""
+    """Append one record. Return how many turns the append has asked for."""
     turns, asked, me = life.engine.turns, 0, trio.lowlevel.current_task()
     take = type(turns).take
 

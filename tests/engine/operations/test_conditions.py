@@ -45,7 +45,7 @@ async def commit(life: Life, key: str, *stages: str, conditions: Conditions, top
 
 
 def shown(life: Life, topic: str = "t") -> dict[str, int]:
-    """The fences that a topic shows."""
+    """Return the fences in the state of a topic."""
     fences = life.engine.registry.topics[topic].fences
     return dict(fences.published) if fences is not None else {}
 
@@ -55,7 +55,7 @@ async def remove(life: Life, name: str, topic: str = "t") -> bool:
 
 
 async def failed(life: Life, conditions: Conditions, topic: str = "t") -> dict[str, Any]:
-    """The `detail` of a condition that has to fail."""
+    """Return the `detail` of a refusal; the condition has to fail."""
     error = await refusal(life.append(topic, "no", conditions=conditions))
     assert error.code == "condition_failed"
     return error.detail
@@ -128,7 +128,7 @@ async def judged_against_a_pending_append(conditions: Conditions, detail: dict[s
         assert await life.seqs("t") == [1]
 
 
-async def test_what_is_assigned_and_not_published_counts() -> None:
+async def test_assigned_and_unpublished_records_count_for_conditions() -> None:
     await judged_against_a_pending_append(at_head(0), {"head_seq": 1})
     await judged_against_a_pending_append(at_tag(x=0), {"tag": "x", "expected": 0, "actual": 1})
 
@@ -219,7 +219,7 @@ async def test_expired_records_do_not_count(autojump_clock: Any) -> None:
         assert (await life.append("t", tagged(2, "x"), conditions=at_tag(x=0))).last_seq == 2
 
 
-async def test_records_that_a_pending_deletion_takes_do_not_count() -> None:
+async def test_records_that_a_pending_deletion_removes_do_not_count() -> None:
     offload = HeldOffload()
     for deletion in ({"before_seq": 2}, {"match": ["tag", "Eq", "x"]}, {"before_seq": 3, "match": ["tag", "Eq", "x"]}):
         async with living(offload=offload) as life, trio.open_nursery() as nursery:
@@ -407,7 +407,7 @@ async def test_a_removal_survives_a_crash_of_the_machine_whatever_the_class(dura
         assert shown(life) == {}
 
 
-async def test_a_part_has_no_fence_whose_records_are_on_their_way() -> None:
+async def test_a_part_has_no_fence_of_unpublished_records() -> None:
     offload = HeldOffload()
     async with living(offload=offload) as life, trio.open_nursery() as nursery:
         await life.put("t", durability="fsync")
@@ -449,7 +449,7 @@ async def test_commits_of_stages_are_judged_as_appends_are() -> None:
         assert (await commit(life, "k2", "s2", conditions=fenced("f", 4))).count == 1
 
 
-async def test_tags_of_a_commit_of_stages_on_its_way_count() -> None:
+async def test_tags_of_a_pending_commit_of_stages_count() -> None:
     offload = HeldOffload()
     async with living(offload=offload) as life, trio.open_nursery() as nursery:
         await life.append("t", tagged(1, "x"))
@@ -467,8 +467,8 @@ async def test_tags_of_a_commit_of_stages_on_its_way_count() -> None:
 
 
 async def test_a_tag_whose_newest_record_is_being_deleted_is_looked_up_further_down(monkeypatch: Any) -> None:
-    """Both records are known to segment files only. A daemon that looked at the newer one again and again would never
-    let the deletion end."""
+    """Only segment files know both records. A daemon that looked up the newer one again and again would never let the
+    deletion end."""
     judged = 0
     judge = Judge.judge
 

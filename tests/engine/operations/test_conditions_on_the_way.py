@@ -1,4 +1,4 @@
-"""Conditions that are judged while commits are on their way, against a naive oracle; and what a judgement costs."""
+"""Conditions that are judged while commits are pending, against a simple model; and the cost of a judgement."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STORED_TAGS = [*TAGS, *(f"stored{i}" for i in range(16))]
 
 
 class SteppedOffload(HeldOffload):
-    """A disk whose calls about the log are carried out one by one, as the test says."""
+    """A disk that carries out calls about the log one by one, when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
         self._steps = 0
 
     def step(self) -> None:
-        """Carry out one call, the next one if none waits."""
+        """Carry out the waiting call; if none waits, the next one at once."""
         self._steps += 1
         self.let_go()
         self.hold()
@@ -73,7 +73,7 @@ def a_walk(chance: Random, cap: int) -> Iterator[tuple[Any, ...]]:
 
 
 class Judged:
-    """A topic with commits on their way, beside an oracle to which each call is told when it is made."""
+    """A topic with pending commits, and a model that learns of each call when it is made."""
 
     def __init__(self, life: Life, offload: SteppedOffload, nursery: trio.Nursery, cap: int) -> None:
         self.oracle = Oracle(cap)
@@ -101,7 +101,7 @@ class Judged:
                 self.let_go()
         await settle()
         if step[0] == "append":
-            # What is refused has no seqs; what is not has them at once.
+            # A refused append has no seqs; any other append gets them at once.
             assert self._topic().assigned == self.oracle.head
 
     def _append(self, tags: list[str | None], near: Any) -> None:
@@ -132,7 +132,7 @@ class Judged:
             self.held = False
 
     async def check(self) -> None:
-        """Every append has had the outcome that the oracle says."""
+        """Check that every append had the outcome that the model predicts."""
         self.let_go()
         await settle()
         for call, expected in self._appends:
@@ -150,8 +150,10 @@ class Judged:
 @pytest.mark.parametrize("roomy", [False, True])
 @pytest.mark.parametrize("cap", [0, 3, 30])
 @pytest.mark.parametrize("seed", range(8))
-async def test_what_is_on_its_way_is_judged_as_by_a_list(seed: int, cap: int, roomy: bool, monkeypatch: Any) -> None:
-    """If it is not `roomy`, next to nothing of what is known is kept."""
+async def test_conditions_on_pending_records_agree_with_a_list(
+    seed: int, cap: int, roomy: bool, monkeypatch: Any
+) -> None:
+    """Without `roomy`, the caches of tags keep hardly anything."""
     if not roomy:
         monkeypatch.setattr(judging, "_SPARE_TAGS", -1000)
         monkeypatch.setattr(topic_tags, "_NOTED_TAGS", 1)
@@ -179,7 +181,7 @@ async def test_what_is_on_its_way_is_judged_as_by_a_list(seed: int, cap: int, ro
 
 @pytest.fixture
 def judgements(monkeypatch: pytest.MonkeyPatch) -> list[Conditions]:
-    """The conditions of each judgement. A call that has to wait for something is judged again."""
+    """Return a list that gets the conditions of each judgement. A call that has to wait is judged again."""
     judge, judged = Judge.judge, list[Conditions]()
 
     def noted(self: Judge, topic: Topic, conditions: Conditions, found: Any) -> Any:
@@ -256,7 +258,7 @@ async def test_the_newest_live_record_of_many_with_a_tag_is_found_in_a_file(
         assert len(judgements) == 5
 
 
-async def test_what_files_say_of_a_tag_is_noted_until_its_record_dies_or_more_tags_are_left_to_files(
+async def test_the_newest_record_of_a_tag_in_files_is_remembered_until_it_dies_or_more_tags_move_to_files(
     judgements: list[Conditions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topic_tags, "_NOTED_TAGS", 3)
@@ -284,8 +286,8 @@ async def test_what_files_say_of_a_tag_is_noted_until_its_record_dies_or_more_ta
         assert error.detail == {"tag": "other", "expected": 0, "actual": 18}
 
 
-async def test_each_tag_on_its_way_is_looked_at_once() -> None:
-    """Sixteen conditional appends beside each other would look at the tags of all the others otherwise."""
+async def test_each_pending_tag_is_read_once() -> None:
+    """Otherwise each of sixteen concurrent conditional appends would read the tags of all others."""
     offload = HeldOffload()
     async with living(offload=offload) as life, trio.open_nursery() as nursery:
         await life.put("t", durability="fsync")

@@ -42,7 +42,9 @@ async def fill(life: Any, name: str, n: int, **config: Any) -> None:
         (9, ["tag", "Eq", "t2"], lambda i: i < 8 and i % 10 and i % 3 == 2),
     ],
 )
-async def test_what_goes(durability: Any, before: Any, match: Any, gone: Any, autojump_clock: Any) -> None:
+async def test_which_records_a_deletion_removes(
+    durability: Any, before: Any, match: Any, gone: Any, autojump_clock: Any
+) -> None:
     fs = SimFs()
     async with living(fs=fs) as life:
         await fill(life, "t", 23, durability=durability)
@@ -82,7 +84,7 @@ async def test_only_what_is_present_at_the_call(autojump_clock: Any) -> None:
         assert await life.seqs("t") == [2, 3]
 
 
-async def test_nobody_sees_half_of_a_large_deletion_and_nobody_else_waits_for_it(
+async def test_readers_never_see_half_of_a_large_deletion_and_other_topics_do_not_wait(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fs = SimFs()
@@ -211,8 +213,8 @@ async def test_deleted_ephemeral_bytes_are_freed(autojump_clock: Any) -> None:
 
 
 async def test_a_deletion_that_finds_damage_beside_a_checkpoint_ends(autojump_clock: Any) -> None:
-    """Found by reading: the checkpoint had the topic's files and waited for the deletion, which wanted the files to
-    read once more what looked damaged.
+    """The checkpoint used to hold the lock of the topic's files and wait for the deletion, while the deletion waited
+    for this lock to read records again that looked damaged.
     """
     fs, offload = SimFs(), HeldOffload()
     config = settings(segment_max_events=10)

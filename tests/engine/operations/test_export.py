@@ -44,7 +44,7 @@ async def test_a_slice_is_bounded_and_holds_a_record_at_least(autojump_clock: An
         assert all(len(piece.lines) <= SLICE_BYTES for piece in pieces if seqs_of(piece) != [6])
 
 
-async def test_what_is_evicted_before_its_turn_is_announced_and_what_is_appended_is_not_in_it(
+async def test_an_export_announces_evicted_records_and_leaves_out_records_appended_later(
     autojump_clock: Any,
 ) -> None:
     async with living() as life:
@@ -63,7 +63,7 @@ async def test_what_is_evicted_before_its_turn_is_announced_and_what_is_appended
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_one_whose_topic_is_deleted_ends_in_404_and_not_in_another_topic(first: bool) -> None:
+async def test_an_export_whose_topic_is_deleted_ends_with_404_and_not_in_another_topic(first: bool) -> None:
     async with living() as life:
         await life.append("t", *[LARGE] * 10)
         export = await life.engine.exports.open("t", ExportRequest())
@@ -75,7 +75,7 @@ async def test_one_whose_topic_is_deleted_ends_in_404_and_not_in_another_topic(f
         assert (await refusal(life.engine.exports.open("u", ExportRequest()))).code == "topic_not_found"
 
 
-async def test_one_ends_when_the_daemon_stops(autojump_clock: Any) -> None:
+async def test_an_export_ends_when_the_daemon_stops(autojump_clock: Any) -> None:
     async with living() as life:
         await life.append("t", *[LARGE] * 10)
         export = await life.engine.exports.open("t", ExportRequest())
@@ -108,7 +108,7 @@ async def test_gaps_at_the_ends_of_a_range_of_times_are_in_it(autojump_clock: An
 
 
 async def taken(life: Life, export: Export, ms: int, *, lively: bool) -> float:
-    """The seconds that an export waits after `ms` of the loop were taken up by it."""
+    """Return how long (s) an export waits after it has used the loop for `ms`."""
     if lively:
         await life.append("other", 1)
     life.clock.advance(ms)
@@ -117,7 +117,7 @@ async def taken(life: Life, export: Export, ms: int, *, lively: bool) -> float:
     return trio.current_time() - began
 
 
-async def test_beside_appends_the_loop_is_left_to_others_for_as_long_as_it_was_taken(autojump_clock: Any) -> None:
+async def test_beside_appends_an_export_pauses_for_as_long_as_it_used_the_loop(autojump_clock: Any) -> None:
     async with living() as life:
         await life.append("t", *[LARGE] * 100)
         export = await life.engine.exports.open("t", ExportRequest())
@@ -156,8 +156,8 @@ async def test_others_have_their_turns_while_a_rare_tag_is_looked_for(autojump_c
 
 
 @pytest.mark.parametrize("runs", [False, True])
-async def test_a_slice_ends_after_its_time_with_what_was_found(runs: bool, autojump_clock: Any) -> None:
-    """Two records of 60,000 have the tag. Whatever others do meanwhile takes the time."""
+async def test_a_slice_ends_after_its_time_with_the_records_found_so_far(runs: bool, autojump_clock: Any) -> None:
+    """Two of 60,000 records have the tag. Other tasks use up the time of the slice."""
     rare = {20_000, 55_000}
 
     async with living() as life, trio.open_nursery() as nursery:
@@ -180,7 +180,7 @@ async def test_a_slice_ends_after_its_time_with_what_was_found(runs: bool, autoj
     assert export.end.next_from_seq == 60_000
 
 
-async def test_what_is_gone_is_told_although_nothing_is_found_behind_it(autojump_clock: Any) -> None:
+async def test_an_export_announces_a_gap_although_no_record_behind_it_matches(autojump_clock: Any) -> None:
     async with living() as life, trio.open_nursery() as nursery:
         await life.put("t", cap_records=40_000)
         for first in range(0, 50_000, 10_000):

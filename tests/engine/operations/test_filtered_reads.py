@@ -1,4 +1,4 @@
-"""Reads with a filter: what a naive reader of everything would keep, wherever the records are."""
+"""Reads with a filter return the records that a simple filter over a full read keeps, wherever the records are."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def a_filter(*wanted: Any) -> Filter:
 
 
 async def write(life: Life, topic: str, batch: list[Written]) -> None:
-    """Append records as they are, byte by byte."""
+    """Append records whose data is these bytes."""
     made = [
         RecordIn(
             data=msgspec.Raw(record.data or b"null"),
@@ -48,7 +48,7 @@ async def write(life: Life, topic: str, batch: list[Written]) -> None:
 
 
 async def everything(life: Life, topic: str, **options: Any) -> tuple[list[int], list[tuple[int, int, str]]]:
-    """The seqs and the gaps that a reader of the whole topic gets, page by page; every page moves the cursor."""
+    """Read the whole topic page by page. Return the seqs and the gaps. Check that every page moves the cursor."""
     seqs: list[int] = []
     gaps: list[tuple[int, int, str]] = []
     position = 0
@@ -64,7 +64,7 @@ async def everything(life: Life, topic: str, **options: Any) -> tuple[list[int],
 
 
 async def kept(life: Life, topic: str, text: str) -> list[int]:
-    """The seqs that match, by the oracle, of all records that the topic has."""
+    """Return the seqs of all records of the topic that match according to the oracle."""
     found, _ = await life.all(topic, include_tags=True)
     wanted = oracle.decoded(text)
     raw: list[int] = []
@@ -96,7 +96,7 @@ steps = st.lists(
     few=st.sampled_from([0, 64]),
     whole=st.sampled_from([0, 1, 32]),
 )
-async def test_a_filtered_reader_gets_what_matches_and_every_gap(
+async def test_a_read_with_a_filter_returns_matching_records_and_every_gap(
     steps: list[Any], texts: list[str], limit: int, scan: int, few: int, whole: int, autojump_clock: Any
 ) -> None:
     try:
@@ -160,7 +160,7 @@ async def take(life: Life, step: Any) -> None:
 
 
 async def test_matches_far_apart_in_segments(autojump_clock: Any) -> None:
-    """Found by a test of the daemon: the walk went back to the segment that it came from, without end."""
+    """A read used to go back to the segment that it came from, without end."""
     async with living(settings(segment_max_events=10, cache_bytes=3000)) as life:
         await life.put("t")
         for start in range(1, 200, 10):
@@ -190,7 +190,7 @@ async def test_a_hole_between_two_matches_is_announced(wanted: Any, autojump_clo
         assert seqs == ([9] if wanted[2] == "b" else [n for n in (1, 2, 3, 7, 8, 9, 10) if n != 9 or wanted[1] != "Eq"])
 
 
-async def test_raw_bytes_have_no_data_wherever_they_are(autojump_clock: Any) -> None:
+async def test_a_filter_finds_no_data_in_raw_bytes_in_memory_and_in_files(autojump_clock: Any) -> None:
     raw = data_of_bytes(b"\0\xff", "image/png")
     async with living() as life:
         await life.append("t", msgspec.Raw(raw), json.loads(raw), msgspec.Raw(raw.replace(b"8=", b"9=")), None)
@@ -205,7 +205,7 @@ async def test_raw_bytes_have_no_data_wherever_they_are(autojump_clock: Any) -> 
 
 
 @pytest.mark.parametrize("scan", [1, 4, 7])
-async def test_a_read_looks_at_no_more_than_it_may(scan: int, autojump_clock: Any) -> None:
+async def test_a_read_examines_at_most_the_limit(scan: int, autojump_clock: Any) -> None:
     async with living(settings(max_scan=scan)) as life:
         await life.put("t")
         await life.append("t", *range(1, 101))
@@ -217,7 +217,7 @@ async def test_a_read_looks_at_no_more_than_it_may(scan: int, autojump_clock: An
         assert trio.current_time() - began < 30
 
 
-async def test_a_poll_counts_what_it_looks_at_over_all_its_waits(autojump_clock: Any) -> None:
+async def test_the_limit_of_a_poll_counts_all_its_waits_together(autojump_clock: Any) -> None:
     async with living(settings(max_scan=5)) as life, trio.open_nursery() as nursery:
         await life.put("t")
         await life.append("t", 1, 1, 1)

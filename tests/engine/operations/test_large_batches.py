@@ -1,5 +1,5 @@
-"""Large batches are encoded in pieces: what is stored and read is the same as if they were encoded in one step, and
-other changes of the topic come before or behind."""
+"""Large batches are encoded in pieces: the stored and read bytes are the same as if they were encoded in one step, and
+other changes of the topic come before or after the batch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ record = st.builds(
 
 
 class Target:
-    """What of a topic an encoder looks at."""
+    """The fields of a topic that an encoder reads."""
 
     def __init__(self, commit_point: CommitPoint) -> None:
         self.id, self.assigned, self.last_ts, self.ephemeral = 7, 98, 1000, False
@@ -267,7 +267,7 @@ def topic_of(life: Life, name: str = "t") -> Topic:
 
 
 @pytest.mark.trio
-async def test_a_caller_who_leaves_meanwhile_leaves_nothing(autojump_clock: Any) -> None:
+async def test_a_caller_that_is_cancelled_during_the_encoding_leaves_nothing(autojump_clock: Any) -> None:
     async with living(WIDE) as life, trio.open_nursery() as nursery:
         await life.append("t", "first")
         called = Called(nursery, partial(life.append, "t", *large()))
@@ -302,7 +302,7 @@ def staged(count: int) -> CheckedAppend:
 
 @pytest.mark.trio
 async def test_a_batch_whose_stage_is_gone_meanwhile_goes_to_a_new_one(autojump_clock: Any) -> None:
-    """A stage goes with its topic, barrier or not."""
+    """A stage is deleted with its topic, even if it has a barrier."""
     async with living(WIDE) as life, trio.open_nursery() as nursery:
         await life.append("t", "first")
         perf = Performance()

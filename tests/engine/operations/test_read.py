@@ -1,5 +1,5 @@
-"""Reads (`docs/spec/api.md` section 5): what they deliver, what they announce, when they wake, and what the disk gives
-back."""
+"""Reads (`docs/spec/api.md` section 5): delivered records, announced gaps, waking of long polls, and reads from
+disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ODD: list[Any] = [
 
 
 def shown(record: Any, seq: int, ts: int, *, tags: bool = False, meta: bool = True) -> dict[str, Any]:
-    """What a reader has to get of a record."""
+    """Return the record as a reader has to get it."""
     out: dict[str, Any] = {"$seq": seq, "$ts": ts, "data": record["data"]}
     if record.get("node"):
         out["$node"] = record["node"]
@@ -183,7 +183,7 @@ async def test_a_hole_behind_records_ends_the_answer_before_it(autojump_clock: A
         assert (inside.tombstone.gap_from, inside.tombstone.gap_to, inside.tombstone.missed_estimate) == (6, 6, 1)
 
 
-async def test_what_is_deleted_before_a_gap_has_been_read(autojump_clock: Any) -> None:
+async def test_a_read_passes_deleted_records_beside_gaps(autojump_clock: Any) -> None:
     async with living() as life:
         await life.append("t", *range(10))
         log = life.engine.registry.topics["t"].log
@@ -323,7 +323,7 @@ async def test_eviction_while_a_read_waits_for_the_disk_is_announced(autojump_cl
 
 
 async def test_a_file_that_is_dropped_while_it_is_about_to_be_read_loses_nothing(autojump_clock: Any) -> None:
-    """Found by reading: the file was missing, so its records were declared damaged, though they were in a segment."""
+    """The daemon used to declare the records damaged because the file was missing, although they were in a segment."""
     fs, offload = SimFs(), HeldOffload()
     config = settings(cache_bytes=0, wal_file_bytes=64 << 10)
     async with living(config, fs=fs, offload=offload) as life, trio.open_nursery() as nursery:

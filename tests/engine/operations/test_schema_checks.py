@@ -46,8 +46,8 @@ async def test_nothing_of_an_append_with_a_bad_record_is_stored(durability: Any,
             assert await life.seqs("t") == [1, 2, 3]
 
 
-async def test_a_change_of_the_schema_counts_for_what_comes_after_it(autojump_clock: Any) -> None:
-    """Also for a large batch that was judged in turns, while the schema was changed."""
+async def test_a_changed_schema_judges_later_appends(autojump_clock: Any) -> None:
+    """Also for a large batch that is judged in turns, if the schema changes between two turns."""
     async with living() as life, trio.open_nursery() as nursery:
         await life.put("t", schema=NUMBER)
         batch = list(range(5000))
@@ -109,7 +109,7 @@ ITEMS = [1] * 8
 
 
 @pytest.mark.parametrize("how", ["append", "transaction", "router"])
-async def test_small_records_that_may_be_much_work_are_judged_one_in_a_step(how: str, monkeypatch: Any) -> None:
+async def test_small_records_with_a_high_bound_of_work_are_judged_one_per_step(how: str, monkeypatch: Any) -> None:
     """A body of less than a kilobyte may take as long as one of many megabytes."""
     passes = 0
     judged: list[int] = []

@@ -1,5 +1,5 @@
-"""Stages: private until they are committed, then all of it at once, in order, and once (`docs/spec/pipeline.md` section
-1)."""
+"""Stages: private until they are committed, then all records published at once, in order, and only once
+(`docs/spec/pipeline.md` section 1)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 def request(
     *values: Any, key: str | None = None, tags: Sequence[str | None] | None = None, **more: Any
 ) -> CheckedAppend:
-    """These JSON values."""
+    """An append of these JSON values."""
     datas = [json.dumps(value).encode() for value in values]
     records = [RecordIn(data=msgspec.Raw(data)) for data in datas]
     return CheckedAppend(
@@ -70,7 +70,7 @@ def stages_of(life: Life, topic: str = "t") -> list[str]:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-async def test_what_is_staged_is_private_until_it_is_committed_in_the_order_of_the_stages(
+async def test_staged_records_are_private_until_they_are_committed_in_the_order_of_the_stages(
     durability: Any, autojump_clock: Any
 ) -> None:
     async with living(settings(wal_shards=2)) as life:
@@ -93,7 +93,7 @@ async def test_what_is_staged_is_private_until_it_is_committed_in_the_order_of_t
         assert not stages_of(life)
 
 
-async def test_records_keep_what_they_have_and_get_the_time_of_the_commit(autojump_clock: Any) -> None:
+async def test_committed_records_keep_their_contents_and_get_the_time_of_the_commit(autojump_clock: Any) -> None:
     async with living() as life:
         whole = request({"a": 1}, {"b": 2}, tags=["red", None], node="n")
         whole.metas = [b"", b'{"m":"1"}']
@@ -155,7 +155,7 @@ async def test_a_reader_sees_all_of_a_large_commit_or_nothing(
 # ----------------------------------------------------------------- once
 
 
-async def test_a_commit_is_answered_again_by_its_key_whatever_has_become_of_the_stages(autojump_clock: Any) -> None:
+async def test_a_repeated_commit_gets_the_first_answer_even_if_the_stages_are_gone(autojump_clock: Any) -> None:
     fs, clock = SimFs(), SimClock()
     async with living(fs=fs, clock=clock) as life:
         await stage(life, "a", 1, 2)
@@ -189,7 +189,7 @@ async def test_two_commits_under_one_key_at_the_same_time_publish_once(autojump_
         assert await datas(life) == [1, 2]
 
 
-async def test_a_client_that_hangs_up_changes_only_who_hears_of_it(autojump_clock: Any) -> None:
+async def test_a_commit_is_carried_out_although_its_client_hangs_up(autojump_clock: Any) -> None:
     offload = HeldOffload()
     async with living(offload=offload) as life, trio.open_nursery() as nursery:
         await stage(life, "a", 1)
@@ -290,7 +290,7 @@ async def test_a_stage_of_a_finished_commit_is_closed(autojump_clock: Any) -> No
         assert await datas(life) == [1]
 
 
-async def test_what_was_acked_before_a_commit_is_in_and_what_comes_meanwhile_is_refused(autojump_clock: Any) -> None:
+async def test_a_commit_contains_earlier_appends_and_later_ones_are_refused(autojump_clock: Any) -> None:
     offload = HeldOffload()
     async with living(offload=offload) as life, trio.open_nursery() as nursery:
         await stage(life, "a", 1)
@@ -363,7 +363,7 @@ async def test_a_stage_without_records_is_committed_under_its_key(autojump_clock
         assert await datas(life) == [1]
 
 
-async def test_a_failed_shard_refuses_and_a_restart_knows(autojump_clock: Any) -> None:
+async def test_a_commit_fails_with_its_shard_and_succeeds_after_a_restart(autojump_clock: Any) -> None:
     fs = SimFs()
     async with living(fs=fs, clean=False) as life:
         await life.put("t", durability="fsync")
@@ -537,7 +537,7 @@ async def test_damage_that_a_commit_comes_across_keeps_it_from_publishing_the_re
     async with living(fs=fs) as life:
         assert (await refusal(commit(life, "k", "a"))).code == "stage_not_found"
         assert await datas(life, "t") == []
-        # The damaged stage is gone: whoever fills it again from the start can commit it.
+        # The damaged stage was dropped: a client that uploads all records again can commit it.
         await stage(life, "a", "first", "second", "third")
         assert (await commit(life, "k", "a")).count == 3
         assert await datas(life, "t") == ["first", "second", "third"]
@@ -559,7 +559,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What there has to be."""
+    """The expected state."""
 
     def __init__(self) -> None:
         self.topic: list[Any] = []
@@ -646,7 +646,7 @@ async def walk(steps: Sequence[Step]) -> None:
 
 @examples(max_examples=20, deadline=None)
 @given(steps=STEPS)
-async def test_any_course_of_things_leaves_what_a_model_has(steps: list[Step]) -> None:
+async def test_stages_and_commits_agree_with_a_model_in_any_order(steps: list[Step]) -> None:
     with quiet():
         await walk(steps)
 

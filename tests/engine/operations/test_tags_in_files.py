@@ -1,4 +1,5 @@
-"""Looks for tags that only files know: what they read, and that they find everything after the files have changed."""
+"""Searches for tags that only files know: which bytes they read, and that they find all records after the files have
+changed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from topics.storage.segments import tag_directory
 pytestmark = pytest.mark.trio
 
 EACH = 200
-"""Records of a segment, each with a tag of its own but the first: that has the tag of its segment's last digit."""
+"""The number of records of a segment. Each has a different tag; the first one has the last digit of its segment's
+number as its tag."""
 
 CONFIG = settings(segment_max_events=EACH)
 
@@ -48,8 +50,8 @@ def begin(life: Life) -> int:
 
 
 def evict_tags(life: Life) -> None:
-    """Have the cache drop the tags of all segments, as others of other topics would; their directories stay, and there
-    is no room."""
+    """Make the cache drop the tags of all segments, as if other topics used the room; the directories stay, and there
+    is no room for tags."""
     cache = life.engine._indexes
     for segment in list(cache._tags):
         cache._drop_tags(segment)
@@ -63,7 +65,7 @@ def tag_bytes(life: Life, since: int) -> int:
 
 
 async def expect(life: Life, **tags: int) -> int:
-    """The seq that a refusal names; 0 if the append was accepted."""
+    """Append under a condition. Return the seq that the refusal names; 0 if the append was accepted."""
     error = await refusal(life.append("t", 1, conditions=Conditions(None, tags, None)))
     assert error.code == "condition_failed"
     return int(error.detail["actual"])
@@ -101,7 +103,7 @@ async def test_only_a_part_is_read_of_a_file_that_was_read_whole_before(how: str
         assert 0 < tag_bytes(life, since) < whole / 4
 
 
-async def test_a_file_of_which_many_parts_were_read_is_read_whole(
+async def test_a_file_is_read_whole_after_many_of_its_parts_were_read(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
 ) -> None:
     monkeypatch.setattr(index_cache, "WHOLE_AFTER", 3)
@@ -119,7 +121,7 @@ async def test_a_file_of_which_many_parts_were_read_is_read_whole(
 
 
 @pytest.mark.parametrize("spoilt", ["gone", "flipped", "cut"])
-async def test_a_part_that_is_not_as_it_was_is_not_believed(spoilt: str, autojump_clock: Any) -> None:
+async def test_a_changed_part_is_not_used(spoilt: str, autojump_clock: Any) -> None:
     async with living(CONFIG) as life:
         await fill(life, 2)
         seqs = [1, EACH + 1]
@@ -139,7 +141,7 @@ async def test_a_part_that_is_not_as_it_was_is_not_believed(spoilt: str, autojum
         assert (await life.delete("t", match="common")).deleted == 2
 
 
-async def test_a_disk_that_does_not_answer_for_a_part_is_told_of(autojump_clock: Any) -> None:
+async def test_an_error_of_the_disk_at_a_part_reaches_the_caller(autojump_clock: Any) -> None:
     async with living(CONFIG) as life:
         await fill(life, 2)
         assert await life.seqs("t", filter=of_tag("common")) == [1, EACH + 1]
@@ -156,7 +158,7 @@ async def test_a_disk_that_does_not_answer_for_a_part_is_told_of(autojump_clock:
 
 
 async def test_everything_is_found_after_segments_were_written_anew(autojump_clock: Any) -> None:
-    """Once by a rewrite, which leaves few tags of many, and once by a merge of what is left."""
+    """The segments are first rewritten, which leaves few of many tags, and then merged."""
     fs = SimFs()
     async with living(CONFIG, fs=fs) as life:
         await fill(life, 4)
@@ -186,7 +188,7 @@ async def test_everything_is_found_after_segments_were_written_anew(autojump_clo
         assert await life.seqs("t", filter=of_tag("001-050", "002-050")) == [EACH + 51]
 
 
-async def test_who_passes_many_segments_lets_others_run_and_gets_on(
+async def test_a_search_over_many_segments_lets_other_tasks_run_and_ends(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
 ) -> None:
     async with living(settings(segment_max_events=4)) as life:
@@ -202,7 +204,7 @@ async def test_who_passes_many_segments_lets_others_run_and_gets_on(
         assert await life.seqs("t", filter=wanted) == [119]
         monkeypatch.setattr(filtered_records, "MOST_PASSED", 1)
         request = RecordRequest(1000, 1 << 20, filter=wanted)
-        # Who keeps what it has, as a request does, and who begins anew wherever it came to, as a watch does.
+        # A request keeps its collector; a watch makes a new one at the position that it has reached.
         for anew in (False, True):
             found = Collector(life.engine.registry, topic, request, 0)
             positions, gaps = [0], []

@@ -23,7 +23,7 @@ CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 # -- one change at a time ----------------------------------------------------------------------------------------------
 
 
-async def test_a_decision_waits_for_a_change_and_then_looks_again_and_nobody_runs_before_it_otherwise(
+async def test_a_decision_waits_for_a_pending_change_and_otherwise_runs_at_once(
     autojump_clock: Any,
 ) -> None:
     async with living() as life, trio.open_nursery() as nursery:
@@ -56,7 +56,7 @@ async def test_two_appends_create_a_topic_once(autojump_clock: Any) -> None:
         assert len(life.frames(FrameType.TOPIC_CREATE)) == 1
 
 
-async def test_who_waits_for_a_creation_that_fails_is_told_why(autojump_clock: Any) -> None:
+async def test_tasks_that_wait_for_a_failed_creation_get_its_error(autojump_clock: Any) -> None:
     fs, offload = SimFs(), HeldOffload()
     async with living(fs=fs, offload=offload) as life, trio.open_nursery() as nursery:
         offload.hold()
@@ -124,7 +124,7 @@ async def test_max_topics_is_429_and_lets_updates_pass(autojump_clock: Any) -> N
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(CLASSES, 2)))
 async def test_a_change_of_class_under_load_keeps_every_record(before: Any, after: Any, autojump_clock: Any) -> None:
-    """And a crash of the machine right after the answer leaves all of them, unless the new class is `ephemeral`."""
+    """A crash of the machine right after the answer keeps all records too, unless the new class is `ephemeral`."""
     fs = SimFs()
     async with living(settings(cache_bytes=2000), fs=fs) as life:
         await life.put("t", durability=before)
@@ -302,7 +302,7 @@ async def test_a_checkpoint_at_the_moment_of_a_sync_has_what_the_sync_covers(aut
         problems: list[Any] = []
 
         def look(state: str) -> None:
-            """What a snapshot that begins right now would know, and what the log before its position says."""
+            """Compare the topics of a snapshot that begins now with the log before its position."""
             position, _ = writer.synced_position()
             names: dict[int, str | None] = {}
             caps: dict[int, int] = {}
@@ -455,7 +455,9 @@ async def test_a_deletion_is_synced_before_it_is_answered(autojump_clock: Any) -
 # -- listing -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_page_costs_what_it_shows(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cost_of_a_page_follows_the_records_that_it_shows(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with living() as life:
         async with trio.open_nursery() as nursery:
             for i in range(500):

@@ -1,5 +1,5 @@
-"""Calls that change topics, stages and routers while the disk has no room for what the log has queued: they are
-answered in time, and go on by themselves."""
+"""Calls that change topics, stages and routers while the disk has no room for the queued commits: they are answered in
+time, and work again by themselves when there is room."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUTER: Final = RouterPatch(source="from", dest="into")
 
 @dataclass(frozen=True)
 class Change:
-    """A call, and whether the daemon shows what it does."""
+    """A call, and a test whether its effect is visible."""
 
     call: Callable[[Life], Awaitable[Any]]
     done: Callable[[Life], bool]
@@ -81,7 +81,7 @@ BY_NAME = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 
 @asynccontextmanager
 async def prepared(offload: HeldOffload | None = None) -> AsyncIterator[Life]:
-    """A life with everything that the changes need."""
+    """A life with the topics, stages and routers that the changes need."""
     async with living(SMALL, offload=offload) as life:
         for name in ("big", "t", "other", "from", "into"):
             await life.put(name, durability="fsync")
@@ -94,7 +94,7 @@ async def prepared(offload: HeldOffload | None = None) -> AsyncIterator[Life]:
 
 
 def take_room(life: Life) -> None:
-    """No file of the log grows from here on, and none is made."""
+    """From now on no file of the log can grow, and no new one can be made."""
     for name in ("create", "preallocate"):
         life.fs.inject(Fault(error=errno.ENOSPC, name=name, path="*/wal/*", times=None))
 
@@ -105,13 +105,13 @@ async def give_room(life: Life) -> None:
 
 
 async def fill(life: Life) -> None:
-    """Queue an append that does not fit on the disk. It is told so, and stored later."""
+    """Queue an append that does not fit on the disk. It gets an error, and is stored later."""
     assert (await refusal(life.append("big", "x" * (16 << 10)))).code == "read_only"
 
 
 @asynccontextmanager
 async def blocked(life: Life) -> AsyncIterator[None]:
-    """The disk has no room for what is queued within the body."""
+    """Within the body, the disk has no room for queued commits."""
     take_room(life)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fill, life)
@@ -125,7 +125,7 @@ async def blocked(life: Life) -> AsyncIterator[None]:
 
 
 @BY_NAME
-async def test_a_change_that_comes_then_is_refused_at_once_and_never_carried_out(
+async def test_without_room_a_new_change_is_refused_at_once_and_never_carried_out(
     change: Change, autojump_clock: Any
 ) -> None:
     async with prepared() as life:
@@ -174,7 +174,7 @@ async def test_a_change_that_was_queued_before_is_answered_and_carried_out_once_
         await life.append("other", 1)
 
 
-async def test_who_waits_for_a_change_that_was_queued_before_is_told_and_nothing_of_it_is_stored(
+async def test_an_append_behind_a_queued_change_is_refused_and_stores_nothing(
     autojump_clock: Any,
 ) -> None:
     offload = HeldOffload()
@@ -265,7 +265,7 @@ async def test_a_repeated_append_and_ack_do_not_wait_for_the_first(autojump_cloc
 
 @BY_NAME
 async def test_while_the_current_file_has_room_changes_go_on(change: Change, autojump_clock: Any) -> None:
-    """Some of them are how room is made. Those that an append is part of are refused, and leave at most a topic."""
+    """Some of these changes free space. Changes that contain an append are refused, and leave at most a new topic."""
     async with prepared() as life:
         life.fs.inject(Fault(error=errno.ENOSPC, name="create", path="*next.tmp", times=None))
         writer = life.engine.store.writers[0]

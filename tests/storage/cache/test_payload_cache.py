@@ -22,7 +22,7 @@ def block(first: int, count: int = 1, size: int = 100, *, pinned: bool = False) 
 
 
 def cached(cache: PayloadCache, *lists: BlockList) -> int:
-    """What the cache should hold, counted from the lists."""
+    """Return how many bytes the cache should count, computed from the lists."""
     return sum(one.nbytes for blocks in lists for one in blocks.blocks if not one.pinned)
 
 
@@ -83,7 +83,7 @@ def test_the_least_recently_used_goes_first_over_all_topics() -> None:
     assert cache.bytes == cached(cache, a, b) <= 4 * size
 
 
-def test_what_is_not_written_stays() -> None:
+def test_unwritten_blocks_are_not_evicted() -> None:
     cache = PayloadCache(1000)
     blocks, others = BlockList(cache), BlockList(cache)
     others.written_seq = 10_000
@@ -145,7 +145,7 @@ def test_drop_below_and_free() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_books_balance_whatever_is_done(seed: int) -> None:
+def test_the_counted_bytes_are_right_after_any_operations(seed: int) -> None:
     rng = random.Random(seed)
     cache = PayloadCache(rng.choice([0, 3000, 30_000]))
     lists = [BlockList(cache) for _ in range(3)]
@@ -230,7 +230,7 @@ def test_records_are_read_and_become_a_block() -> None:
 
 
 @pytest.mark.parametrize("hit", range(4))
-def test_what_does_not_verify_is_named_and_leaves_an_empty_place(hit: int) -> None:
+def test_records_that_do_not_verify_are_named_and_left_out_of_the_block(hit: int) -> None:
     fs, wanted = stored()
     for at in range(0, wanted.frame_lens[hit], 5):
         offset = wanted.offset + wanted.starts[hit] + at

@@ -26,7 +26,7 @@ CONFIG = settings(segment_max_events=10)
 
 
 class LateOffload(InlineOffload):
-    """A disk whose answers can be held back: what a call of a kind has found is told later."""
+    """A disk that can delay its answers: a call of the held kind runs at once, and its result comes later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,8 @@ async def fill(life: Life, tags: list[str]) -> None:
 
 
 async def half_a_segment() -> SimFs:
-    """A disk with a topic of one segment of seven records, which is not full: only its file knows their tags."""
+    """A disk with a topic of one segment of seven records, which is not full. Only the segment's file knows the tags of
+    the records."""
     fs = SimFs()
     async with living(CONFIG, fs=fs) as life:
         await life.put("t", durability="disk")
@@ -74,7 +75,7 @@ async def test_tags_that_were_read_before_a_segment_was_full_are_not_all_its_tag
         assert await life.seqs("t") == [1, 2, 3, 4, 5, 6, 7, 11, 12]
 
 
-async def test_a_walk_knows_how_much_of_a_segment_it_knows(autojump_clock: Any) -> None:
+async def test_a_read_finds_tags_added_to_a_segment_after_its_tags_were_loaded(autojump_clock: Any) -> None:
     fs = await half_a_segment()
     async with living(CONFIG, fs=fs) as life:
         topic = life.engine.registry.topics["t"]
@@ -95,7 +96,7 @@ async def test_a_walk_knows_how_much_of_a_segment_it_knows(autojump_clock: Any) 
 async def test_a_segment_that_looks_damaged_because_it_is_replaced_is_read_again(
     how: str, stays: bool, autojump_clock: Any
 ) -> None:
-    """Between `.tags` and `.data` of a read the reclaimer may put other files in place."""
+    """After a read of `.tags` and before that of `.data`, the reclaimer may replace both files."""
     fs = SimFs()
     async with living(CONFIG, fs=fs) as life:
         await life.put("t", durability="disk")

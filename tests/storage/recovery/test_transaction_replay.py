@@ -1,5 +1,5 @@
 """`TransactionReplay` against the rule itself: a transaction counts if all its batches were found and no Decision frame
-says that it was undone; and what each topic applies is in the order of its log."""
+says that it was undone; and each topic applies its batches in the order of its log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch(topic_id: int, *frames: tuple[FrameType, int, dict[str, Any]]) -> Fram
 
 
 class Replay:
-    """A replay of topics that are each in a shard of their own, and what it has applied."""
+    """A replay of topics, each in a different shard, and the batches that it has applied."""
 
     def __init__(self, outcomes: Mapping[Members, bool] | None = None) -> None:
         self.applied: dict[int, list[tuple[int, bool]]] = {}
@@ -59,7 +59,8 @@ class Replay:
         self.shards[topic_id].fillers.append(FilledRange(0, 0, 1))
 
     def decide(self, *stored: tuple[int, int]) -> bool:
-        """Decide; `stored` are topics of which the records up to a seq may be there, found or not."""
+        """Decide. For each topic in `stored`, the records up to this seq may be stored even if their batch was not
+        found."""
         heads = dict(stored)
         return self.transactions.decide(
             lambda topic_id: bool(self.shards[topic_id].fillers), lambda topic_id, last: last <= heads.get(topic_id, 0)
@@ -121,7 +122,7 @@ def pair(first: int = 1) -> list[list[int]]:
     return [[1, first, first], [2, 1, 1]]
 
 
-def test_what_follows_in_its_topic_waits_for_the_decision_of_the_topic() -> None:
+def test_later_batches_of_a_topic_wait_for_its_decision_frame() -> None:
     replay = Replay()
     replay.read(batch(1, (FrameType.APPEND, 1, {}), (FrameType.TRANSACTION, 0, {"members": pair()})))
     replay.read(batch(1, (FrameType.APPEND, 2, {})))
@@ -135,7 +136,7 @@ def test_what_follows_in_its_topic_waits_for_the_decision_of_the_topic() -> None
 
 
 def test_one_decision_frame_decides_for_all_topics() -> None:
-    """A live daemon undoes a transaction of a failed shard whose batch may be on disk all the same."""
+    """A live daemon undoes a transaction when a shard fails; the failed shard's batch may still be on disk."""
     replay = Replay()
     for topic_id in (1, 2):
         replay.read(batch(topic_id, (FrameType.APPEND, 1, {}), (FrameType.TRANSACTION, 0, {"members": pair()})))
@@ -145,8 +146,8 @@ def test_one_decision_frame_decides_for_all_topics() -> None:
     assert replay.transactions.decisions == [TransactionDecision(1, 1, 1, True)]
 
 
-def test_a_seq_that_was_lost_with_a_transaction_may_be_that_of_another() -> None:
-    """The decision about the second says nothing of the first."""
+def test_a_lost_seq_of_a_transaction_may_belong_to_another_transaction() -> None:
+    """The decision about the second transaction says nothing about the first."""
     replay = Replay()
     first, second = [[1, 1, 1], [2, 1, 1]], [[1, 1, 1], [2, 2, 2]]
     replay.read(batch(1, (FrameType.APPEND, 1, {}), (FrameType.TRANSACTION, 0, {"members": second})))
@@ -169,8 +170,9 @@ def decision(topic_id: int, seq: int, *, undone: bool) -> FrameBatch:
     return batch(topic_id, (FrameType.TRANSACTION_DECISION, 0, {"first": seq, "last": seq, "undone": undone}))
 
 
-def test_damage_in_a_shard_keeps_what_is_there() -> None:
-    """Nothing waits there, whether it comes before the range or behind it; and the range may have held a member."""
+def test_damage_in_a_shard_keeps_the_other_batches_of_a_transaction() -> None:
+    """In a damaged shard no batch waits, whether it is before the damaged range or behind it. The range may have held
+    the batch of a member."""
     replay = Replay()
     replay.read(member(1, (1, 1), (2, 1)))
     assert replay.applied == {}
@@ -223,8 +225,8 @@ UNDONE: dict[str, list[Read]] = {
 
 
 @pytest.mark.parametrize("what", UNDONE)
-def test_what_was_undone_counts_in_no_damaged_shard(what: str) -> None:
-    """It was applied before that was known: another replay knows it from the beginning."""
+def test_an_undone_transaction_does_not_count_in_a_damaged_shard(what: str) -> None:
+    """The batch is applied before its outcome is known. The second replay knows the outcome from the beginning."""
     replay = Replay()
     for read in UNDONE[what]:
         read(replay)
@@ -240,7 +242,7 @@ def test_what_was_undone_counts_in_no_damaged_shard(what: str) -> None:
 
 
 def test_a_batch_whose_decision_was_damaged_counts_if_the_others_may_be_stored() -> None:
-    """The log of the other shard was cut behind its batch, since the transaction was decided in all."""
+    """The log of the other shard was cut behind its batch, because the transaction was decided in all shards."""
     replay = Replay()
     replay.read(member(1, (1, 5), (2, 7)))
     replay.give_up(1)
@@ -249,7 +251,7 @@ def test_a_batch_whose_decision_was_damaged_counts_if_the_others_may_be_stored()
     assert replay.transactions.decisions == [TransactionDecision(1, 5, 5, False)]
 
 
-def test_a_batch_counts_not_if_the_damaged_range_of_another_shard_cannot_have_held_its_own() -> None:
+def test_a_batch_does_not_count_if_no_damaged_range_can_have_held_the_other_batch() -> None:
     replay = Replay()
     replay.read(member(3, (1, 3), (3, 1)))
     replay.give_up(1)
@@ -258,7 +260,7 @@ def test_a_batch_counts_not_if_the_damaged_range_of_another_shard_cannot_have_he
 
 
 @pytest.mark.parametrize("stored", [[], [(2, 6)]])
-def test_a_batch_counts_not_if_another_was_never_written(stored: list[tuple[int, int]]) -> None:
+def test_a_batch_does_not_count_if_another_batch_was_never_written(stored: list[tuple[int, int]]) -> None:
     damaged = Replay()
     damaged.give_up(1)
     damaged.read(member(1, (1, 5), (2, 7)))

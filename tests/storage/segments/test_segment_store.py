@@ -34,7 +34,7 @@ def store(fs: Fs, tmp_path: Path) -> SegmentStore:
 
 
 def content(store: SegmentStore, topic_id: int, name: str) -> bytes | None:
-    """The whole of an object; None if there is none."""
+    """Return the whole object; None if it does not exist."""
     try:
         return store.read_range(topic_id, name, 0, 1 << 40)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def test_objects_of_different_topics_have_nothing_to_do_with_each_other(store: S
     assert (store.exists(1, NAME), store.exists(2**64 - 1, NAME)) == (False, True)
 
 
-def test_what_is_not_there_is_not_found_and_deleting_it_is_fine(store: SegmentStore) -> None:
+def test_a_missing_object_is_not_found_and_may_be_deleted(store: SegmentStore) -> None:
     for _ in range(2):
         assert (store.topics(), store.list(1), store.exists(1, NAME)) == ([], [], False)
         with pytest.raises(FileNotFoundError):
@@ -179,7 +179,8 @@ Action = Callable[[SegmentStore], object]
 
 
 def crashes(prepare: Action, act: Action, kind: CrashKind) -> Iterator[SimFs]:
-    """What a machine finds that died before or after any step of `act`, or was killed there and died soon after."""
+    """Return the disks after a crash of the machine before or after any step of `act`, and after a kill there with a
+    crash soon after."""
     for restarted in (False, True):  # a store that is new to its directories syncs them
         clean = SimFs()
         _run(clean, prepare, nothing, restarted)

@@ -1,4 +1,5 @@
-"""Directories of tags: parts of a file say what the whole file says, and are believed only if they are as they were."""
+"""Directories of tags: parts of a file have the same tags as the whole file, and are used only if they are
+unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ small = examples(suppress_health_check=[HealthCheck.function_scoped_fixture], de
 
 @small
 @given(slots, st.lists(st.sampled_from(MATCHES), min_size=1, max_size=3))
-def test_parts_say_what_the_whole_says(tags: list[str | None], matches: list[TagMatch]) -> None:
+def test_parts_have_the_same_tags_as_the_whole_file(tags: list[str | None], matches: list[TagMatch]) -> None:
     blob, whole = file_of(tags)
     directory = TagDirectory(whole, blob)
     parts = directory.parts_of(matches)
@@ -58,7 +59,7 @@ def test_parts_say_what_the_whole_says(tags: list[str | None], matches: list[Tag
 
 @small
 @given(slots, st.sampled_from(NAMES), st.data())
-def test_another_file_is_not_believed(tags: list[str | None], name: str, data: st.DataObject) -> None:
+def test_the_parts_of_another_file_are_not_used(tags: list[str | None], name: str, data: st.DataObject) -> None:
     blob, whole = file_of(tags)
     match = TagMatch(name, False)
     directory = TagDirectory(whole, blob)
@@ -73,7 +74,7 @@ def test_another_file_is_not_believed(tags: list[str | None], name: str, data: s
     assert found is None or found.find(match) == whole.find(match)
 
 
-def test_a_rewritten_file_is_not_believed() -> None:
+def test_the_parts_of_a_rewritten_file_are_not_used() -> None:
     tags: list[str | None] = ["b", "a", "b", "c"]
     blob, whole = file_of(tags)
     directory = TagDirectory(whole, blob)
@@ -84,7 +85,7 @@ def test_a_rewritten_file_is_not_believed() -> None:
 
 @small
 @given(slots)
-def test_tags_that_are_there_are_never_denied(tags: list[str | None]) -> None:
+def test_a_directory_never_denies_a_tag_that_the_segment_has(tags: list[str | None]) -> None:
     blob, whole = file_of(tags)
     for directory in (TagDirectory(whole, blob), TagDirectory(whole, None)):
         assert all(directory.may_have_any([key_of(b"0"), key_of(tag.encode())]) for tag in tags if tag)
@@ -104,7 +105,7 @@ def test_too_many_parts_are_not_read_one_by_one() -> None:
     assert TagDirectory(whole, blob).parts_of([TagMatch("", True)]) is None
 
 
-def test_little_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_takes_a_fraction_of_the_memory_of_the_tags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tag_directory, "PART_NAMES", 128)
     blob, whole = file_of([f"tag-{number:06}" for number in range(10_000)])
     assert 10 * TagDirectory(whole, blob).nbytes < whole.nbytes + 10 * 10_000

@@ -1,4 +1,4 @@
-"""Summaries of tags: what is there is never denied, and what is not there nearly always."""
+"""Summaries of tags: a tag of the segment is never denied, and a missing tag nearly always."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from topics.storage.segments.tag_summary import TagSummary, key_of
 
 
 @given(st.sets(st.binary(max_size=20), max_size=300))
-def test_what_is_there_is_never_denied(names: set[bytes]) -> None:
+def test_a_summary_never_denies_a_tag_that_the_segment_has(names: set[bytes]) -> None:
     summary = TagSummary(names, len(names))
     assert all(summary.may_have(key_of(name)) for name in names)
 
@@ -20,7 +20,7 @@ def test_it_takes_every_key(keys: set[int]) -> None:
     assert {summary.may_have(key) for key in keys} <= {True, False}
 
 
-def test_most_of_what_is_not_there_is_denied_and_little_memory_is_taken() -> None:
+def test_a_summary_denies_most_missing_tags_and_takes_little_memory() -> None:
     for count in (10, 100, 10_000, 10_100):
         names = [b"tag-%d" % number for number in range(count)]
         summary = TagSummary(names, len(names))
@@ -29,5 +29,5 @@ def test_most_of_what_is_not_there_is_denied_and_little_memory_is_taken() -> Non
         assert summary.nbytes <= 2 * count + 100
 
 
-def test_of_no_tags_nothing_is_there() -> None:
+def test_a_summary_of_no_tags_denies_every_tag() -> None:
     assert not TagSummary([], 0).may_have(key_of(b"a"))

@@ -351,5 +351,7 @@ def _check_epoch(topic: Topic, epoch: int | None) -> None:
     """Check that a call means this instance of the topic. Raises `409 fenced`."""
     if epoch is not None and epoch != topic.id:
         raise ApiError(
-            "fenced", f"topic {topic.name!r} is another one now, of epoch {topic.id}", detail={"epoch": topic.id}
+            "fenced",
+            f"topic {topic.name!r} was deleted and created again: its epoch is {topic.id}",
+            detail={"epoch": topic.id},
         )

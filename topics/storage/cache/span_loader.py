@@ -123,7 +123,7 @@ class SpanLoader:
                 # Load all columns that the operation has needed so far, because loading some may drop others.
                 needed.update(dict.fromkeys(missing.spans))
                 await self.load(topic, tuple(needed))
-        raise AssertionError("an operation asks for columns without end")
+        raise AssertionError("an operation needs more and more columns, without end")
 
     async def load(self, topic: SpanOwner, spans: Iterable[Span]) -> None:
         """Load the columns of those of these spans that still belong to the topic.
@@ -161,7 +161,7 @@ class SpanLoader:
                 return await self._read(segment, call)
             if segment_set.hot_lock.mine and segment_set.cold_lock.locked():
                 # The holder may be waiting for this task.
-                raise OSError(errno.EAGAIN, "the cold files of the topic are being worked on")
+                raise OSError(errno.EAGAIN, "other work holds the lock of the topic's cold files")
             async with segment_set.cold_lock:
                 return await self._read(segment, call)
         if segment_set.hot_lock.mine:

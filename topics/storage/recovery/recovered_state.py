@@ -254,7 +254,7 @@ def understood(what: str) -> Iterator[None]:
     try:
         yield
     except (*MALFORMED, cbor2.CBORDecodeError) as error:
-        raise DataDirError(f"{what} holds what no version has written: {type(error).__name__}: {error}") from error
+        raise DataDirError(f"{what} has content that no version writes: {type(error).__name__}: {error}") from error
 
 
 class _ShortSpan(NamedTuple):

@@ -219,7 +219,7 @@ class ShardReplay:
                 shard.boot_id, shard.identity = payload["boot"], payload["identity"]
                 shard.shards = whole(payload["shards"])
                 if not shard.shards:
-                    raise ValueError("a shard of none")
+                    raise ValueError("a ShardOpen frame with 0 shards")
                 shard.failed_shards = set()
 
     def _take_verdict(self, file: WalFile, frame: Frame, holes: Mapping[int, tuple[int, int]]) -> None:

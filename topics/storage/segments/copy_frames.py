@@ -171,7 +171,7 @@ def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -
         for count, topic_id, hops, options, stamp in payload["kinds"]
     ]
     if not all(isinstance(kind.changes.stamp, str | None) for _, kind in kinds):
-        raise ValueError("a copy is stamped with what is no name")
+        raise ValueError("the stamp of a copy is not a name")
     lens = from_little_endian("I", payload["lens"])
     sizes = from_little_endian("I", payload["sizes"])
     flags = bytes(payload["flags"])

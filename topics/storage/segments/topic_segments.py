@@ -124,7 +124,7 @@ class Segment:
     def from_wire(cls, topic_id: int, value: Sequence[Any]) -> Segment:
         """Return the segment that `to_wire` was called on. Raises ValueError."""
         if len(value) not in (OLD_ENTRY_FIELDS, ENTRY_FIELDS) or value[6] not in ("hot", "cold", "gone"):
-            raise ValueError("a segment is not what it should be")
+            raise ValueError("the entry of a segment is malformed")
         salt = value[7] if len(value) == ENTRY_FIELDS else None
         first, n, data_bytes, frames, opened_ms = map(whole, value[:5])
         return cls(
