@@ -1,4 +1,4 @@
-"""Records as filters ask about them, and where the tag index says that matching ones may be.
+"""Records as filters read them, and a walk through the records that may match, by the tag index.
 
 Theory of operation. If a filter can only match records with certain tags (`Filter.tags`), a read does not look at all
 records, but walks from one such record to the next (`TagWalk`). Tags of recent records are in memory
@@ -31,10 +31,10 @@ from topics.storage.segments.tag_summary import key_of
 from topics.storage.segments.topic_segments import Segment
 
 FEW_TAGS: Final = 64
-"""Tags for which the index is asked at once."""
+"""With at most so many tags, the index is asked at once."""
 
 MOST_TAGS: Final = 10_000
-"""Tags beyond which the index is not asked."""
+"""With more tags, the index is not asked."""
 
 MOST_PASSED: Final = 4096
 _PASS_COST: Final = 12
@@ -42,11 +42,11 @@ _PASS_COST: Final = 12
 those that it was asked for. Some 2 ms."""
 
 _MOST_SEQS: Final = 4096
-"""Seqs that the index is asked for at a time."""
+"""The index is asked for at most so many seqs at a time."""
 
 
 class BlockRecord:
-    """The record of a block that a filter is asked about; `seq` moves."""
+    """A record of a block, for the evaluation of a filter. `seq` moves from record to record."""
 
     __slots__ = ("block", "seq")
 
@@ -72,7 +72,7 @@ class BlockRecord:
 
 
 def filtered_data(data: bytes) -> bytes | None:
-    """Return the JSON of a record's data as filters look at it: None if it is raw bytes."""
+    """Return the JSON of a record's data for filters: None if the record is raw bytes."""
     return None if content_type_of(data) is not None else data
 
 
@@ -114,24 +114,24 @@ class TagWalk:
 
     def __init__(self, topic: Topic, matches: Sequence[TagMatch], may_have_any: MayHaveTags) -> None:
         self.matches = matches
-        """The tags of the records that it leads to."""
+        """Conditions on the tags of the records that the walk visits."""
         self.paused = False
-        """True if `next` has returned where it has to go on after other tasks have run."""
+        """True if `next` has returned the seq at which to continue after other tasks have run."""
         self._topic = topic
         self._may_have_any = may_have_any
         prefixes = any(match.prefix for match in matches)
         self._keys = [] if prefixes else [key_of(match.pattern.encode()) for match in matches]
-        """What directories know the tags by; empty if they cannot say that there is none."""
+        """The keys of the tags in directories; empty if directories cannot rule tags out (prefixes)."""
         self._passed = 0
         """What was passed since the last pause or wait."""
         self._first, self._known_to = 1, 0
         """The window, both ends inclusive."""
         self._seqs: array[int] | None = None
-        """The seqs of the window to look at, ascending; None for all of them."""
+        """The seqs of the window to visit, ascending; None for all seqs of the window."""
         self._known_from = 0
         """From where on the topic has its tags in memory. What the walk knows is forgotten when that changes."""
         self._asked = True
-        """True if the index was asked for the window."""
+        """True if the window comes from the index."""
         self._empty = (1, 0)
         """Seqs, both ends inclusive, among which there is none to look at: those before the segment that it asked
         for."""

@@ -182,7 +182,7 @@ class Topic:
         self.keys: DedupeWindow | None = None
         self.keys_in_flight: dict[str, trio.Event] | None = None
         self.assigned = 0
-        """The last seq given out; what lies between it and `log.head_seq` is on its way."""
+        """The last assigned seq. Records between `log.head_seq` and this seq are not published yet."""
         self.last_ts = 0
         self.ceiling = SeqCeiling()
         self.synced_seq = 0
@@ -234,7 +234,7 @@ class Topic:
         self.consumers: Consumers | None = None
         """Its named consumers, once it has had one."""
         self.consumer_commits: dict[str, ConsumerCommit] | None = None
-        """The event of each consumer that is on its way."""
+        """The unpublished event of each consumer that has one."""
         self.transactions: TransactionKeys | None = None
         """The transactions that it remembers by their keys: those whose first topic it is."""
         self.deleted = False
@@ -266,7 +266,7 @@ class Topic:
 
     @property
     def quiet(self) -> bool:
-        """Nothing on its way: everything decided is published and written."""
+        """True if no commit is pending: every decided commit is published and written."""
         return not self.pending and not self.unwritten
 
     def wake(self) -> None:
@@ -465,7 +465,7 @@ class Topic:
         working.set()
 
     async def drained(self) -> None:
-        """Wait until nothing is on its way (a barrier is up, so nothing new comes)."""
+        """Wait until no commit is pending. The caller has set a barrier, so no new commit comes."""
         while not self.quiet or self.working is not None:
             await self.next_change().wait()
 
@@ -478,7 +478,7 @@ class Topic:
 
 
 class ConsumerCommit(NamedTuple):
-    """An event of a consumer on its way, and where the consumer is after it."""
+    """An unpublished event of a consumer, and the consumer's position after it."""
 
     commit: Commit
     seq: int
@@ -504,7 +504,7 @@ class Fanout(Generic[F]):
 
 
 class Foreseen:
-    """What a commit on its way will do to the tags of its topic: conditions are judged as if it were published."""
+    """What a pending commit will do to the tags of its topic: conditions are judged as if it were published."""
 
     __slots__ = ("floor", "newest", "removes", "tags")
 

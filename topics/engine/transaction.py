@@ -1,4 +1,4 @@
-"""A transaction on its way: the commits of its topics, and when they are decided, published or undone together
+"""A transaction from its seqs to its end: the commits of its topics, which are decided, published or undone together
 (`docs/design/transactions.md`).
 
 Theory of operation
@@ -39,7 +39,7 @@ class MemberCommit(Commit):
     transaction: Transaction
     first_seq: int
     undo: Callable[[Commit], Any]
-    """Called once in the place of `apply` if the transaction is undone while this commit's shard goes on."""
+    """Called once instead of `apply` if the transaction is undone and this commit's shard still works."""
 
     def join(self) -> None:
         super().join()
@@ -55,7 +55,7 @@ class MemberCommit(Commit):
         self.transaction.note_synced(self)
 
     def on_delayed(self, error: ApiError) -> None:
-        """Tell all that waits for this transaction, in any of its topics."""
+        """Tell all calls that wait for this transaction, in any of its topics."""
         self.transaction.delay(error)
 
     def finish(self) -> None:
@@ -78,30 +78,30 @@ class _UndoneFrame(ControlBatch):
 
 
 class Transaction:
-    """A transaction whose seqs are given out. `send` queues it; the shard writers own it from then on, and a caller who
-    goes away changes nothing."""
+    """A transaction whose seqs are given out. `send` queues it; from then on the shard writers own it, and cancelling
+    the caller changes nothing."""
 
     def __init__(self, members: Sequence[MemberCommit], commits: Commits, now_ms: Callable[[], int]) -> None:
         """`now_ms` is the retention clock."""
         self.members = members
         self.error: ApiError | None = None
-        """Why it is undone, None if it is not."""
+        """The error because of which it is undone, None if it is not undone."""
         self.failed_topic: Topic | None = None
-        """The topic whose commit has failed first."""
+        """The topic whose commit was the first to fail."""
         self.starts: dict[int, ReplayStart] = {}
-        """Where its shards were synced when it was queued."""
+        """The synced positions of its shards when it was queued."""
         self._commits = commits
         self._now_ms = now_ms
         self._unsynced = set(map(id, members))
         self._undecided = len(members)
-        """Decision frames that are not synced yet."""
+        """How many Decision frames are not synced yet."""
         self._is_sent = False
         self._delayed: ApiError | None = None
         self._answerable = trio.Event()
         for member in members:
             member.transaction = self
             member.held = self
-            member.deletes = True  # what later commits evict depends on the outcome
+            member.deletes = True  # which records later commits evict depends on the outcome
             member.on_fail = partial(self._fail, member, member.on_fail)
 
     @property
@@ -119,12 +119,13 @@ class Transaction:
         for member in self.members:
             self._commits.send(member)
         self._is_sent = True
-        if self.error is not None:  # a shard that is stopping has taken none
+        if self.error is not None:  # a stopping shard has not taken the commit
             self._undo()
 
     async def answer(self) -> None:
-        """Wait until all is published. Raises the `ApiError` of the shard that has failed, or `503 read_only` if a
-        shard waits for room on the disk too long; it may still be published then. Cancelling stops only the waiting."""
+        """Wait until all commits are published. Raises the `ApiError` of the shard that has failed, or `503 read_only`
+        if a shard waits for room on the disk too long; it may still be published then. Cancelling stops only the
+        waiting."""
         await self._answerable.wait()
         if not self._is_over:
             assert self._delayed is not None
@@ -145,8 +146,8 @@ class Transaction:
             one.topic.settle()
 
     def note_ended(self) -> None:
-        """Note that one commit is published or has failed. When all are published, log the decision: until then a
-        failure of what is before this transaction in one of its topics may still undo it."""
+        """Note that one commit is published or has failed. When all are published, log the decision: until then the
+        failure of an earlier transaction in one of its topics may still undo it."""
         if not self._is_over:
             return
         self._answerable.set()
@@ -157,7 +158,7 @@ class Transaction:
         self._leave_doubt()
 
     def delay(self, error: ApiError) -> None:
-        """Tell the clients of all commits that are or wait behind this transaction that a shard waits for room."""
+        """Tell the clients of this transaction, and of all commits behind it, that a shard waits for room."""
         self._delayed = error
         self._answerable.set()
         for member in self.members:
@@ -165,8 +166,8 @@ class Transaction:
                 Commit.on_delayed(commit, error)
 
     def set(self) -> None:
-        """Called by a topic whose next commit is one of these, and ready: publish all if each is the next of its topic
-        and has what it needs in memory."""
+        """Called by a topic whose next commit belongs to this transaction and is ready. Publish all commits if each is
+        the next one of its topic and memory has its columns."""
         for member in self.members:
             topic = member.topic
             if not topic.pending or topic.pending[0] is not member or topic.working is not None:
@@ -190,7 +191,7 @@ class Transaction:
         return encode_control(kind, payload, topic_id=member.topic_id, ts=self._now_ms())
 
     def _queue(self, member: MemberCommit, batch: ControlBatch) -> None:
-        """Queue a Decision frame. A shard that takes none any more leaves the transaction in doubt until the next
+        """Queue a Decision frame. If the shard takes no frames any more, the transaction stays in doubt until the next
         start."""
         try:
             self._commits.writer(member.topic).submit(batch, patient=not batch.wants_sync)
