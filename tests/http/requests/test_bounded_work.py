@@ -303,6 +303,23 @@ def test_filters_of_watchers_count_until_nobody_holds_them_and_once_for_all_that
     assert filters.used == 0
 
 
+def test_filters_that_are_only_remembered_make_room() -> None:
+    """Short ones are kept for the next who sends them. Long ones, which are not, would be refused for ever."""
+    filters = KeptFilters(most=1 << 20)
+    count = 0
+    while filters.used + 300_000 < 1 << 20:
+        text = json.dumps(["Or", *(["data", f"/a{place}/b/c", "Eq", count] for place in range(50))])
+        assert len(text) < 2048
+        assert filters.keep(parse_filter(text))
+        count += 1
+        assert count < 256
+    assert filters.used > 500_000
+    held = [parse_filter(many_places(number)) for number in range(10)]
+    room = [one for one in held if filters.keep(one)]
+    assert room
+    assert filters.used == sum(one.memory for one in room)
+
+
 def many_places(number: int) -> str:
     """A filter that takes much more memory than its text."""
     return json.dumps(["Or", *(["data", f"/a{place}/b/c/d/e/f/g/h", "Eq", number] for place in range(60))])
