@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -230,6 +231,78 @@ def test_a_recursive_schema_judges_deep_records_at_once(schema: Any, leaf: Any) 
         assert time.process_time() - began < 5
 
 
+def wrapped(levels: int, wrap: Callable[[Any], Any]) -> Any:
+    schema: Any = {"properties": {"z": True}, "prefixItems": [True]}
+    for _ in range(levels):
+        schema = wrap(schema)
+    return schema
+
+
+OPEN = {"unevaluatedProperties": {"type": ["integer", "object"]}, "unevaluatedItems": True}
+JUDGED_AGAIN = {
+    "allOf": lambda inner: {"allOf": [inner], **OPEN},
+    "anyOf": lambda inner: {"anyOf": [inner], **OPEN},
+    "oneOf": lambda inner: {"oneOf": [inner], **OPEN},
+    "if": lambda inner: {"if": inner, **OPEN},
+    "members of alternatives": lambda inner: {"anyOf": [{"properties": {"of": inner}}], **OPEN},
+    "items of alternatives": lambda inner: {"allOf": [{"items": inner}], **OPEN},
+    "contains": lambda inner: {"contains": inner, **OPEN},
+    "unevaluated members": lambda inner: {"allOf": [{"unevaluatedProperties": inner}], "unevaluatedProperties": False},
+}
+
+
+@pytest.mark.parametrize("wrap", JUDGED_AGAIN.values(), ids=JUDGED_AGAIN)
+def test_what_unevaluated_judges_again_counts_again(wrap: Callable[[Any], Any]) -> None:
+    """The library judges alternatives, and the items that `contains` allows, once more at each level."""
+    members: Any = {f"p{i}": i for i in range(20)}
+    items: Any = []
+    for _ in range(20):
+        members, items = {"of": members, "p": 1}, [items]
+    for levels in range(1, 15):
+        try:
+            found = RecordSchema(wrapped(levels, wrap))
+        except BadSchema:
+            break
+        assert found.steps(b"1") >= 2**levels
+        began = time.process_time()
+        for value in (members, items, {f"p{i}": i for i in range(50)}):
+            found.violation(json.dumps(value).encode())
+        assert time.process_time() - began < 5
+    with pytest.raises(BadSchema, match="too much work"):
+        RecordSchema(wrapped(15, wrap))
+
+
+@pytest.mark.parametrize("keyword", ["then", "else", "$ref", "dependentSchemas"])
+def test_what_unevaluated_only_asks_does_not_multiply(keyword: str) -> None:
+    definitions: dict[str, Any] = {}
+    schema: Any = {"properties": {"z": True}}
+    for i in range(20):
+        if keyword == "$ref":
+            definitions[f"d{i}"] = schema
+            schema = {"$ref": f"#/$defs/d{i}", **OPEN}
+        else:
+            inner = {"a": schema} if keyword == "dependentSchemas" else schema
+            schema = {"if": keyword == "then", keyword: inner, **OPEN}
+    assert RecordSchema({"$defs": definitions, **schema}).steps(b"1") < 5000
+
+
+def test_unevaluated_in_a_recursion_is_bounded_or_refused() -> None:
+    """Accepted: a node that refuses members of its own. Refused: one that judges the alternatives of its child again,
+    and those judge theirs again."""
+    base = {"properties": {"of": {"$ref": "#/$defs/n"}, "v": {"type": "integer"}}}
+    node = {"anyOf": [base], "unevaluatedProperties": False}
+    found = RecordSchema({"$ref": "#/$defs/n", "$defs": {"n": node}})
+    value: Any = {"v": 1}
+    for _ in range(400):
+        value = {"of": value}
+    began = time.process_time()
+    assert found.violation(json.dumps(value).encode()) is None
+    assert time.process_time() - began < 5
+    child = {"$ref": "#/$defs/n", "unevaluatedProperties": False}
+    with pytest.raises(BadSchema, match="judge a recursion again"):
+        RecordSchema({"$ref": "#/$defs/n", "$defs": {"n": {"anyOf": [{"properties": {"of": child}}]}}})
+
+
 def test_a_record_whose_judgement_might_take_long_is_refused_without_being_judged() -> None:
     wide = RecordSchema(doubling(11))
     assert wide.violation(b'"x"') is None
@@ -261,6 +334,8 @@ SCHEMAS = st.recursive(
         inner.map(lambda found: {"items": found}),
         inner.map(lambda found: {"contains": found}),
         inner.map(lambda found: {"additionalProperties": found}),
+        st.tuples(inner, inner).map(lambda two: {"anyOf": [two[0]], "unevaluatedProperties": two[1]}),
+        st.tuples(inner, inner).map(lambda two: {"allOf": [two[0]], "unevaluatedItems": two[1]}),
         st.tuples(inner, inner).map(lambda two: {"if": two[0], "then": two[1]}),
         inner.map(lambda found: {"$defs": {"d": found}, "$ref": "#/$defs/d"}),
     ),

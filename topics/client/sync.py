@@ -20,7 +20,7 @@ from topics.client.consumption import Consumption
 from topics.client.errors import TopicsError
 from topics.client.pages import Pages
 from topics.client.results import Record, Tombstone
-from topics.client.transport import BaseClient, DaemonEndpoint, refusal, result, signed
+from topics.client.transport import BaseClient, DaemonEndpoint, is_about, refusal, result, signed
 
 if TYPE_CHECKING:
     from topics.client.concurrent import AsyncClient
@@ -164,13 +164,15 @@ class Client(BaseClient):
         `timeout`. Raises a TopicsError for an answer without success, and ConnectionFailed where the connection fails,
         also in the block.
         """
-        request = self.connection.request(call, silence)
+        request, answer = self.connection.request(call, silence), None
         try:
             with self._http.stream(**request) as answer:
                 if answer.status_code != 200:
                     raise refusal(answer.status_code, answer.headers, answer.read())
                 yield answer
         except httpx.HTTPError as error:
+            if answer is not None and not is_about(error, answer):
+                raise  # of a call that the block has made with httpx itself
             raise self.connection.failure(error) from None
 
     # -- the daemon --------------------------------------------------------------------------------------------------

@@ -209,6 +209,12 @@ _remembered_together = lru_cache(maxsize=256)(_together)
 """For readers that poll with the same filters."""
 
 
+def forget_remembered() -> None:
+    """Forget the filters that are only remembered, so that no memory is taken but by those in use."""
+    _remembered.cache_clear()
+    _remembered_together.cache_clear()
+
+
 def _memory_of(text: str, places: Sequence[tuple[str, ...]]) -> int:
     """Measured: 5 bytes for one of the text, and for each place types that decode the JSON on the way to it."""
     return 2048 + 5 * len(text) + sum(3072 + 1024 * len(steps) for steps in places)

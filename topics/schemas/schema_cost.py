@@ -14,14 +14,19 @@ result, so a path ends at such a target, and each target begins paths of its own
 work of the largest layer from the root, and of all layers from each target, because a path to it may begin at each of
 its ancestors.
 
+`unevaluatedProperties` and `unevaluatedItems` judge the children that no other subschema has evaluated. To find those
+out, the library asks the subschemas of the same value, and theirs in turn, and judges some of them again: twice the
+work at each level, and more where these have such a keyword too. So a subschema that may be asked is on the graph a
+second time, as what it does then (`_with_questions`).
+
 Explaining a violation is dearer: for that the library remembers nothing, and builds an error for each alternative.
 `Cost.explaining` bounds it for values of a known depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Final
 
@@ -64,17 +69,50 @@ class Cost:
 
 def cost_of(nodes: Sequence[Subschema]) -> Cost:
     """Return the bounds of a schema. Raises BadSchema if judging might not end, or be too much work at one value."""
-    order, loops = _order(nodes, lambda node: node.same, range(len(nodes)))
+    _, loops = _order(nodes, lambda node: node.same, range(len(nodes)))
     if loops:
         raise BadSchema("refers to itself at the same value, so that judging would not end")
-    whole, targets = _order(nodes, lambda node: [*node.same, *node.one_child, *node.each_child], (0,))
+    _, targets = _order(nodes, _following, (0,))
+    nodes = _with_questions(nodes)
+    whole, loops = _order(nodes, _following, (0, *targets), ends=targets)
+    if loops:
+        raise BadSchema(
+            "has unevaluatedProperties or unevaluatedItems that judge a recursion again at each level of it"
+        )
     layers: dict[int, Layers] = {}
     for i in whole:
         layers[i] = _layers(nodes[i], lambda j: [1] if j in targets else layers[j])
     width = max(layers[0]) + sum(min(sum(layers[i]), MOST) for i in targets)
     if width > MAX_WIDTH:
-        raise BadSchema("is too much work: alternatives and references multiply each other")
+        raise BadSchema("is too much work: alternatives, references and unevaluated... multiply each other")
+    order, _ = _order(nodes, lambda node: node.same, range(len(nodes)))
     return Cost(width, nodes, order)
+
+
+def _with_questions(nodes: Sequence[Subschema]) -> Sequence[Subschema]:
+    """Return the subschemas, and behind them each once more, as what it does when it is asked which children it
+    evaluates. Who has `unevaluated` asks itself."""
+    if not any(node.unevaluated for node in nodes):
+        return nodes
+    count = len(nodes)
+    judging = [
+        replace(node, same=[*node.same, count + i]) if node.unevaluated else node for i, node in enumerate(nodes)
+    ]
+    asked = [
+        Subschema(
+            tokens=node.tokens,
+            pattern_properties=node.pattern_properties,
+            same=[*node.again, *(count + i for i in node.asked)],
+            one_child=node.unevaluated,
+            each_child=node.contains,
+        )
+        for node in nodes
+    ]
+    return judging + asked
+
+
+def _following(node: Subschema) -> Sequence[int]:
+    return [*node.same, *node.one_child, *node.each_child]
 
 
 def _layers(node: Subschema, of: Callable[[int], Layers]) -> Layers:
@@ -93,10 +131,14 @@ def _sum(found: Iterable[Layers]) -> Layers:
 
 
 def _order(
-    nodes: Sequence[Subschema], following: Callable[[Subschema], Sequence[int]], starts: Iterable[int]
+    nodes: Sequence[Subschema],
+    following: Callable[[Subschema], Sequence[int]],
+    starts: Iterable[int],
+    *,
+    ends: Collection[int] = (),
 ) -> tuple[list[int], set[int]]:
     """Return what can be reached from `starts`, each behind what follows it, and the targets of the edges that close a
-    cycle. A depth-first search."""
+    cycle. Edges to `ends` do not count. A depth-first search."""
     order: list[int] = []
     targets: set[int] = set()
     open_: set[int] = set()
@@ -116,5 +158,5 @@ def _order(
             seen.add(i)
             open_.add(i)
             left.append((i, True))
-            left += [(j, False) for j in following(nodes[i])]
+            left += [(j, False) for j in following(nodes[i]) if j not in ends]
     return order, targets

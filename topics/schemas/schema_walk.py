@@ -31,16 +31,17 @@ UNIQUE_TOKENS: Final = 10
 _SAME: Final = ("not", "if", "then", "else")
 _SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
 _SAME_MAPS: Final = ("dependentSchemas", "dependencies")
-_ONE_OF_CHILDREN: Final = (
-    "additionalProperties", "unevaluatedProperties", "items", "additionalItems", "unevaluatedItems",
-)  # fmt: skip
+_ONE_OF_CHILDREN: Final = ("additionalProperties", "items", "additionalItems")
+_UNEVALUATED: Final = ("unevaluatedProperties", "unevaluatedItems")
+_AGAIN: Final = ("if", "allOf", "anyOf", "oneOf")
+"""Of those that judge the same value, those that are judged again to find out which children are evaluated."""
 _EACH_CHILD: Final = ("contains", "propertyNames")
 _APART: Final = ("$defs", "definitions")
 _JUDGING: Final = (
     "type", "enum", "const", "multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum", "maxLength",
     "minLength", "pattern", "maxItems", "minItems", "uniqueItems", "maxContains", "minContains", "maxProperties",
     "minProperties", "required", "dependentRequired", "$ref", *_SAME, *_SAME_LISTS, *_SAME_MAPS, *_ONE_OF_CHILDREN,
-    "properties", "prefixItems", *_EACH_CHILD, "patternProperties",
+    *_UNEVALUATED, "properties", "prefixItems", *_EACH_CHILD, "patternProperties",
 )  # fmt: skip
 """The keywords that cost work; others only say something, or are unknown."""
 _REFUSED: Final = ("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "$vocabulary")
@@ -65,6 +66,14 @@ class Subschema:
     """Subschemas of which at most one judges any child of the value."""
     each_child: list[int] = field(default_factory=list)
     """Subschemas that may judge any child, or the name of a member, beside others."""
+    unevaluated: list[int] = field(default_factory=list)
+    """Those of `unevaluatedProperties` and `unevaluatedItems`: they judge the children that no other evaluates."""
+    again: list[int] = field(default_factory=list)
+    """Of `same`, those that are judged again to find out which children are evaluated."""
+    asked: list[int] = field(default_factory=list)
+    """Of `same`, those that are asked which children they evaluate."""
+    contains: list[int] = field(default_factory=list)
+    """Of `each_child`, the one that evaluates the items that it allows."""
     reference: str | None = None
 
 
@@ -135,6 +144,9 @@ def parts_of(value: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     for name in _ONE_OF_CHILDREN:
         if name in value:
             yield "one_child", f"/{name}", value[name]
+    for name in _UNEVALUATED:
+        if name in value:
+            yield "unevaluated", f"/{name}", value[name]
     for key, part in _mapping(value, "properties").items():
         yield "one_child", f"/properties/{escaped(key)}", part
     for i, part in enumerate(_list(value, "prefixItems")):
@@ -155,14 +167,23 @@ def _connect(schema: Mapping[str, Any], found: list[Subschema], places: Mapping[
         if not isinstance(value, Mapping):
             continue
         for kind, path, part in parts_of(value):
-            getattr(node, kind).append(places[place + path])
+            part_at, keyword = places[place + path], path.split("/", 2)[1]
+            getattr(node, kind).append(part_at)
+            if keyword in _AGAIN:
+                node.again.append(part_at)
+            if kind == "same" and keyword != "not":
+                node.asked.append(part_at)
+            if keyword == "contains":
+                node.contains.append(part_at)
             left.append((place + path, part))
         for name in _APART:
             for key, part in _mapping(value, name).items():
                 if isinstance(part, Mapping | bool):
                     left.append((f"{place}/{name}/{escaped(key)}", part))
         if node.reference is not None:
-            node.same.append(_target(node.reference, places))
+            target = _target(node.reference, places)
+            node.same.append(target)
+            node.asked.append(target)
 
 
 def _target(reference: str, places: Mapping[str, int]) -> int:
