@@ -11,6 +11,7 @@ refused. Nothing is ever fetched.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -33,6 +34,18 @@ MAX_EXPLAINED: Final = 2_000_000
 
 TEXT_BYTES: Final = 16
 """Bytes of a record that cost as much as a value, because texts are matched and compared."""
+
+EXPONENT_TOKENS: Final = 170
+"""What decoding one number with an exponent may cost, in tokens: up to 10 us."""
+
+TINY: Final = 15
+"""Values that one number with a negative exponent counts for: comparing it takes as many times as long."""
+
+UNIQUE_FLOATS: Final = 12
+"""Values that one number with a point or an exponent counts for, where `uniqueItems` compares it with 14 others."""
+
+_EXPONENTS: Final = re.compile(rb"[0-9][eE]")
+_FLOATS: Final = re.compile(rb"[0-9][.eE]")
 
 PATTERN_BYTES: Final = 64 << 10
 """Memory of one compiled expression, which bounds the work for each byte that is matched."""
@@ -71,14 +84,23 @@ class RecordSchema:
         nodes = subschemas(schema)
         self._cost: Cost = cost_of(nodes)
         self._validator = _compiled(schema)
+        self._numbers = any(node.numbers for node in nodes)
+        self._unique = b'"uniqueItems"' in text
         patterns = text.count(b'"pattern"') + sum(node.pattern_properties for node in nodes)
         self.nbytes = TEXT_WEIGHT * len(text) + PATTERN_BYTES * patterns
         """The most memory (bytes) that it takes."""
 
     def steps(self, data: bytes) -> int:
         """Return the most work (tokens) that judging a record with this data (JSON) may be."""
-        values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
-        return (values + len(data) // TEXT_BYTES) * self._cost.width
+        return self._values(data) * self._cost.width + EXPONENT_TOKENS * len(_EXPONENTS.findall(data))
+
+    def _values(self, data: bytes) -> int:
+        """How many values a record has at most, and those that its texts and numbers count for beyond one."""
+        values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{") + len(data) // TEXT_BYTES
+        tiny = TINY * (data.count(b"e-") + data.count(b"E-"))
+        if self._unique:
+            return values + UNIQUE_FLOATS * (len(_FLOATS.findall(data)) + tiny)
+        return values + tiny if self._numbers else values
 
     def piece(self, datas: Sequence[bytes], start: int) -> tuple[int, float]:
         """Return where the piece ends (exclusive) that begins at `datas[start]`, and how much of a full piece it is, 1
@@ -105,7 +127,9 @@ class RecordSchema:
             return Violation("", f"cannot be judged: {error}")
         if self._validator.is_valid(value):
             return None
-        if self._cost.explaining(_depth(value)) * (1000 + len(data)) > MAX_EXPLAINED:
+        depth = _depth(value)
+        explaining = self._cost.explaining(depth, numbers=False) * (1000 + len(data))
+        if explaining + self._cost.explaining(depth, numbers=True) * self._values(data) > MAX_EXPLAINED:
             return Violation("", "it breaks the schema (it is too large to say where)")
         return _explanation(self._validator, value)
 
