@@ -13,8 +13,10 @@ from jsonschema_rs import Draft202012Validator
 
 from topics.schemas import record_schema
 from topics.schemas.record_schema import (
+    EXPONENT_TOKENS,
     MAX_SCHEMA_BYTES,
     MAX_STEPS,
+    MOST_VALUES,
     PIECE_BYTES,
     PIECE_RECORDS,
     PIECE_STEPS,
@@ -272,6 +274,14 @@ def test_comparing_numbers_counts_for_what_it_costs(schema: Any, data: str) -> N
     found = RecordSchema(schema).violation(data.encode())
     assert found is not None
     assert "too much work" in found.message
+
+
+@pytest.mark.parametrize("schema", [{"uniqueItems": True}, {"minimum": 1}, {}, {"multipleOf": 0.5}])
+@given(st.text("1,e-E[{.", max_size=60))
+def test_no_byte_counts_for_more_than_the_bound_that_spares_counting(schema: Any, text: str) -> None:
+    found, data = RecordSchema(schema), text.encode()
+    width = cost_of(subschemas(schema)).width
+    assert found.steps(data) <= (len(data) + 1) * (MOST_VALUES * width + EXPONENT_TOKENS)
 
 
 def test_numbers_of_usual_records_are_judged() -> None:

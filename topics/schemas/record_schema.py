@@ -44,6 +44,9 @@ TINY: Final = 15
 UNIQUE_FLOATS: Final = 12
 """Values that one number with a point or an exponent counts for, where `uniqueItems` compares it with 14 others."""
 
+MOST_VALUES: Final = 100
+"""More values than one byte of a record counts for: half of `e-`, with `uniqueItems`, for 90."""
+
 _EXPONENTS: Final = re.compile(rb"[0-9][eE]")
 _FLOATS: Final = re.compile(rb"[0-9][.eE]")
 
@@ -86,6 +89,8 @@ class RecordSchema:
         self._validator = _compiled(schema)
         self._numbers = any(node.numbers for node in nodes)
         self._unique = b'"uniqueItems"' in text
+        self._always = MAX_STEPS // (MOST_VALUES * self._cost.width + EXPONENT_TOKENS) - 1
+        """Records of so many bytes are within the bound, whatever they hold."""
         patterns = text.count(b'"pattern"') + sum(node.pattern_properties for node in nodes)
         self.nbytes = TEXT_WEIGHT * len(text) + PATTERN_BYTES * patterns
         """The most memory (bytes) that it takes."""
@@ -119,7 +124,7 @@ class RecordSchema:
         """Return why a record with this data (JSON) breaks the schema; None if it does not. Raw bytes always do."""
         if content_type_of(data) is not None:
             return Violation("", "raw bytes are no JSON that a schema could allow")
-        if self.steps(data) > MAX_STEPS:
+        if len(data) > self._always and self.steps(data) > MAX_STEPS:
             return Violation("", "judging it might be too much work: it is too large for this schema")
         try:
             value = msgspec.json.decode(data)
