@@ -14,8 +14,10 @@ from jsonschema_rs import Draft202012Validator
 
 from topics.schemas import record_schema
 from topics.schemas.record_schema import (
+    EXPONENT_TOKENS,
     MAX_SCHEMA_BYTES,
     MAX_STEPS,
+    MOST_VALUES,
     PIECE_BYTES,
     PIECE_RECORDS,
     PIECE_STEPS,
@@ -312,6 +314,65 @@ def test_a_record_whose_judgement_might_take_long_is_refused_without_being_judge
     assert RecordSchema({"items": {"type": "integer"}}).violation(json.dumps([1] * 300_000).encode()) is None
 
 
+@pytest.mark.parametrize(
+    ("schema", "data"),
+    [
+        ({"items": {"allOf": [{"multipleOf": 1e-300}] * 1000}}, "[" + "1e300," * 2000 + "1e300]"),
+        ({"items": {"multipleOf": 1e-300}}, "[" + "1e300," * 150_000 + "1e300]"),
+        ({"items": {"not": {"enum": [n + 0.5 for n in range(5000)]}}}, "[" + "1.5e9," * 2000 + "1.5e9]"),
+        ({"items": {"allOf": [{"minimum": n} for n in range(1000)]}}, "[" + f"{10**4000}," * 25 + "1]"),
+        ({"items": {"allOf": [{"maximum": 1e308}] * 20}}, "[" + "1e300," * 100_000 + "1e300]"),
+        ({"items": {"not": {"enum": [1.5]}}}, "[" + "1e-300," * 100_000 + "1e-300]"),
+        (
+            {"allOf": [{"uniqueItems": True}] * 7},
+            "[" + ",".join(f"[{n},{','.join(f'{k}.5' for k in range(9000))}]" for n in range(15)) + "]",
+        ),
+        ({}, "[" + "1e300," * 150_000 + "1e300]"),
+        ({"uniqueItems": True}, "[" + ",".join(f"[{n}{',1e-300' * 5000}]" for n in range(15)) + "]"),
+    ],
+    ids=[
+        "factors",
+        "one factor",
+        "an enum",
+        "long integers",
+        "bounds",
+        "tiny numbers",
+        "unique",
+        "decoding",
+        "unique and tiny",
+    ],
+)
+def test_comparing_numbers_counts_for_what_it_costs(schema: Any, data: str) -> None:
+    """Each of these would hold the interpreter for seconds, or minutes."""
+    found = RecordSchema(schema).violation(data.encode())
+    assert found is not None
+    assert "too much work" in found.message
+
+
+@pytest.mark.parametrize("schema", [{"uniqueItems": True}, {"minimum": 1}, {}, {"multipleOf": 0.5}])
+@given(st.text("1,e-E[{.", max_size=60))
+def test_no_byte_counts_for_more_than_the_bound_that_spares_counting(schema: Any, text: str) -> None:
+    found, data = RecordSchema(schema), text.encode()
+    width = cost_of(subschemas(schema)).width
+    assert found.steps(data) <= (len(data) + 1) * (MOST_VALUES * width + EXPONENT_TOKENS)
+
+
+def test_numbers_of_usual_records_are_judged() -> None:
+    price = {"type": "object", "properties": {"price": {"type": "number", "minimum": 0, "multipleOf": 0.01}}}
+    schema = RecordSchema({"items": price, "uniqueItems": True})
+    assert schema.violation(json.dumps([{"price": n + 0.25} for n in range(1000)]).encode()) is None
+    assert RecordSchema({"enum": list(range(10_000))}).violation(b"9999") is None
+    broken = RecordSchema({"items": {"enum": list(range(60))}}).violation(b"[1,2,3,4,60]")
+    assert broken is not None
+    assert broken.path == "/4"
+
+
+def test_an_explanation_of_many_numbers_is_left_out() -> None:
+    schema = RecordSchema({"items": {"anyOf": [{"multipleOf": 1e-300, "type": "string"}] * 150}})
+    found = schema.violation(b"[" + b"1e300," * 100 + b"1e300]")
+    assert found == ("", "it breaks the schema (it is too large to say where)")
+
+
 def test_an_explanation_that_might_take_long_is_left_out() -> None:
     found = RecordSchema(doubling(11)).violation(b"5")
     assert found == ("", "it breaks the schema (it is too large to say where)")
@@ -401,13 +462,13 @@ def test_the_bounds_hold(schema: Any, value: Any) -> None:
     cost = cost_of(subschemas(schema))
     work = applied(schema, value)
     assert work <= cost.width * parts(value)
-    assert work <= cost.explaining(levels(value)) * parts(value)
+    assert work <= cost.explaining(levels(value), numbers=False) * parts(value)
 
 
 def test_bounds_do_not_grow_beyond_counting() -> None:
     cost = cost_of(subschemas(TREE))
     assert cost.width < 50
-    assert cost.explaining(200) == MOST > MAX_STEPS
+    assert cost.explaining(200, numbers=False) == MOST > MAX_STEPS
 
 
 @given(

@@ -19,8 +19,11 @@ out, the library asks the subschemas of the same value, and theirs in turn, and 
 work at each level, and more where these have such a keyword too. So a subschema that may be asked is on the graph a
 second time, as what it does then (`_with_questions`).
 
+Numbers are dear: a comparison of two that are not both integers of 64 bits takes as long as 30 tokens, and that of
+texts or objects one. So a number in the schema counts for as many, and the tokens with them are the *width*.
+
 Explaining a violation is dearer: for that the library remembers nothing, and builds an error for each alternative.
-`Cost.explaining` bounds it for values of a known depth.
+`Cost.explaining` bounds it for values of a known depth; it builds no error for each number.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ MOST: Final = 10**9
 """Where counting ends."""
 
 MAX_WIDTH: Final = 100_000
-"""The most work (tokens) at a single value that a schema may cause, about a millisecond."""
+"""The most work (tokens) at a single value that a schema may cause, about a millisecond, but for comparing numbers."""
 
 Layers = list[int]
 """The work at a value on each level below the one where a path begins."""
@@ -44,27 +47,29 @@ Layers = list[int]
 
 @dataclass(slots=True)
 class Cost:
-    """The bounds of one schema. `width` is the most work at one value, in tokens of about 15 ns."""
+    """The bounds of one schema. `width` is the most work at one value, in tokens of about 15 ns, that of comparing
+    numbers included."""
 
     width: int
     _nodes: Sequence[Subschema]
     _order: Sequence[int]
     """The subschemas, each behind those that it applies to the same value."""
-    _levels: list[list[int]] = field(default_factory=list)
+    _levels: tuple[list[list[int]], list[list[int]]] = field(default_factory=lambda: ([], []))
 
-    def explaining(self, depth: int) -> int:
-        """The most work of finding all violations of a value that nests `depth` levels, at each of its values."""
-        nodes = self._nodes
-        while len(self._levels) <= depth:
-            below = self._levels[-1] if self._levels else [0] * len(nodes)
+    def explaining(self, depth: int, *, numbers: bool) -> int:
+        """The most work of finding all violations of a value that nests `depth` levels, at each of its values: with
+        what comparing numbers costs, or without."""
+        nodes, levels = self._nodes, self._levels[numbers]
+        while len(levels) <= depth:
+            below = levels[-1] if levels else [0] * len(nodes)
             level = [0] * len(nodes)
             for i in self._order:
                 node = nodes[i]
-                work = node.tokens + sum(level[j] for j in node.same)
+                work = node.tokens + numbers * node.numbers + sum(level[j] for j in node.same)
                 work += sum(below[j] for j in node.one_child) + sum(below[j] for j in node.each_child)
                 level[i] = min(work, MOST)
-            self._levels.append(level)
-        return self._levels[depth][0]
+            levels.append(level)
+        return levels[depth][0]
 
 
 def cost_of(nodes: Sequence[Subschema]) -> Cost:
@@ -79,14 +84,10 @@ def cost_of(nodes: Sequence[Subschema]) -> Cost:
         raise BadSchema(
             "has unevaluatedProperties or unevaluatedItems that judge a recursion again at each level of it"
         )
-    layers: dict[int, Layers] = {}
-    for i in whole:
-        layers[i] = _layers(nodes[i], lambda j: [1] if j in targets else layers[j])
-    width = max(layers[0]) + sum(min(sum(layers[i]), MOST) for i in targets)
-    if width > MAX_WIDTH:
+    if _width(nodes, whole, targets, numbers=False) > MAX_WIDTH:
         raise BadSchema("is too much work: alternatives, references and unevaluated... multiply each other")
     order, _ = _order(nodes, lambda node: node.same, range(len(nodes)))
-    return Cost(width, nodes, order)
+    return Cost(_width(nodes, whole, targets, numbers=True), nodes, order)
 
 
 def _with_questions(nodes: Sequence[Subschema]) -> Sequence[Subschema]:
@@ -101,6 +102,7 @@ def _with_questions(nodes: Sequence[Subschema]) -> Sequence[Subschema]:
     asked = [
         Subschema(
             tokens=node.tokens,
+            numbers=node.numbers,
             pattern_properties=node.pattern_properties,
             same=[*node.again, *(count + i for i in node.asked)],
             one_child=node.unevaluated,
@@ -115,10 +117,18 @@ def _following(node: Subschema) -> Sequence[int]:
     return [*node.same, *node.one_child, *node.each_child]
 
 
-def _layers(node: Subschema, of: Callable[[int], Layers]) -> Layers:
+def _width(nodes: Sequence[Subschema], order: Sequence[int], targets: set[int], *, numbers: bool) -> int:
+    """The most work at a single value: with what comparing numbers costs, or without."""
+    layers: dict[int, Layers] = {}
+    for i in order:
+        layers[i] = _layers(nodes[i], lambda j: [1] if j in targets else layers[j], numbers=numbers)
+    return max(layers[0]) + sum(min(sum(layers[i]), MOST) for i in targets)
+
+
+def _layers(node: Subschema, of: Callable[[int], Layers], *, numbers: bool) -> Layers:
     """The layers of the paths that begin at a subschema."""
     below = [0, PATTERN_TOKENS * node.pattern_properties]
-    total = [node.tokens, *_most(of(j) for j in node.one_child)]
+    total = [node.tokens + numbers * node.numbers, *_most(of(j) for j in node.one_child)]
     return _sum((total, below, *([0, *of(j)] for j in node.each_child), *(of(j) for j in node.same)))
 
 

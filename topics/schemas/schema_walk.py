@@ -25,8 +25,15 @@ MAX_PATTERNS: Final = 100
 PATTERN_TOKENS: Final = 10
 """What matching a regular expression costs, in tokens."""
 
-UNIQUE_TOKENS: Final = 10
-"""What comparing the items of an array with each other costs for each of them, in tokens."""
+UNIQUE_TOKENS: Final = 25
+"""What comparing the items of an array with each other costs for each value in them, in tokens: up to 15 items, each is
+compared with each."""
+
+NUMBER_TOKENS: Final = 30
+"""What comparing a number with one in the schema costs, in tokens: up to 1.8 us if one is no integer of 64 bits."""
+
+FRACTION_TOKENS: Final = 450
+"""What dividing a number by a `multipleOf` that is no integer costs, in tokens: up to 26 us, and 1 us for most."""
 
 _SAME: Final = ("not", "if", "then", "else")
 _SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
@@ -44,6 +51,7 @@ _JUDGING: Final = (
     *_UNEVALUATED, "properties", "prefixItems", *_EACH_CHILD, "patternProperties",
 )  # fmt: skip
 """The keywords that cost work; others only say something, or are unknown."""
+_BOUNDS: Final = ("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum")
 _REFUSED: Final = ("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "$vocabulary")
 _ONLY_AT_ROOT: Final = ("$id", "$schema")
 
@@ -58,6 +66,8 @@ class Subschema:
 
     tokens: int = 1
     """Keywords and the values in them, but for subschemas: the work of judging one value by it alone."""
+    numbers: int = 0
+    """What its keywords may cost beyond that where a value has numbers, in tokens."""
     pattern_properties: int = 0
     """Regular expressions that each name of a member is matched with."""
     same: list[int] = field(default_factory=list)
@@ -119,6 +129,7 @@ def _take(node: Subschema, place: str, value: Mapping[str, Any]) -> Iterator[tup
     node.reference = reference
     node.pattern_properties = len(_mapping(value, "patternProperties"))
     node.tokens += _tokens({name: value[name] for name in _JUDGING if name in value}, parts)
+    node.numbers = _number_tokens(value)
     node.tokens += PATTERN_TOKENS * ("pattern" in value) + UNIQUE_TOKENS * ("uniqueItems" in value)
     for _, path, part in parts_of(value):
         yield place + path, part
@@ -225,6 +236,24 @@ def _tokens(value: Any, parts: set[int]) -> int:
             if id(child) not in parts or not isinstance(child, Mapping | list):
                 left.append(child)
     return count
+
+
+def _number_tokens(value: Mapping[str, Any]) -> int:
+    """What comparing the numbers of a value with those in the keywords of a subschema may cost."""
+    count = sum(name in value for name in _BOUNDS)
+    left = [value.get("const"), value.get("enum")]
+    while left:
+        inner = left.pop()
+        if isinstance(inner, Mapping):
+            left += inner.values()
+        elif isinstance(inner, list):
+            left += inner
+        elif isinstance(inner, int | float) and not isinstance(inner, bool):
+            count += 1
+    multiple = value.get("multipleOf", 0)
+    if isinstance(multiple, float):
+        return NUMBER_TOKENS * count + FRACTION_TOKENS
+    return NUMBER_TOKENS * (count + ("multipleOf" in value))
 
 
 def _nesting(value: Any) -> int:
