@@ -109,7 +109,8 @@ def test_against_a_model_that_looks_at_every_time(every: int, catch_up: Any, ste
     """Units of 10 s. The model keeps all times, and which of them were noticed within the grace."""
     unit = 10_000
     schedule = Schedule(definition(every_ms=every * unit, catch_up=catch_up))
-    now, last, waiting, seen = T0, T0, [], T0
+    now, last, seen = T0, T0, T0
+    waiting: list[int] = []
     fired: list[int] = []
     for what, passed in steps:
         now += passed * unit
@@ -219,8 +220,11 @@ def test_a_missing_schedule_is_404() -> None:
 def test_any_order_of_shards_and_any_snapshot_give_the_same(seed: int, count: int) -> None:
     """Definitions are in order in one shard, firings in others. A snapshot may be newer than where replay begins."""
     rng = random.Random(seed)
-    live, home, shards = Schedules(), [], [[], [], []]  # type: ignore[var-annotated]
-    begin_home, begin_shards, snapshot = 0, [0, 0, 0], None
+    live = Schedules()
+    home: list[Any] = []
+    shards: list[list[Any]] = [[], [], []]
+    begin_home, begin_shards = 0, [0, 0, 0]
+    snapshot: tuple[list[bytes], list[int]] | None = None
     fresh = 0
     for step in range(count):
         name, now = rng.choice("ab"), T0 + step * MINUTE
@@ -238,19 +242,20 @@ def test_any_order_of_shards_and_any_snapshot_give_the_same(seed: int, count: in
             rng.choice(shards).append(event)
         else:
             home.append(event)
-        if rng.random() < 0.1:  # the positions are taken before the state is
+        taken = rng.random() < 0.1
+        if taken:  # the positions are taken before the state is
             begin_home, begin_shards = len(home) - 1, [max(len(shard) - 1, 0) for shard in shards]
-            snapshot = ...
         live.apply(event)
         live.settle()
-        if snapshot is ...:
+        if taken:
             snapshot = live.dump(cbor2.dumps)
     logs = [home[begin_home:] if snapshot else home]
     logs += [shard[begin if snapshot else 0 :] for shard, begin in zip(shards, begin_shards, strict=True)]
     rng.shuffle(logs)
     again = Schedules()
     if snapshot:
-        again.load(*snapshot, cbor2.loads)  # type: ignore[misc]
+        definitions, times = snapshot
+        again.load(definitions, times, cbor2.loads)
     for log in logs:
         for event in log:
             again.apply(schedule_event_from_wire(cbor2.loads(cbor2.dumps(event.to_wire()))))
