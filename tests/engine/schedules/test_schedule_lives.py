@@ -111,6 +111,26 @@ async def test_the_firing_is_in_the_batch_of_its_record_and_synced(autojump_cloc
         assert fired["ts"] == state(life).last_ts
 
 
+async def test_a_firing_is_seen_when_it_is_synced_whatever_the_class(autojump_clock: Any) -> None:
+    offload = HeldOffload()
+    async with living(offload=offload) as life:
+        await life.put("t", durability="memory")
+        await put(life)
+        async with firing(life):
+            await trio.sleep(1.1)
+            before = await times(life)
+            assert len(before) == 1
+            await life.append("t", 0)  # a reserve of seqs is there, so this waits for nothing
+            offload.hold()
+            await life.append("t", 0)
+            await trio.sleep(1)
+            held = await times(life), state(life).last_ts
+            offload.let_go()
+            assert ([ts for ts in held[0] if ts], held[1]) == (before, before[0])
+            await settle()
+            assert len([ts for ts in await times(life) if ts]) == 2
+
+
 async def test_definitions_survive_kills_checkpoints_and_other_numbers_of_shards(autojump_clock: Any) -> None:
     fs, clock = SimFs(), SimClock()
     async with living(settings(wal_shards=1), fs=fs, clock=clock, clean=False) as life:
@@ -288,6 +308,28 @@ async def test_a_pause_is_over_at_once_and_nothing_fires_behind_its_answer(autoj
             await life.engine.schedules.pause("s", Performance(), paused=False)
             await trio.sleep(1.5)
             assert len(await times(life)) == 2, "what was due during the pause is not made up for"
+
+
+async def test_a_firing_that_was_begun_is_not_decided_during_a_change(autojump_clock: Any) -> None:
+    offload = HeldOffload()
+    async with living(offload=offload) as life:
+        await life.put("t")
+        await put(life)
+        topic = life.engine.registry.topics["t"]
+        async with firing(life), trio.open_nursery() as nursery:
+            topic.barrier = trio.Event()
+            await trio.sleep(1.1)  # the firing waits for the end of another change of the topic
+            offload.hold()
+            pausing = Called(nursery, lambda: life.engine.schedules.pause("s", Performance(), paused=True))
+            await settle()
+            topic.lift_barrier()
+            await settle()
+            begun = life.engine.firings.decided("s")
+            offload.let_go()
+            await settle()
+            assert begun is None
+            assert pausing.done
+            assert await times(life) == []
 
 
 async def test_a_failed_shard_leaves_a_firing_in_doubt_until_the_next_start(autojump_clock: Any) -> None:
