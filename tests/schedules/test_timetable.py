@@ -37,6 +37,8 @@ def test_what_is_in_an_overlap_fires_once_at_its_first_occurrence() -> None:
     often = Cron("*/30 * * * *", "Europe/Berlin")
     found = often.newest(ms("2026-10-25T00:00"), ms("2026-10-25T02:00"), 100)
     assert texts(found) == ["10-25T00:30", "10-25T02:00"]
+    in_the_second_hour = often.next_after(ms("2026-10-25T01:05"))
+    assert in_the_second_hour == ms("2026-10-25T02:00")
 
 
 @pytest.mark.parametrize("zone", ZONES)
