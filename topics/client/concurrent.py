@@ -13,7 +13,7 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 import anyio
 import httpx
 
-from topics.client import async_tails, bulk, calls, consumer_calls, consumption, pages
+from topics.client import async_tails, bulk, calls, consumer_calls, consumption, pages, schedule_calls
 from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
 from topics.client.consumption import Consumption
@@ -233,6 +233,17 @@ class AsyncClient(BaseClient):
     acquire_consumer = _method(consumer_calls.acquire_consumer)
     release_consumer = _method(consumer_calls.release_consumer)
     read_consumer = _method(consumer_calls.read_consumer)
+
+    # -- schedules ---------------------------------------------------------------------------------------------------
+
+    create_schedule = _method(schedule_calls.create_schedule)
+    schedule = _method(schedule_calls.schedule)
+    schedules = _method(schedule_calls.schedule_page)
+    all_schedules = _paged(pages.all_schedules)
+    delete_schedule = _method(schedule_calls.delete_schedule)
+    run_schedule = _method(schedule_calls.run_schedule)
+    pause_schedule = _method(schedule_calls.pause_schedule)
+    resume_schedule = _method(schedule_calls.resume_schedule)
     consume = _consumed(consumption.consume)
 
     # -- routers -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import trio
@@ -54,6 +54,27 @@ EXPIRE_ALL_MS: Final = 1000
 """Time (ms) between two searches of all topics for expired records, which a refused quota causes."""
 
 
+class Passenger(Protocol):
+    """Something that an append takes with it, in its batch. The append is synced then, whatever the class."""
+
+    @property
+    def frames(self) -> Sequence[tuple[FrameType, dict[str, Any]]]:
+        """Control frames behind its records."""
+        ...
+
+    def board(self, topic: Topic) -> None:
+        """The append gets its seqs in this step, unless this raises."""
+        ...
+
+    def arrive(self) -> None:
+        """The append is published."""
+        ...
+
+    def fail(self) -> None:
+        """The append has its seqs, and will not be published. Its frames may be on disk all the same."""
+        ...
+
+
 class _DecidedAppend(NamedTuple):
     """An append that has its seqs. Nothing of it changes any more."""
 
@@ -71,6 +92,7 @@ class _DecidedAppend(NamedTuple):
     key: str | None
     fence: Fence | None
     """The fence that it raises, if it raises one."""
+    passenger: Passenger | None
 
 
 class Appends:
@@ -104,17 +126,23 @@ class Appends:
         self._expired_all_ms: int | None = None
 
     async def append(
-        self, name: str, request: AppendRequest, perf: Performance, *, check_schema: bool = True
+        self,
+        name: str,
+        request: AppendRequest,
+        perf: Performance,
+        *,
+        check_schema: bool = True,
+        passenger: Passenger | None = None,
     ) -> AppendResult:
         """Append a checked batch to the topic of a name; returns at its commit point. With `check_schema` the records
-        must not break the schema of the topic.
+        must not break the schema of the topic. `passenger` boards in the step in which seqs are assigned.
 
         Raises the `ApiError`s of `docs/spec/api.md` section 4. Cancelling before seqs are assigned leaves nothing;
         after that the batch is committed all the same and only the answer is lost.
         """
         config = self.inline_config(name, request)
         find, make = partial(self._registry.topics.get, name), partial(self.create, name, request, config)
-        return await self.append_to(find, make, request, perf, check_schema=check_schema)
+        return await self.append_to(find, make, request, perf, check_schema=check_schema, passenger=passenger)
 
     async def append_to(
         self,
@@ -124,6 +152,7 @@ class Appends:
         perf: Performance,
         *,
         check_schema: bool = True,
+        passenger: Passenger | None = None,
     ) -> AppendResult:
         """Append to the topic that `find` returns. If it returns None, call `make`, which makes the topic, or waits for
         the task that is making it, and returns True if it made one that clients know. Otherwise like `append`."""
@@ -190,8 +219,11 @@ class Appends:
             self._keys.check_room()
         if waited:
             perf.throttle_wait_ms = waited
+        if passenger is not None:
+            passenger.board(topic)
         fence = raise_fence(topic, conditions) if conditions is not None else None
-        commit = self._commit(topic, batch, key, fence, large if large is not None and large.fits(topic) else None)
+        large = large if large is not None and large.fits(topic) else None
+        commit = self._commit(topic, batch, key, fence, large, passenger)
         first_seq, last_seq = await commit.answer()
         time_commit(commit, perf)
         return _answer(topic, first_seq, last_seq, created=created)
@@ -331,9 +363,10 @@ class Appends:
         key: str | None,
         fence: Fence | None = None,
         large: LargeBatch | None = None,
+        passenger: Passenger | None = None,
     ) -> Commit:
         """Assign seqs and times, build frames and blocks, queue them: one step of the loop. `fence`: it was raised in
-        this step. `large`: the batch, encoded for these seqs up to the last piece."""
+        this step. `large`: the batch, encoded for these seqs up to the last piece. `passenger` has boarded."""
         count = len(batch.datas)
         if large is not None:
             ts = topic.last_ts = large.ts
@@ -343,6 +376,8 @@ class Appends:
         first_seq = topic.assigned + 1
         last_seq = topic.assigned = topic.assigned + count
         commit_point = self._ceilings.commit_point(topic, last_seq, ts)
+        if passenger is not None:
+            commit_point = CommitPoint.SYNCED
         watermark = self.decided_watermark(topic, batch.sizes)
         if topic.ephemeral:
             frame_count = 0
@@ -352,6 +387,8 @@ class Appends:
             tail = _tail(topic, key, first_seq, count, watermark, at)
             if fence is not None:
                 tail.append(fence_frame(fence))
+            if passenger is not None:
+                tail += passenger.frames
             frame_count = count + len(tail)
             if large is not None:
                 appended = large.frames(closes_batch=not tail)
@@ -364,7 +401,7 @@ class Appends:
             names = batch.nodes, batch.tags
             blocks = encode_blocks(first_seq, ts, batch.datas, *names, batch.metas, pinned=topic.ephemeral)
         decided = _DecidedAppend(
-            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence
+            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence, passenger
         )
         commit = Commit(
             topic,
@@ -384,6 +421,8 @@ class Appends:
             commit.foreseen = Foreseen(batch.tags, watermark)
         if key is not None:
             self._keys.begin(commit, key)
+        if passenger is not None:
+            commit.on_fail = passenger.fail
         self._commits.send(commit)
         return commit
 
@@ -415,12 +454,14 @@ class Appends:
 
     def _publish(self, decided: _DecidedAppend, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Returns its first and last seq."""
-        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence = decided
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence, passenger = decided
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
         if key is not None:
             self._keys.remember(topic, key, first_seq, commit.records, at)
         if fence is not None:
             publish_fence(topic, fence)
+        if passenger is not None:
+            passenger.arrive()
         self._registry.account(topic)
         return first_seq, last_seq
 
