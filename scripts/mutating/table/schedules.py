@@ -12,11 +12,11 @@ SCHEDULES: Final = (
         "schedules",
         "topics/engine/operations/append.py",
         """
-            if passenger is not None:
-                tail += passenger.frames
+            if attachment is not None:
+                tail += attachment.frames
         """,
         """
-            if passenger is not None:
+            if attachment is not None:
                 tail += ()
         """,
         "consumers 5: last_ts is committed in the batch of the firing",

@@ -17,7 +17,7 @@ import trio
 
 from topics.engine.operations.append import Appends
 from topics.engine.registry import Registry
-from topics.engine.schedules.running_schedule import FiringOvertaken, FiringPassenger, RunningSchedule
+from topics.engine.schedules.running_schedule import FiringAttachment, FiringOvertaken, RunningSchedule
 from topics.engine.schedules.schedule_commits import ScheduleCommits
 from topics.errors import ApiError
 from topics.model import AppendRequest, Performance, RecordIn
@@ -226,7 +226,7 @@ class Firings:
                     self._wake.set()
                 return
             ts, definition = schedule.backlog[0], schedule.definition
-            passenger = FiringPassenger(
+            attachment = FiringAttachment(
                 definition,
                 ts,
                 running,
@@ -235,7 +235,7 @@ class Firings:
             )
             try:
                 await self._appends.append(
-                    definition.topic, request_of(definition, ts), Performance(), passenger=passenger
+                    definition.topic, request_of(definition, ts), Performance(), attachment=attachment
                 )
             except FiringOvertaken:
                 continue

@@ -31,7 +31,7 @@ class RunningSchedule:
         """When it is looked at next (wall clock); entries of the heap with another time do not count."""
 
 
-class FiringPassenger:
+class FiringAttachment:
     """What a firing adds to its append: the time that it was due at, in the same batch, synced."""
 
     __slots__ = ("_allowed", "_ended", "_event", "_running", "frames")
@@ -53,14 +53,14 @@ class FiringPassenger:
         self._event = event
         self._ended = ended
 
-    def board(self, topic: Topic) -> None:
+    def decide(self, topic: Topic) -> None:
         """The append gets its seq in this step. Raises `409 topic_exists_incompatible`, and `FiringOvertaken`."""
         refuse_ephemeral(topic)
         if not self._allowed():
             raise FiringOvertaken
         self._running.decided = trio.Event()
 
-    def arrive(self) -> None:
+    def publish(self) -> None:
         """The record is published."""
         self._end(published=True)
 
@@ -75,18 +75,18 @@ class FiringPassenger:
         decided.set()
 
 
-class RunPassenger:
+class RunAttachment:
     """What makes an append by `run` durable."""
 
     __slots__ = ()
 
     frames: tuple[tuple[FrameType, dict[str, Any]], ...] = ()
 
-    def board(self, topic: Topic) -> None:
+    def decide(self, topic: Topic) -> None:
         """Raises `409 topic_exists_incompatible`."""
         refuse_ephemeral(topic)
 
-    def arrive(self) -> None:
+    def publish(self) -> None:
         """Do nothing."""
 
     def fail(self) -> None:

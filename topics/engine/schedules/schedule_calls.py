@@ -17,7 +17,7 @@ from topics.config import Settings
 from topics.engine.operations.append import Appends
 from topics.engine.registry import Registry
 from topics.engine.schedules.firings import Firings, request_of
-from topics.engine.schedules.running_schedule import RunPassenger, refuse_ephemeral
+from topics.engine.schedules.running_schedule import RunAttachment, refuse_ephemeral
 from topics.engine.schedules.schedule_commits import ScheduleCommits
 from topics.model import AppendResult, Performance, ScheduleError, SchedulePatch, ScheduleState
 from topics.runtime.clock import Clock
@@ -191,7 +191,7 @@ class ScheduleCalls:
         an append raises. Cancelling is as with an append."""
         definition = self._schedules.get(name).definition
         return await self._appends.append(
-            definition.topic, request_of(definition, None), perf, passenger=RunPassenger()
+            definition.topic, request_of(definition, None), perf, attachment=RunAttachment()
         )
 
 
