@@ -55,7 +55,7 @@ EXPIRE_ALL_MS: Final = 1000
 
 
 class AppendAttachment(Protocol):
-    """Control frames in the batch of an append, and the steps of that append. An append that has an attachment is synced,
+    """Control frames in the batch of an append, and the steps of that append. An append with an attachment is synced,
     whatever the class."""
 
     @property
