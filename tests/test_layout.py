@@ -59,6 +59,8 @@ BOTH_SIDES_OF_THE_WIRE = {
     "Job",
     "Record",
     "RouterState",
+    "ScheduleError",
+    "ScheduleState",
     "Tombstone",
     "TopicConfig",
     "TopicState",

@@ -11,6 +11,7 @@
     log        one topic in memory; pure
     queue      the leases of a queue; pure
     consumers  the named consumers of a topic; pure
+    schedules  records that are appended by the clock; pure but for the calendar
     routing    routers and their graph; pure
     schemas    schemas of topics; pure
     conditions conditions of appends, and fences; pure

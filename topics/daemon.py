@@ -5,12 +5,13 @@
      ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch
      ├─ delivery    worker x S · governor
      ├─ sessions    housekeeping (ceilings, idempotency windows, stages, idle watch sessions, slow connections)
+     ├─ schedules   what is due by the clock
      ├─ engine      commits that outlive the request that asked for them
      └─ http        hypercorn
 
 What the failure of a task means is decided where it is started. A shard writer whose disk fails becomes read-only and
-goes on. The compactor, the reclaimer, the relocator and the governor are started again after a pause, and counted. A
-request handler that fails is answered with 500. Any other failure stops the daemon in order.
+goes on. The compactor, the reclaimer, the relocator, the schedules and the governor are started again after a pause,
+and counted. A request handler that fails is answered with 500. Any other failure stops the daemon in order.
 """
 
 from __future__ import annotations
@@ -225,6 +226,7 @@ class Daemon:
             background.start_soon(self._restarted, "free_space", self.engine.store.space.watch)
             background.start_soon(self._vital, "housekeeping", self._housekeeping)
             storage.start_soon(self._vital, "delivery", self.engine.delivery.scheduler.run)
+            background.start_soon(self._restarted, "schedules", self.engine.firings.run)
             background.start_soon(self._restarted, "governor", self.engine.governor.run)
             if self.audit is not None:
                 background.start_soon(self._restarted, "audit_summaries", self.audit.run)

@@ -20,6 +20,7 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "stage_not_found": 404,
     "record_not_found": 404,
     "consumer_not_found": 404,
+    "schedule_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "not_acceptable": 406,

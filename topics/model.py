@@ -298,6 +298,42 @@ class MovedConsumer(msgspec.Struct, kw_only=True):
     lag: int
 
 
+class SchedulePatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The PUT of a schedule. `record` is the JSON of the record, checked; a `paused` of None leaves that as it is."""
+
+    topic: str
+    record: str
+    cron: str | None
+    every_ms: int | None
+    time_zone: str
+    catch_up: Literal["none", "one", "all"]
+    paused: bool | None
+
+
+class ScheduleError(msgspec.Struct, frozen=True):
+    """Why the last firing of a schedule was refused."""
+
+    code: str
+    message: str
+
+
+class ScheduleState(msgspec.Struct, kw_only=True):
+    """A schedule as answers show it (`docs/spec/consumers.md` section 5). Times are epoch ms. `record` is JSON."""
+
+    schedule: str
+    topic: str
+    record: msgspec.Raw
+    cron: str | None
+    every_ms: int | None
+    time_zone: str
+    catch_up: str
+    paused: bool
+    created_ts: int
+    next_ts: int | None
+    last_ts: int | None
+    last_error: ScheduleError | None
+
+
 class ConsumerRead(msgspec.Struct, kw_only=True):
     """What a read is told of the consumer that it is for: what is finished, and whether what is returned counts as
     finished before it is sent."""

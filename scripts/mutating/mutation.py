@@ -27,6 +27,7 @@ Subsystem = Literal[
     "staging",
     "transactions",
     "conditions",
+    "schedules",
     "idempotency",
     "classes",
     "reading",

@@ -277,6 +277,10 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "engine/operations/test_conditions_model.py",
     ),
     "topics/engine/operations/fence_removal.py": ("engine/operations/test_conditions.py",),
+    "topics/engine/schedules/firings.py": ("engine/schedules/test_schedule_lives.py",),
+    "topics/schedules/schedules.py": ("schedules/test_schedules.py", "engine/schedules/test_schedule_lives.py"),
+    "topics/schedules/timetable.py": ("schedules/test_timetable.py",),
+    "topics/storage/recovery/schedule_replay.py": ("engine/schedules/test_schedule_lives.py",),
     "topics/runtime/offload.py": ("runtime/test_offload.py", "storage/wal/test_group_writes.py"),
     "topics/runtime/window_clock.py": ("runtime/test_window_clock.py",),
 }
@@ -296,6 +300,7 @@ NEAR: Final[Mapping[Subsystem, tuple[str, ...]]] = {
         "engine/operations/test_conditions_model.py",
         "engine/operations/test_conditions_on_the_way.py",
     ),
+    "schedules": ("engine/schedules/test_schedule_lives.py",),
     "idempotency": ("engine/test_idempotency_keys.py",),
 }
 """The same of a subsystem whose code is in files of others."""
@@ -318,6 +323,7 @@ CRASHES: Final[Mapping[Subsystem, tuple[str, ...]]] = {
     "staging": ("test_staging_crashes.py",),
     "transactions": ("test_transaction_crashes.py",),
     "conditions": _LOG,
+    "schedules": _LOG,
     "idempotency": _LOG,
     "classes": (*_LOG, "test_router_crashes.py", "test_queue_crashes.py"),
     "reading": _LOG,

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import anyio
+import httpx
 import msgspec
 import pytest
 from hypothesis import given
@@ -370,6 +371,34 @@ def test_an_export_comes_as_it_is_sent_in_the_format_that_is_asked_for(
         (first, *_) = client.export(topic, include_data=False)
         assert isinstance(first, Record)
         assert (first.tag, bytes(first.raw)) == ("t", b"")
+
+
+@pytest.mark.slow
+def test_the_failure_of_another_call_within_a_stream_stays_what_it_is(
+    shared_daemon: Daemon, topic: str, backend: str
+) -> None:
+    """For instance of one that sends what is exported somewhere else, with httpx too."""
+
+    def broken(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("elsewhere", request=request)
+
+    async def concurrently() -> None:
+        async with (
+            AsyncClient(shared_daemon.url) as client,
+            httpx.AsyncClient(transport=elsewhere) as other,
+            client.export_stream(topic) as pieces,
+        ):
+            async for piece in pieces:
+                await other.post("http://elsewhere.invalid", content=piece)
+
+    elsewhere = httpx.MockTransport(broken)
+    with Client(shared_daemon.url) as client, httpx.Client(transport=elsewhere) as other:
+        client.append(topic, [1])
+        with pytest.raises(httpx.ReadError, match="elsewhere"), client.export_stream(topic) as pieces:
+            other.post("http://elsewhere.invalid", content=b"".join(pieces))
+        assert client.diff(topic).records[0].data == 1
+    with pytest.raises(httpx.ReadError, match="elsewhere"):
+        anyio.run(concurrently, backend=backend)
 
 
 @pytest.mark.slow

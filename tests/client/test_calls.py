@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.described import closed_document, resolve
-from topics.client import calls, consumer_calls
+from topics.client import calls, consumer_calls, schedule_calls
 from topics.client.calls import ClientCall
 from topics.client.results import NewAppend, NewRecord, Page, Record, Tombstone
 from topics.http.openapi.document import document
@@ -388,6 +388,47 @@ CASES = {
         [("consumer", "c"), ("ack", "before"), ("limit", "3"), ("include_tags", "true")],
         repeatable=False,
     ),
+    "create_schedule": said(
+        schedule_calls.create_schedule("s", "a", {"b": 1}, every_ms=500),
+        "PUT /v0/schedules/s",
+        body={"topic": "a", "record": {"data": {"b": 1}}, "every_ms": 500, "time_zone": "UTC", "catch_up": "none"},
+        repeatable=True,
+    ),
+    "create_schedule, everything": said(
+        schedule_calls.create_schedule(
+            "s",
+            "a",
+            1,
+            cron="0 3 * * *",
+            time_zone="Europe/Berlin",
+            catch_up="all",
+            paused=True,
+            tag="x",
+            node="n",
+            meta={"k": "v"},
+        ),
+        "PUT /v0/schedules/s",
+        body={
+            "topic": "a",
+            "record": {"data": 1, "tag": "x", "node": "n", "meta": {"k": "v"}},
+            "cron": "0 3 * * *",
+            "time_zone": "Europe/Berlin",
+            "catch_up": "all",
+            "paused": True,
+        },
+        repeatable=True,
+    ),
+    "schedule": said(schedule_calls.schedule("s"), "GET /v0/schedules/s", repeatable=True),
+    "schedule_page": said(
+        schedule_calls.schedule_page(prefix="p", cursor="YQ"),
+        "GET /v0/schedules",
+        [("prefix", "p"), ("page_size", "100"), ("cursor", "YQ")],
+        repeatable=True,
+    ),
+    "delete_schedule": said(schedule_calls.delete_schedule("s"), "DELETE /v0/schedules/s", repeatable=False),
+    "run_schedule": said(schedule_calls.run_schedule("s"), "POST /v0/schedules/s/run", repeatable=False),
+    "pause_schedule": said(schedule_calls.pause_schedule("s"), "POST /v0/schedules/s/pause", repeatable=True),
+    "resume_schedule": said(schedule_calls.resume_schedule("s"), "POST /v0/schedules/s/resume", repeatable=True),
     "claim": said(
         calls.claim("q", "n"), "POST /v0/topics/q/claim", body={"node": "n", "max": 1, "wait_ms": 0}, repeatable=False
     ),
@@ -528,11 +569,12 @@ every_call = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def makers() -> dict[str, Callable[..., Any]]:
     """The functions that make a call."""
-    found = [*inspect.getmembers(calls, inspect.isfunction), *inspect.getmembers(consumer_calls, inspect.isfunction)]
+    modules = calls, consumer_calls, schedule_calls
+    found = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     return {
         name: function
         for name, function in found
-        if function.__module__ in {calls.__name__, consumer_calls.__name__}
+        if function.__module__ in {module.__name__ for module in modules}
         and not name.startswith("_")
         and str(inspect.signature(function).return_annotation).startswith("ClientCall[")
     }

@@ -444,8 +444,10 @@ def test_a_router_is_of_a_key_by_its_name_source_and_dest(
     path = f"/v0/routers/{routers[inside]}"
     state = body_of(client.get(path))
     with nothing_changes(client):
-        forbidden(callers["mine"].get(path))
-        forbidden(callers["mine"].delete(path))
+        for answer in (callers["mine"].get(path), callers["mine"].delete(path), callers["mine"].put(path, json={})):
+            forbidden(answer)
+            for name in (state["source"], state["dest"]):
+                assert name not in answer.text, "only names of the request are told"
         # What the body leaves out is that of the router.
         for body in (
             {}, {"preserve_tag": False}, {"source": state["source"]}, {"dest": state["dest"]},

@@ -14,6 +14,7 @@ from tests.crash.copy_operations import COPY_OPERATIONS
 from tests.crash.job_operations import JOB_OPERATIONS
 from tests.crash.rows import Operation
 from tests.crash.salvage_operations import SALVAGE_OPERATIONS
+from tests.crash.schedule_operations import SCHEDULE_OPERATIONS
 from tests.crash.segment_operations import FILE_OPERATIONS
 from tests.crash.stage_operations import STAGE_OPERATIONS
 from tests.crash.topic_operations import LOG_OPERATIONS
@@ -28,5 +29,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *CONDITION_OPERATIONS,
     *CONSUMER_OPERATIONS,
     *TRANSACTION_OPERATIONS,
+    *SCHEDULE_OPERATIONS,
     *SALVAGE_OPERATIONS,
 )

@@ -51,6 +51,8 @@ from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry
+from topics.engine.schedules.firings import Firings
+from topics.engine.schedules.schedule_calls import ScheduleCalls
 from topics.engine.topic_states import TopicStates
 from topics.runtime.turns import Turns
 from topics.sched.governor import Governor
@@ -103,6 +105,8 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     RouterLifecycle: ("catch_up", "delete", "put"),
     QueueCalls: ("ack", "claim", "close_work", "extend", "give_back", "nack", "next_jobs", "open_work"),
     ConsumerCalls: ("acquire", "commit", "delete", "put", "release", "seek"),
+    ScheduleCalls: ("delete", "pause", "put", "run"),
+    Firings: ("run",),
     Ceilings: ("lower_all", "lower_idle"),
     Compactor: (
         "announce",
@@ -122,6 +126,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     RouterLifecycle: ("ends", "page", "state"),
     QueueCalls: ("ready_jobs", "window_ms"),
     ConsumerCalls: ("page", "placed", "state"),
+    ScheduleCalls: ("page", "state", "topic_of"),
     ConsumerReads: ("read",),
     Deletions: ("is_ready",),
     Reads: ("read", "record", "wait_for_news"),
@@ -163,6 +168,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     RouterLifecycle: ("adopt", "forget_topic", "samples"),
     QueueCalls: ("figures", "look_after", "state", "sweep"),
     ConsumerCalls: ("adopt_all", "advance", "find", "samples"),
+    Firings: ("decided", "figures", "look", "note_change", "running"),
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
 }

@@ -105,6 +105,7 @@ class Change(NamedTuple):
 
 
 T, Q, C = "/v0/topics/t", "/v0/topics/q", "/v0/topics/t/consumers/c"
+S = "/v0/schedules/s"
 RECORDS = [{"data": 9}]
 CHANGES = {
     "append": Change("POST", T, {"records": RECORDS, "idempotency_key": "k"}, T, "head_seq", 4),
@@ -132,12 +133,20 @@ CHANGES = {
     "acquire_consumer": Change("POST", f"{C}/acquire", {"owner": "o", "lease_ms": 9000}, C, "owner", "o"),
     "release_consumer": Change("POST", f"{C}/release", {"generation": 1}, C, "owner", None),
     "delete_consumer": Change("DELETE", C, None, C, "error.code", "consumer_not_found"),
+    "put_schedule": Change("PUT", f"{S}2", {"topic": "t", "record": {"data": 1}, "every_ms": 9000}, f"{S}2", "every_ms",
+        9000,
+    ),
+    "pause_schedule": Change("POST", f"{S}/pause", None, S, "paused", True),
+    "resume_schedule": Change("POST", f"{S}/resume", None, S, "paused", False),
+    "run_schedule": Change("POST", f"{S}/run", None, T, "head_seq", 4),
+    "delete_schedule": Change("DELETE", S, None, S, "error.code", "schedule_not_found"),
     "diff_post": Change("POST", f"{T}/diff", {"consumer": "c", "commit_seq": 1}, C, "committed_seq", 1),
 }  # fmt: skip
 
 
 async def prepare(timed: Timed, what: str) -> None:
-    """A log with three records, a fence, a stage and a consumer; a queue with two jobs, one of them leased."""
+    """A log with three records, a fence, a stage and a consumer; a schedule; a queue with two jobs, one of them
+    leased."""
     await timed.done("PUT", T, {"durability": "fsync"})
     await timed.done("PUT", "/v0/topics/u", {"durability": "fsync"})
     await timed.done("PUT", Q, {"type": "queue", "durability": "fsync", "leases_durable": True})
@@ -147,6 +156,8 @@ async def prepare(timed: Timed, what: str) -> None:
     await timed.done("POST", f"{T}?stage=old", {"records": RECORDS})
     await timed.done("PUT", "/v0/routers/old", {"source": "u", "dest": "v"})
     await timed.done("PUT", C, {"from": "earliest"})
+    paused = what == "resume_schedule"
+    await timed.done("PUT", S, {"topic": "t", "record": {"data": 1}, "every_ms": 9_000_000, "paused": paused})
     if what == "release_consumer":
         await timed.done("POST", f"{C}/acquire", {"owner": "o", "lease_ms": 600_000})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from jsonschema_rs import Draft202012Validator
 
 from topics.schemas import record_schema
 from topics.schemas.record_schema import (
+    EXPONENT_TOKENS,
     MAX_SCHEMA_BYTES,
     MAX_STEPS,
+    MOST_VALUES,
     PIECE_BYTES,
     PIECE_RECORDS,
     PIECE_STEPS,
@@ -230,6 +233,78 @@ def test_a_recursive_schema_judges_deep_records_at_once(schema: Any, leaf: Any) 
         assert time.process_time() - began < 5
 
 
+def wrapped(levels: int, wrap: Callable[[Any], Any]) -> Any:
+    schema: Any = {"properties": {"z": True}, "prefixItems": [True]}
+    for _ in range(levels):
+        schema = wrap(schema)
+    return schema
+
+
+OPEN = {"unevaluatedProperties": {"type": ["integer", "object"]}, "unevaluatedItems": True}
+JUDGED_AGAIN = {
+    "allOf": lambda inner: {"allOf": [inner], **OPEN},
+    "anyOf": lambda inner: {"anyOf": [inner], **OPEN},
+    "oneOf": lambda inner: {"oneOf": [inner], **OPEN},
+    "if": lambda inner: {"if": inner, **OPEN},
+    "members of alternatives": lambda inner: {"anyOf": [{"properties": {"of": inner}}], **OPEN},
+    "items of alternatives": lambda inner: {"allOf": [{"items": inner}], **OPEN},
+    "contains": lambda inner: {"contains": inner, **OPEN},
+    "unevaluated members": lambda inner: {"allOf": [{"unevaluatedProperties": inner}], "unevaluatedProperties": False},
+}
+
+
+@pytest.mark.parametrize("wrap", JUDGED_AGAIN.values(), ids=JUDGED_AGAIN)
+def test_what_unevaluated_judges_again_counts_again(wrap: Callable[[Any], Any]) -> None:
+    """The library judges alternatives, and the items that `contains` allows, once more at each level."""
+    members: Any = {f"p{i}": i for i in range(20)}
+    items: Any = []
+    for _ in range(20):
+        members, items = {"of": members, "p": 1}, [items]
+    for levels in range(1, 15):
+        try:
+            found = RecordSchema(wrapped(levels, wrap))
+        except BadSchema:
+            break
+        assert found.steps(b"1") >= 2**levels
+        began = time.process_time()
+        for value in (members, items, {f"p{i}": i for i in range(50)}):
+            found.violation(json.dumps(value).encode())
+        assert time.process_time() - began < 5
+    with pytest.raises(BadSchema, match="too much work"):
+        RecordSchema(wrapped(15, wrap))
+
+
+@pytest.mark.parametrize("keyword", ["then", "else", "$ref", "dependentSchemas"])
+def test_what_unevaluated_only_asks_does_not_multiply(keyword: str) -> None:
+    definitions: dict[str, Any] = {}
+    schema: Any = {"properties": {"z": True}}
+    for i in range(20):
+        if keyword == "$ref":
+            definitions[f"d{i}"] = schema
+            schema = {"$ref": f"#/$defs/d{i}", **OPEN}
+        else:
+            inner = {"a": schema} if keyword == "dependentSchemas" else schema
+            schema = {"if": keyword == "then", keyword: inner, **OPEN}
+    assert RecordSchema({"$defs": definitions, **schema}).steps(b"1") < 5000
+
+
+def test_unevaluated_in_a_recursion_is_bounded_or_refused() -> None:
+    """Accepted: a node that refuses members of its own. Refused: one that judges the alternatives of its child again,
+    and those judge theirs again."""
+    base = {"properties": {"of": {"$ref": "#/$defs/n"}, "v": {"type": "integer"}}}
+    node = {"anyOf": [base], "unevaluatedProperties": False}
+    found = RecordSchema({"$ref": "#/$defs/n", "$defs": {"n": node}})
+    value: Any = {"v": 1}
+    for _ in range(400):
+        value = {"of": value}
+    began = time.process_time()
+    assert found.violation(json.dumps(value).encode()) is None
+    assert time.process_time() - began < 5
+    child = {"$ref": "#/$defs/n", "unevaluatedProperties": False}
+    with pytest.raises(BadSchema, match="judge a recursion again"):
+        RecordSchema({"$ref": "#/$defs/n", "$defs": {"n": {"anyOf": [{"properties": {"of": child}}]}}})
+
+
 def test_a_record_whose_judgement_might_take_long_is_refused_without_being_judged() -> None:
     wide = RecordSchema(doubling(11))
     assert wide.violation(b'"x"') is None
@@ -237,6 +312,65 @@ def test_a_record_whose_judgement_might_take_long_is_refused_without_being_judge
     assert found is not None
     assert "too much work" in found.message
     assert RecordSchema({"items": {"type": "integer"}}).violation(json.dumps([1] * 300_000).encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "data"),
+    [
+        ({"items": {"allOf": [{"multipleOf": 1e-300}] * 1000}}, "[" + "1e300," * 2000 + "1e300]"),
+        ({"items": {"multipleOf": 1e-300}}, "[" + "1e300," * 150_000 + "1e300]"),
+        ({"items": {"not": {"enum": [n + 0.5 for n in range(5000)]}}}, "[" + "1.5e9," * 2000 + "1.5e9]"),
+        ({"items": {"allOf": [{"minimum": n} for n in range(1000)]}}, "[" + f"{10**4000}," * 25 + "1]"),
+        ({"items": {"allOf": [{"maximum": 1e308}] * 20}}, "[" + "1e300," * 100_000 + "1e300]"),
+        ({"items": {"not": {"enum": [1.5]}}}, "[" + "1e-300," * 100_000 + "1e-300]"),
+        (
+            {"allOf": [{"uniqueItems": True}] * 7},
+            "[" + ",".join(f"[{n},{','.join(f'{k}.5' for k in range(9000))}]" for n in range(15)) + "]",
+        ),
+        ({}, "[" + "1e300," * 150_000 + "1e300]"),
+        ({"uniqueItems": True}, "[" + ",".join(f"[{n}{',1e-300' * 5000}]" for n in range(15)) + "]"),
+    ],
+    ids=[
+        "factors",
+        "one factor",
+        "an enum",
+        "long integers",
+        "bounds",
+        "tiny numbers",
+        "unique",
+        "decoding",
+        "unique and tiny",
+    ],
+)
+def test_comparing_numbers_counts_for_what_it_costs(schema: Any, data: str) -> None:
+    """Each of these would hold the interpreter for seconds, or minutes."""
+    found = RecordSchema(schema).violation(data.encode())
+    assert found is not None
+    assert "too much work" in found.message
+
+
+@pytest.mark.parametrize("schema", [{"uniqueItems": True}, {"minimum": 1}, {}, {"multipleOf": 0.5}])
+@given(st.text("1,e-E[{.", max_size=60))
+def test_no_byte_counts_for_more_than_the_bound_that_spares_counting(schema: Any, text: str) -> None:
+    found, data = RecordSchema(schema), text.encode()
+    width = cost_of(subschemas(schema)).width
+    assert found.steps(data) <= (len(data) + 1) * (MOST_VALUES * width + EXPONENT_TOKENS)
+
+
+def test_numbers_of_usual_records_are_judged() -> None:
+    price = {"type": "object", "properties": {"price": {"type": "number", "minimum": 0, "multipleOf": 0.01}}}
+    schema = RecordSchema({"items": price, "uniqueItems": True})
+    assert schema.violation(json.dumps([{"price": n + 0.25} for n in range(1000)]).encode()) is None
+    assert RecordSchema({"enum": list(range(10_000))}).violation(b"9999") is None
+    broken = RecordSchema({"items": {"enum": list(range(60))}}).violation(b"[1,2,3,4,60]")
+    assert broken is not None
+    assert broken.path == "/4"
+
+
+def test_an_explanation_of_many_numbers_is_left_out() -> None:
+    schema = RecordSchema({"items": {"anyOf": [{"multipleOf": 1e-300, "type": "string"}] * 150}})
+    found = schema.violation(b"[" + b"1e300," * 100 + b"1e300]")
+    assert found == ("", "it breaks the schema (it is too large to say where)")
 
 
 def test_an_explanation_that_might_take_long_is_left_out() -> None:
@@ -261,6 +395,8 @@ SCHEMAS = st.recursive(
         inner.map(lambda found: {"items": found}),
         inner.map(lambda found: {"contains": found}),
         inner.map(lambda found: {"additionalProperties": found}),
+        st.tuples(inner, inner).map(lambda two: {"anyOf": [two[0]], "unevaluatedProperties": two[1]}),
+        st.tuples(inner, inner).map(lambda two: {"allOf": [two[0]], "unevaluatedItems": two[1]}),
         st.tuples(inner, inner).map(lambda two: {"if": two[0], "then": two[1]}),
         inner.map(lambda found: {"$defs": {"d": found}, "$ref": "#/$defs/d"}),
     ),
@@ -326,13 +462,13 @@ def test_the_bounds_are_at_least_the_real_work(schema: Any, value: Any) -> None:
     cost = cost_of(subschemas(schema))
     work = applied(schema, value)
     assert work <= cost.width * parts(value)
-    assert work <= cost.explaining(levels(value)) * parts(value)
+    assert work <= cost.explaining(levels(value), numbers=False) * parts(value)
 
 
 def test_counts_stop_at_the_highest_count() -> None:
     cost = cost_of(subschemas(TREE))
     assert cost.width < 50
-    assert cost.explaining(200) == MOST > MAX_STEPS
+    assert cost.explaining(200, numbers=False) == MOST > MAX_STEPS
 
 
 @given(

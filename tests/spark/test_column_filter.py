@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.filters import oracle
 from tests.filters.oracle import Written
 from topics.filters.record_filter import parse_filter
+from topics.raw_bytes import data_of_bytes
 from topics.spark.column_filter import columns_asked, matching
 from topics.spark.segment_columns import TYPES
 
@@ -40,6 +41,13 @@ def test_a_row_matches_if_its_record_does(text: str, records: list[Written]) -> 
     wanted = parse_filter(text)
     found = matching(wanted, table_of(records, columns_asked(wanted)))
     assert found.to_pylist() == [oracle.matches(oracle.decoded(text), record) for record in records]
+
+
+def test_raw_bytes_have_no_data_as_in_the_daemon() -> None:
+    raw = data_of_bytes(b"\0\xff", "image/png").decode()
+    table = pa.table({"tag": [None] * 2, "node": [None] * 2, "data": [raw, '{"$bytes":"AP8="}']})
+    assert matching(parse_filter('["data","/$bytes","Exists",true]'), table).to_pylist() == [False, True]
+    assert matching(parse_filter('["data","","Exists",false]'), table).to_pylist() == [True, False]
 
 
 def test_only_the_columns_that_are_asked_are_needed() -> None:

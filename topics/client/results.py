@@ -515,6 +515,59 @@ class ConsumerReleased(Struct, kw_only=True):
     released: bool
 
 
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+
+class ScheduleError(Struct, kw_only=True):
+    """Why the last firing of a schedule was refused."""
+
+    code: str
+    message: str
+
+
+class ScheduleState(Struct, kw_only=True):
+    """A schedule. Times are ms since the epoch."""
+
+    schedule: str
+    topic: str
+    record: Any
+    """What it appends: a dict with `data`, and with `tag`, `node` and `meta` if it has them."""
+    cron: str | None
+    every_ms: int | None
+    time_zone: str
+    catch_up: str
+    paused: bool
+    created_ts: int
+    next_ts: int | None
+    """When it fires next; in the past if that is late; None for never."""
+    last_ts: int | None
+    """The time that it has fired for last."""
+    last_error: ScheduleError | None = None
+
+
+class SchedulePage(Struct, kw_only=True):
+    """A page of a list of schedules."""
+
+    schedules: list[ScheduleState]
+    next_cursor: str | None = None
+    """The `cursor` of the next page; None on the last page."""
+
+
+class ScheduleDeletion(Struct, kw_only=True):
+    """A schedule was deleted. `deleted` is False if it did not exist."""
+
+    schedule: str
+    deleted: bool
+
+
+class ScheduleRun(Struct, kw_only=True):
+    """The record of a schedule was appended, under this seq."""
+
+    schedule: str
+    topic: str
+    seq: int
+
+
 # --- queues ----------------------------------------------------------------------------------------------------------
 
 

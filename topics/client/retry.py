@@ -20,6 +20,8 @@ LASTING_LIMITS: Final = frozenset(
         "max_routers",
         "max_consumers",
         "max_consumer_filters",
+        "max_schedules",
+        "max_schedule_records",
         "max_total_bytes",
         "max_idempotency_keys",
         "max_stages",

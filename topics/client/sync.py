@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from topics.client import bulk, calls, consumer_calls, consumption, pages, tails
+from topics.client import bulk, calls, consumer_calls, consumption, pages, schedule_calls, tails
 from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
 from topics.client.consumption import Consumption
 from topics.client.errors import TopicsError
 from topics.client.pages import Pages
 from topics.client.results import Record, Tombstone
-from topics.client.transport import BaseClient, DaemonEndpoint, refusal, result, signed
+from topics.client.transport import BaseClient, DaemonEndpoint, is_about, refusal, result, signed
 
 if TYPE_CHECKING:
     from topics.client.concurrent import AsyncClient
@@ -164,13 +164,15 @@ class Client(BaseClient):
         `timeout`. Raises a TopicsError for an answer without success, and ConnectionFailed where the connection fails,
         also in the block.
         """
-        request = self.connection.request(call, silence)
+        request, answer = self.connection.request(call, silence), None
         try:
             with self._http.stream(**request) as answer:
                 if answer.status_code != 200:
                     raise refusal(answer.status_code, answer.headers, answer.read())
                 yield answer
         except httpx.HTTPError as error:
+            if answer is not None and not is_about(error, answer):
+                raise  # of a call that the block has made with httpx itself
             raise self.connection.failure(error) from None
 
     # -- the daemon --------------------------------------------------------------------------------------------------
@@ -229,6 +231,17 @@ class Client(BaseClient):
     acquire_consumer = _method(consumer_calls.acquire_consumer)
     release_consumer = _method(consumer_calls.release_consumer)
     read_consumer = _method(consumer_calls.read_consumer)
+
+    # -- schedules ---------------------------------------------------------------------------------------------------
+
+    create_schedule = _method(schedule_calls.create_schedule)
+    schedule = _method(schedule_calls.schedule)
+    schedules = _method(schedule_calls.schedule_page)
+    all_schedules = _paged(pages.all_schedules)
+    delete_schedule = _method(schedule_calls.delete_schedule)
+    run_schedule = _method(schedule_calls.run_schedule)
+    pause_schedule = _method(schedule_calls.pause_schedule)
+    resume_schedule = _method(schedule_calls.resume_schedule)
     consume = _consumed(consumption.consume)
 
     # -- routers -----------------------------------------------------------------------------------------------------

@@ -108,6 +108,14 @@ class DaemonEndpoint:
         return ConnectionFailed(f"{self.url}: {said}", outcome_unknown=not isinstance(error, NOT_SENT))
 
 
+def is_about(error: httpx.HTTPError, answer: httpx.Response) -> bool:
+    """Return True if an error may be about the request of this answer, and not about another one."""
+    try:
+        return error.request is answer.request
+    except RuntimeError:  # it does not say which
+        return True
+
+
 class BaseClient:
     """The settings of a client of one daemon; `Client` and `AsyncClient` add the connections and the waiting."""
 

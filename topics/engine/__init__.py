@@ -19,6 +19,7 @@ job_queue          the jobs of one queue, its claimers and its streams
 operations/        append, read, export, delete, topics and stages as a whole
 queues/            claim, ack, nack, extend; dead letters
 consumers/         named consumers: their calls, and reads at their positions
+schedules/         records that are appended by the clock
 forwarding/        routers at work
 delivery/          watch sessions and streams
 """

@@ -11,6 +11,7 @@ a client should see:
     routers          routers created, deleted; catching up      forwarding    who forwards for them
     queues           the calls of a queue                       watching      sessions and streams, live
     consumers        named consumers                            consumer_reads reads at their positions
+    schedules        records appended by the clock    firings       the task that does it
     registry         which topics there are, totals, the clock  keys          idempotency keys over all topics
     ceilings         reserves of seqs                           loader        what is not in memory
     store            the shards and their files                 metrics       figures for whoever scrapes
@@ -62,6 +63,9 @@ from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
+from topics.engine.schedules.firings import Firings
+from topics.engine.schedules.schedule_calls import ScheduleCalls
+from topics.engine.schedules.schedule_commits import ScheduleCommits
 from topics.engine.topic import Fanout, Topic
 from topics.engine.topic_states import TopicStates
 from topics.errors import ApiError, read_only
@@ -329,6 +333,7 @@ class Engine:
             forwarders=self.forwarders,
             queues=self.queues,
             consumers=self.consumers,
+            firings=self.firings,
             watch_sessions=self.watch_sessions,
             scheduler=self._scheduler,
             governor=self.governor,
@@ -346,7 +351,16 @@ class Engine:
             self.settings, self.registry, commits=commits, unused=self._unused, loader=self.loader
         )
         self.consumer_reads = ConsumerReads(self.consumers, self.reads)
+        self._make_schedules()
         self.topic_lifecycle.on_changed = self._look_after
+
+    def _make_schedules(self) -> None:
+        """Records that the daemon appends by the clock."""
+        commits = ScheduleCommits(self.settings, self.clock, self.registry, self.store, self._commits)
+        self.firings = Firings(self.clock, self.registry, self.appends, commits)
+        self.schedules = ScheduleCalls(
+            self.settings, self.clock, self.registry, appends=self.appends, commits=commits, firings=self.firings
+        )
 
     def _look_after(self, topic: Topic) -> None:
         """A topic has got another config."""

@@ -20,6 +20,7 @@ from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry, names_with
+from topics.engine.schedules.firings import Firings
 from topics.engine.topic import Topic
 from topics.log.span import NotLoaded
 from topics.runtime.clock import Clock
@@ -51,6 +52,7 @@ class EngineMetrics:
         forwarders: Forwarders,
         queues: QueueCalls,
         consumers: ConsumerCalls,
+        firings: Firings,
         watch_sessions: WatchSessions,
         scheduler: Scheduler[Any],
         governor: Governor,
@@ -64,6 +66,7 @@ class EngineMetrics:
         self._forwarders = forwarders
         self._queues = queues
         self._consumers = consumers
+        self._firings = firings
         self._watching = watch_sessions
         self._scheduler = scheduler
         self._governor = governor
@@ -106,6 +109,7 @@ class EngineMetrics:
             consumers=len(self._consumers),
             consumer_samples=consumers,
             consumers_truncated=consumers_truncated,
+            schedules=self._firings.figures(),
             router_failures=self._forwarders.failures,
             restarts=dict(self._restarts),
             delivery=self._delivery_figures(),

@@ -22,6 +22,7 @@ from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.runtime.window_clock import WindowClock
 from topics.sched.priority import effective_priority
+from topics.schedules.schedules import Schedules
 from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.store import ReplayStart
@@ -119,6 +120,7 @@ class Registry:
         """Called with each topic that has just been added."""
         self.throttled: dict[str, int] = {}
         """How many requests each limit has refused (429)."""
+        self.schedules = Schedules()
         self._deleted: dict[int, DeletedTopic] = {}
         self._pinned: dict[int, set[int]] = {}
         self._clock = clock

@@ -35,12 +35,13 @@ async def restore(
     routers: RouterLifecycle,
     reclaimer: Reclaimer,
 ) -> None:
-    """Restore everything that recovery has found: topics, then their stages, then routers.
+    """Restore everything that recovery has found: schedules, topics, then their stages, then routers.
 
     Cancelling leaves an engine that must not be used.
     """
     registry.next_topic_id = max(registry.next_topic_id, recovered.next_topic_id)
     registry.time_floor = max(registry.time_floor, recovered.clock)
+    registry.schedules.adopt(recovered.schedules)
     targets_first = sorted(recovered.topics.values(), key=lambda found: found.stage is not None)
     for i, found in enumerate(targets_first, 1):
         topic = registry.make(found.id, found.name, found.config, store.shard_of(found.id))

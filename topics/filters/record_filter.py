@@ -209,6 +209,12 @@ _remembered_together = lru_cache(maxsize=256)(_together)
 """For readers that poll with the same filters."""
 
 
+def forget_remembered() -> None:
+    """Forget the filters that are only remembered, so that no memory is taken but by those in use."""
+    _remembered.cache_clear()
+    _remembered_together.cache_clear()
+
+
 def _memory_of(text: str, places: Sequence[tuple[str, ...]]) -> int:
     """Return the estimate, from measurements: 5 bytes for each byte of the text, and for each place the types that
     decode the JSON on the way to it."""

@@ -15,6 +15,7 @@ from topics.model import (
     MovedConsumer,
     Performance,
     RouterState,
+    ScheduleState,
     Tombstone,
     TopicConfig,
     TopicState,
@@ -121,6 +122,40 @@ class ReleasedAnswer(Struct, kw_only=True):
     topic: str
     consumer: str
     released: bool
+    performance: Performance
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+
+class ScheduleAnswer(ScheduleState, kw_only=True):
+    """The answer to the PUT or the GET of a schedule, and to pause and resume."""
+
+    performance: Performance
+
+
+class ScheduleListAnswer(Struct, kw_only=True):
+    """One page of the list of schedules. `next_cursor` is missing on the last one."""
+
+    schedules: list[ScheduleState]
+    next_cursor: str | UnsetType = UNSET
+    performance: Performance
+
+
+class ScheduleDeletedAnswer(Struct, kw_only=True):
+    """The answer to the deletion of a schedule."""
+
+    schedule: str
+    deleted: bool
+    performance: Performance
+
+
+class ScheduleRunAnswer(Struct, kw_only=True):
+    """The answer to the run of a schedule."""
+
+    schedule: str
+    topic: str
+    seq: int
     performance: Performance
 
 

@@ -267,6 +267,7 @@ class Gate:
             router=call.params.get("router", ""),
             stage=call.params.get("stage", ""),
             fence=call.params.get("fence", ""),
+            schedule=call.params.get("schedule", ""),
             query=call.query,
             body=call.body,
             status=status,
@@ -351,7 +352,7 @@ class Gate:
         if route.is_about_all and key.prefixes:
             raise ApiError("forbidden", "a key with prefixes may not do what concerns all topics")
         call.params = found.params()
-        for kind in ("topic", "router"):
+        for kind in ("topic", "router", "schedule"):
             if kind in call.params:
                 grant.check_name(call.params[kind], kind)
         self.access.enter(key)

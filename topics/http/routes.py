@@ -90,6 +90,7 @@ class Route:
 READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
 _DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, BodyKind.JSON
 _CONSUMER: Final = "/v0/topics/{topic}/consumers/{consumer}"
+_SCHEDULE: Final = "/v0/schedules/{schedule}"
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, BodyKind.APPEND),
@@ -115,6 +116,13 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("seek_consumer", "POST", f"{_CONSUMER}/seek", _DATA, WRITE, _JSON, audited=True),
     Route("acquire_consumer", "POST", f"{_CONSUMER}/acquire", _DATA, WRITE, _JSON),
     Route("release_consumer", "POST", f"{_CONSUMER}/release", _DATA, WRITE, _JSON),
+    Route("list_schedules", "GET", "/v0/schedules", _DATA, READ),
+    Route("put_schedule", "PUT", _SCHEDULE, _DATA, ADMIN, _JSON, audited=True),
+    Route("get_schedule", "GET", _SCHEDULE, _DATA, READ),
+    Route("delete_schedule", "DELETE", _SCHEDULE, _DATA, DELETE, audited=True),
+    Route("run_schedule", "POST", f"{_SCHEDULE}/run", _DATA, ADMIN, audited=True),
+    Route("pause_schedule", "POST", f"{_SCHEDULE}/pause", _DATA, ADMIN, audited=True),
+    Route("resume_schedule", "POST", f"{_SCHEDULE}/resume", _DATA, ADMIN, audited=True),
     Route("open_watch", "POST", "/v0/watch", _DATA, READ, _JSON),
     Route("watch", "GET", "/v0/watch/{wid}", _DATA, READ, token_in_query=True),
     Route("ws", "GET", "/v0/ws", _DATA, ANY_KEY, token_in_query=True),
@@ -167,6 +175,7 @@ _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
     "seq": check_seq,
     "fence": check_fence_name,
     "consumer": partial(check_topic_name, field="consumer"),
+    "schedule": partial(check_topic_name, field="schedule"),
     "wid": str,
 }
 

@@ -11,6 +11,7 @@ other numbers as 64-bit floats. If an object has several members with the same n
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -34,6 +35,21 @@ record breaks the schema."""
 
 TEXT_BYTES: Final = 16
 """So many bytes of a record count as much as one value, because texts are matched and compared."""
+
+EXPONENT_TOKENS: Final = 170
+"""What decoding one number with an exponent may cost, in tokens: up to 10 us."""
+
+TINY: Final = 15
+"""Values that one number with a negative exponent counts for: comparing it takes as many times as long."""
+
+UNIQUE_FLOATS: Final = 12
+"""Values that one number with a point or an exponent counts for, where `uniqueItems` compares it with 14 others."""
+
+MOST_VALUES: Final = 100
+"""More values than one byte of a record counts for: half of `e-`, with `uniqueItems`, for 90."""
+
+_EXPONENTS: Final = re.compile(rb"[0-9][eE]")
+_FLOATS: Final = re.compile(rb"[0-9][.eE]")
 
 PATTERN_BYTES: Final = 64 << 10
 """Memory (bytes) of one compiled expression at most. This bounds the work for each byte that is matched."""
@@ -73,14 +89,25 @@ class RecordSchema:
         nodes = subschemas(schema)
         self._cost: Cost = cost_of(nodes)
         self._validator = _compiled(schema)
+        self._numbers = any(node.numbers for node in nodes)
+        self._unique = b'"uniqueItems"' in text
+        self._always = MAX_STEPS // (MOST_VALUES * self._cost.width + EXPONENT_TOKENS) - 1
+        """Records of so many bytes are within the bound, whatever they hold."""
         patterns = text.count(b'"pattern"') + sum(node.pattern_properties for node in nodes)
         self.nbytes = TEXT_WEIGHT * len(text) + PATTERN_BYTES * patterns
         """The most memory (bytes) that the schema takes."""
 
     def steps(self, data: bytes) -> int:
         """Return the most work (tokens) that judging a record with this data (JSON) may take."""
-        values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
-        return (values + len(data) // TEXT_BYTES) * self._cost.width
+        return self._values(data) * self._cost.width + EXPONENT_TOKENS * len(_EXPONENTS.findall(data))
+
+    def _values(self, data: bytes) -> int:
+        """How many values a record has at most, and those that its texts and numbers count for beyond one."""
+        values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{") + len(data) // TEXT_BYTES
+        tiny = TINY * (data.count(b"e-") + data.count(b"E-"))
+        if self._unique:
+            return values + UNIQUE_FLOATS * (len(_FLOATS.findall(data)) + tiny)
+        return values + tiny if self._numbers else values
 
     def piece(self, datas: Sequence[bytes], start: int) -> tuple[int, float]:
         """Return the end (exclusive) of the piece that begins at `datas[start]`, and its share of a full piece (1 or
@@ -100,7 +127,7 @@ class RecordSchema:
         schema."""
         if content_type_of(data) is not None:
             return Violation("", "a topic with a schema accepts JSON only, no raw bytes")
-        if self.steps(data) > MAX_STEPS:
+        if len(data) > self._always and self.steps(data) > MAX_STEPS:
             return Violation("", "it is too large for this schema: checking it might take too much work")
         try:
             value = msgspec.json.decode(data)
@@ -108,7 +135,9 @@ class RecordSchema:
             return Violation("", f"cannot be judged: {error}")
         if self._validator.is_valid(value):
             return None
-        if self._cost.explaining(_depth(value)) * (1000 + len(data)) > MAX_EXPLAINED:
+        depth = _depth(value)
+        explaining = self._cost.explaining(depth, numbers=False) * (1000 + len(data))
+        if explaining + self._cost.explaining(depth, numbers=True) * self._values(data) > MAX_EXPLAINED:
             return Violation("", "it breaks the schema (it is too large to say where)")
         return _explanation(self._validator, value)
 

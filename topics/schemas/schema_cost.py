@@ -15,14 +15,22 @@ result. So a path ends at such a target, and new paths begin at each target, at 
 the largest layer from the root, plus all layers from each target, because a path to the value may begin at each of its
 ancestors.
 
-Explaining a violation takes more work: the library then remembers no results, and builds an error for each alternative.
-`Cost.explaining` bounds this work for values of a known depth.
+`unevaluatedProperties` and `unevaluatedItems` judge the children that no other subschema has evaluated. To find those
+out, the library asks the subschemas of the same value, and theirs in turn, and judges some of them again: twice the
+work at each level, and more where these have such a keyword too. So a subschema that may be asked is on the graph a
+second time, as what it does then (`_with_questions`).
+
+Numbers are dear: a comparison of two that are not both integers of 64 bits takes as long as 30 tokens, and that of
+texts or objects one. So a number in the schema counts for as many, and the tokens with them are the *width*.
+
+Explaining a violation is dearer: for that the library remembers nothing, and builds an error for each alternative.
+`Cost.explaining` bounds it for values of a known depth; it builds no error for each number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Final
 
@@ -32,7 +40,7 @@ MOST: Final = 10**9
 """Counts stop at this number (tokens)."""
 
 MAX_WIDTH: Final = 100_000
-"""The most work (tokens) at a single value that a schema may cause, about a millisecond."""
+"""The most work (tokens) at a single value that a schema may cause, about a millisecond, but for comparing numbers."""
 
 Layers = list[int]
 """The work (tokens) at a value, for each level below the value where a path begins."""
@@ -40,50 +48,88 @@ Layers = list[int]
 
 @dataclass(slots=True)
 class Cost:
-    """The bounds of one schema. `width` is the most work at one value, in tokens of about 15 ns."""
+    """The bounds of one schema. `width` is the most work at one value, in tokens of about 15 ns, that of comparing
+    numbers included."""
 
     width: int
     _nodes: Sequence[Subschema]
     _order: Sequence[int]
-    """The indexes of the subschemas. Each comes after the subschemas that it applies to the same value."""
-    _levels: list[list[int]] = field(default_factory=list)
+    """The subschemas, each behind those that it applies to the same value."""
+    _levels: tuple[list[list[int]], list[list[int]]] = field(default_factory=lambda: ([], []))
 
-    def explaining(self, depth: int) -> int:
-        """Return the most work (tokens), for each value in it, of finding all violations of a value that nests `depth`
-        levels."""
-        nodes = self._nodes
-        while len(self._levels) <= depth:
-            below = self._levels[-1] if self._levels else [0] * len(nodes)
+    def explaining(self, depth: int, *, numbers: bool) -> int:
+        """The most work of finding all violations of a value that nests `depth` levels, at each of its values: with
+        what comparing numbers costs, or without."""
+        nodes, levels = self._nodes, self._levels[numbers]
+        while len(levels) <= depth:
+            below = levels[-1] if levels else [0] * len(nodes)
             level = [0] * len(nodes)
             for i in self._order:
                 node = nodes[i]
-                work = node.tokens + sum(level[j] for j in node.same)
+                work = node.tokens + numbers * node.numbers + sum(level[j] for j in node.same)
                 work += sum(below[j] for j in node.one_child) + sum(below[j] for j in node.each_child)
                 level[i] = min(work, MOST)
-            self._levels.append(level)
-        return self._levels[depth][0]
+            levels.append(level)
+        return levels[depth][0]
 
 
 def cost_of(nodes: Sequence[Subschema]) -> Cost:
-    """Return the bounds of a schema. Raises BadSchema if judging might not end, or might take too much work at one
-    value."""
-    order, loops = _order(nodes, lambda node: node.same, range(len(nodes)))
+    """Return the bounds of a schema. Raises BadSchema if judging might not end, or be too much work at one value."""
+    _, loops = _order(nodes, lambda node: node.same, range(len(nodes)))
     if loops:
         raise BadSchema("refers to itself at the same value, so that judging would not end")
-    whole, targets = _order(nodes, lambda node: [*node.same, *node.one_child, *node.each_child], (0,))
+    _, targets = _order(nodes, _following, (0,))
+    nodes = _with_questions(nodes)
+    whole, loops = _order(nodes, _following, (0, *targets), ends=targets)
+    if loops:
+        raise BadSchema(
+            "has unevaluatedProperties or unevaluatedItems that judge a recursion again at each level of it"
+        )
+    if _width(nodes, whole, targets, numbers=False) > MAX_WIDTH:
+        raise BadSchema("is too much work: alternatives, references and unevaluated... multiply each other")
+    order, _ = _order(nodes, lambda node: node.same, range(len(nodes)))
+    return Cost(_width(nodes, whole, targets, numbers=True), nodes, order)
+
+
+def _with_questions(nodes: Sequence[Subschema]) -> Sequence[Subschema]:
+    """Return the subschemas, and behind them each once more, as what it does when it is asked which children it
+    evaluates. Who has `unevaluated` asks itself."""
+    if not any(node.unevaluated for node in nodes):
+        return nodes
+    count = len(nodes)
+    judging = [
+        replace(node, same=[*node.same, count + i]) if node.unevaluated else node for i, node in enumerate(nodes)
+    ]
+    asked = [
+        Subschema(
+            tokens=node.tokens,
+            numbers=node.numbers,
+            pattern_properties=node.pattern_properties,
+            same=[*node.again, *(count + i for i in node.asked)],
+            one_child=node.unevaluated,
+            each_child=node.contains,
+        )
+        for node in nodes
+    ]
+    return judging + asked
+
+
+def _following(node: Subschema) -> Sequence[int]:
+    return [*node.same, *node.one_child, *node.each_child]
+
+
+def _width(nodes: Sequence[Subschema], order: Sequence[int], targets: set[int], *, numbers: bool) -> int:
+    """The most work at a single value: with what comparing numbers costs, or without."""
     layers: dict[int, Layers] = {}
-    for i in whole:
-        layers[i] = _layers(nodes[i], lambda j: [1] if j in targets else layers[j])
-    width = max(layers[0]) + sum(min(sum(layers[i]), MOST) for i in targets)
-    if width > MAX_WIDTH:
-        raise BadSchema("might take too much work: alternatives and references multiply each other")
-    return Cost(width, nodes, order)
+    for i in order:
+        layers[i] = _layers(nodes[i], lambda j: [1] if j in targets else layers[j], numbers=numbers)
+    return max(layers[0]) + sum(min(sum(layers[i]), MOST) for i in targets)
 
 
-def _layers(node: Subschema, of: Callable[[int], Layers]) -> Layers:
-    """Return the layers of the paths that begin at a subschema."""
+def _layers(node: Subschema, of: Callable[[int], Layers], *, numbers: bool) -> Layers:
+    """The layers of the paths that begin at a subschema."""
     below = [0, PATTERN_TOKENS * node.pattern_properties]
-    total = [node.tokens, *_most(of(j) for j in node.one_child)]
+    total = [node.tokens + numbers * node.numbers, *_most(of(j) for j in node.one_child)]
     return _sum((total, below, *([0, *of(j)] for j in node.each_child), *(of(j) for j in node.same)))
 
 
@@ -96,10 +142,14 @@ def _sum(found: Iterable[Layers]) -> Layers:
 
 
 def _order(
-    nodes: Sequence[Subschema], following: Callable[[Subschema], Sequence[int]], starts: Iterable[int]
+    nodes: Sequence[Subschema],
+    following: Callable[[Subschema], Sequence[int]],
+    starts: Iterable[int],
+    *,
+    ends: Collection[int] = (),
 ) -> tuple[list[int], set[int]]:
-    """Return the nodes that can be reached from `starts`, each after the nodes that follow it, and the targets of the
-    edges that close a cycle. A depth-first search."""
+    """Return what can be reached from `starts`, each behind what follows it, and the targets of the edges that close a
+    cycle. Edges to `ends` do not count. A depth-first search."""
     order: list[int] = []
     targets: set[int] = set()
     open_: set[int] = set()
@@ -119,5 +169,5 @@ def _order(
             seen.add(i)
             open_.add(i)
             left.append((i, True))
-            left += [(j, False) for j in following(nodes[i])]
+            left += [(j, False) for j in following(nodes[i]) if j not in ends]
     return order, targets

@@ -25,24 +25,33 @@ MAX_PATTERNS: Final = 100
 PATTERN_TOKENS: Final = 10
 """The cost of matching a regular expression (tokens)."""
 
-UNIQUE_TOKENS: Final = 10
-"""The cost of comparing the items of an array with each other, for each item (tokens)."""
+UNIQUE_TOKENS: Final = 25
+"""What comparing the items of an array with each other costs for each value in them, in tokens: up to 15 items, each is
+compared with each."""
+
+NUMBER_TOKENS: Final = 30
+"""What comparing a number with one in the schema costs, in tokens: up to 1.8 us if one is no integer of 64 bits."""
+
+FRACTION_TOKENS: Final = 450
+"""What dividing a number by a `multipleOf` that is no integer costs, in tokens: up to 26 us, and 1 us for most."""
 
 _SAME: Final = ("not", "if", "then", "else")
 _SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
 _SAME_MAPS: Final = ("dependentSchemas", "dependencies")
-_ONE_OF_CHILDREN: Final = (
-    "additionalProperties", "unevaluatedProperties", "items", "additionalItems", "unevaluatedItems",
-)  # fmt: skip
+_ONE_OF_CHILDREN: Final = ("additionalProperties", "items", "additionalItems")
+_UNEVALUATED: Final = ("unevaluatedProperties", "unevaluatedItems")
+_AGAIN: Final = ("if", "allOf", "anyOf", "oneOf")
+"""Of those that judge the same value, those that are judged again to find out which children are evaluated."""
 _EACH_CHILD: Final = ("contains", "propertyNames")
 _APART: Final = ("$defs", "definitions")
 _JUDGING: Final = (
     "type", "enum", "const", "multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum", "maxLength",
     "minLength", "pattern", "maxItems", "minItems", "uniqueItems", "maxContains", "minContains", "maxProperties",
     "minProperties", "required", "dependentRequired", "$ref", *_SAME, *_SAME_LISTS, *_SAME_MAPS, *_ONE_OF_CHILDREN,
-    "properties", "prefixItems", *_EACH_CHILD, "patternProperties",
+    *_UNEVALUATED, "properties", "prefixItems", *_EACH_CHILD, "patternProperties",
 )  # fmt: skip
-"""The keywords that cost work. Other keywords are annotations, or unknown."""
+"""The keywords that cost work; others only say something, or are unknown."""
+_BOUNDS: Final = ("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum")
 _REFUSED: Final = ("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "$vocabulary")
 _ONLY_AT_ROOT: Final = ("$id", "$schema")
 
@@ -56,7 +65,9 @@ class Subschema:
     """One subschema. The lists have indexes into the result of `subschemas`."""
 
     tokens: int = 1
-    """Its keywords and their values, without subschemas: the work of judging one value by this subschema alone."""
+    """Keywords and the values in them, but for subschemas: the work of judging one value by it alone."""
+    numbers: int = 0
+    """What its keywords may cost beyond that where a value has numbers, in tokens."""
     pattern_properties: int = 0
     """How many regular expressions the name of each member is matched with."""
     same: list[int] = field(default_factory=list)
@@ -64,7 +75,15 @@ class Subschema:
     one_child: list[int] = field(default_factory=list)
     """Subschemas for children of the value. At most one of them judges each child."""
     each_child: list[int] = field(default_factory=list)
-    """Subschemas for children of the value, or names of members. Each may judge every child, in addition to others."""
+    """Subschemas that may judge any child, or the name of a member, beside others."""
+    unevaluated: list[int] = field(default_factory=list)
+    """Those of `unevaluatedProperties` and `unevaluatedItems`: they judge the children that no other evaluates."""
+    again: list[int] = field(default_factory=list)
+    """Of `same`, those that are judged again to find out which children are evaluated."""
+    asked: list[int] = field(default_factory=list)
+    """Of `same`, those that are asked which children they evaluate."""
+    contains: list[int] = field(default_factory=list)
+    """Of `each_child`, the one that evaluates the items that it allows."""
     reference: str | None = None
 
 
@@ -110,6 +129,7 @@ def _take(node: Subschema, place: str, value: Mapping[str, Any]) -> Iterator[tup
     node.reference = reference
     node.pattern_properties = len(_mapping(value, "patternProperties"))
     node.tokens += _tokens({name: value[name] for name in _JUDGING if name in value}, parts)
+    node.numbers = _number_tokens(value)
     node.tokens += PATTERN_TOKENS * ("pattern" in value) + UNIQUE_TOKENS * ("uniqueItems" in value)
     for _, path, part in parts_of(value):
         yield place + path, part
@@ -135,6 +155,9 @@ def parts_of(value: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     for name in _ONE_OF_CHILDREN:
         if name in value:
             yield "one_child", f"/{name}", value[name]
+    for name in _UNEVALUATED:
+        if name in value:
+            yield "unevaluated", f"/{name}", value[name]
     for key, part in _mapping(value, "properties").items():
         yield "one_child", f"/properties/{escaped(key)}", part
     for i, part in enumerate(_list(value, "prefixItems")):
@@ -155,14 +178,23 @@ def _connect(schema: Mapping[str, Any], found: list[Subschema], places: Mapping[
         if not isinstance(value, Mapping):
             continue
         for kind, path, part in parts_of(value):
-            getattr(node, kind).append(places[place + path])
+            part_at, keyword = places[place + path], path.split("/", 2)[1]
+            getattr(node, kind).append(part_at)
+            if keyword in _AGAIN:
+                node.again.append(part_at)
+            if kind == "same" and keyword != "not":
+                node.asked.append(part_at)
+            if keyword == "contains":
+                node.contains.append(part_at)
             left.append((place + path, part))
         for name in _APART:
             for key, part in _mapping(value, name).items():
                 if isinstance(part, Mapping | bool):
                     left.append((f"{place}/{name}/{escaped(key)}", part))
         if node.reference is not None:
-            node.same.append(_target(node.reference, places))
+            target = _target(node.reference, places)
+            node.same.append(target)
+            node.asked.append(target)
 
 
 def _target(reference: str, places: Mapping[str, int]) -> int:
@@ -205,6 +237,24 @@ def _tokens(value: Any, parts: set[int]) -> int:
             if id(child) not in parts or not isinstance(child, Mapping | list):
                 left.append(child)
     return count
+
+
+def _number_tokens(value: Mapping[str, Any]) -> int:
+    """What comparing the numbers of a value with those in the keywords of a subschema may cost."""
+    count = sum(name in value for name in _BOUNDS)
+    left = [value.get("const"), value.get("enum")]
+    while left:
+        inner = left.pop()
+        if isinstance(inner, Mapping):
+            left += inner.values()
+        elif isinstance(inner, list):
+            left += inner
+        elif isinstance(inner, int | float) and not isinstance(inner, bool):
+            count += 1
+    multiple = value.get("multipleOf", 0)
+    if isinstance(multiple, float):
+        return NUMBER_TOKENS * count + FRACTION_TOKENS
+    return NUMBER_TOKENS * (count + ("multipleOf" in value))
 
 
 def _nesting(value: Any) -> int:

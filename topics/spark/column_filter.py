@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from topics.filters.record_filter import Filter
+from topics.raw_bytes import content_type_of
 
 
 def columns_asked(wanted: Filter) -> set[str]:
@@ -59,4 +60,5 @@ class _Row:
     def data(self) -> bytes | None:
         assert self._datas is not None
         found: bytes | None = self._datas[self.place].as_py()
-        return found
+        # Raw bytes have no JSON for filters, as in the daemon.
+        return None if found is None or content_type_of(found) is not None else found

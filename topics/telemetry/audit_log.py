@@ -69,10 +69,12 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     router: str = ""
     stage: str = ""
     fence: str = ""
+    schedule: str = ""
     query: str = ""
     """As it was sent, without `token`."""
     body: Raw | UnsetType = UNSET
-    """As it was sent, without white space; of an append only its `config`, never its records."""
+    """As it was sent, without white space; of an append only its `config`, never its records, nor that of a
+    schedule."""
     body_bytes: int = 0
     """The length of a body that is not in `body`, because it is no JSON, longer than `MAX_BODY`, or has records."""
     status: int
@@ -89,7 +91,19 @@ class _AuditAppend(msgspec.Struct):
     config: Raw | UnsetType = UNSET
 
 
+class _AuditSchedule(msgspec.Struct, omit_defaults=True):
+    """All of a schedule but its record."""
+
+    topic: Raw | UnsetType = UNSET
+    cron: Raw | UnsetType = UNSET
+    every_ms: Raw | UnsetType = UNSET
+    time_zone: Raw | UnsetType = UNSET
+    catch_up: Raw | UnsetType = UNSET
+    paused: Raw | UnsetType = UNSET
+
+
 _append: Final = msgspec.json.Decoder(_AuditAppend)
+_schedule: Final = msgspec.json.Decoder(_AuditSchedule)
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -104,6 +118,7 @@ def make_entry(
     router: str = "",
     stage: str = "",
     fence: str = "",
+    schedule: str = "",
     query: bytes = b"",
     body: bytes = b"",
     status: int,
@@ -123,6 +138,7 @@ def make_entry(
         router=router,
         stage=stage,
         fence=fence,
+        schedule=schedule,
         query=_query_of(query),
         body=UNSET if kept is None else Raw(kept),
         body_bytes=len(body) if kept is None else 0,
@@ -153,6 +169,8 @@ def _body_of(call: str, body: bytes) -> bytes | None:
             if config is UNSET:
                 return None
             body = bytes(config)
+        elif call == "put_schedule":
+            body = _encode(_schedule.decode(body))
         if not body or len(body) > MAX_BODY:
             return None
         body.decode()

@@ -111,6 +111,17 @@ class RouterFigures:
 
 
 @dataclass(slots=True)
+class ScheduleFigures:
+    """All schedules. `failing` are those whose last firing was refused; the other three count since the start."""
+
+    schedules: int = 0
+    failing: int = 0
+    fired: int = 0
+    refused: int = 0
+    missed: int = 0
+
+
+@dataclass(slots=True)
 class ConsumerFigures:
     """One named consumer, for the metrics that each consumer has."""
 
@@ -166,6 +177,7 @@ class EngineFigures:
     consumers: int = 0
     consumer_samples: list[ConsumerFigures] = field(default_factory=list)
     consumers_truncated: bool = False
+    schedules: ScheduleFigures = field(default_factory=ScheduleFigures)
     router_failures: int = 0
     """How often forwarders were started again after an unexpected error."""
     restarts: dict[str, int] = field(default_factory=dict)

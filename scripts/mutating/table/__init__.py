@@ -11,6 +11,7 @@ routers      routers
 queues       queues and what makes their jobs
 appends      stages, keys of appends, classes of durability
 conditions   conditions, fences, transactions, consumers
+schedules    schedules
 reading      reads, filters, raw bytes
 delivery     watchers, streams and sockets
 pressure     what bounds the load, and turns
@@ -29,6 +30,7 @@ from mutating.table.pressure import PRESSURE, TURNS
 from mutating.table.queues import QUEUES
 from mutating.table.reading import FILTERS, RAW_BYTES, READING
 from mutating.table.routers import ROUTERS
+from mutating.table.schedules import SCHEDULES
 from mutating.table.segments import EVICTION, RECLAIMER, RELOCATOR, SEGMENTS
 from mutating.table.snapshots import CHECKPOINT, RECOVERY
 
@@ -48,6 +50,7 @@ MUTATIONS: Final = (
     *QUEUES,
     *STAGING,
     *CONDITIONS,
+    *SCHEDULES,
     *IDEMPOTENCY,
     *CLASSES,
     *READING,

@@ -536,6 +536,41 @@ async def test_consumed_records_stay_when_the_retention_was_changed_before_their
         assert await consumed(life) == 4
 
 
+async def test_a_router_that_is_made_again_during_a_pass_finds_all_records(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
+) -> None:
+    """It has the name of the one before, whose copies were being synced."""
+    synced = trio.Event()
+    sync_all = Commits.sync_all
+
+    async def held(commits: Commits) -> None:
+        await synced.wait()
+        await sync_all(commits)
+
+    async with living() as life:
+        for name in ("d", "e"):
+            await life.put(name)
+        await life.put("t", retention="consumed")
+        await life.append("t", 1, 2, 3)
+        await life.engine.routers.put("r", RouterPatch(source="t", dest="d", start="earliest"), create=True)
+        await trio.sleep(1)
+        await put(life)
+        await commit(life, 3)
+        with monkeypatch.context() as patched:
+            patched.setattr(Commits, "sync_all", held)
+            assert await consumed(life) == 1
+            await life.engine.routers.delete("r")
+            await life.put("e", cap_records=1, discard="reject")
+            await life.engine.routers.put("r", RouterPatch(source="t", dest="e", start="earliest"), create=True)
+            synced.set()
+            await trio.sleep(0.2)
+        assert await consumed(life) == 2
+        await life.put("e", cap_records=0)
+        await trio.sleep(10)
+        assert len((await life.all("e"))[0]) == 3
+        assert await consumed(life) == 4
+
+
 async def test_an_unpublished_seek_back_keeps_its_records(autojump_clock: Any) -> None:
     offload = HeldOffload()
     async with living(offload=offload) as life:

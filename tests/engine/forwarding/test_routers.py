@@ -15,7 +15,10 @@ from tests.engine.life import Called, HeldOffload, Life, living, refusal, settin
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from tests.simulation.world import quiet
+from topics.engine.forwarding import forwarders, source_columns
 from topics.engine.forwarding.forwarders import CATCH_UP_S, Forwarders
+from topics.engine.forwarding.source_columns import SourceColumns
+from topics.engine.record_collector import DECODE_BYTES
 from topics.errors import ApiError
 from topics.log.copies import MAX_HOPS
 from topics.model import RouterPatch, RouterState
@@ -155,6 +158,40 @@ async def test_a_filter_finds_no_data_in_raw_bytes(autojump_clock: Any) -> None:
         await life.append("a", msgspec.Raw(raw), {"$bytes": "AP8="})
         assert await datas(life, "b") == [{"$bytes": "AP8="}]
         assert await datas(life, "c") == [json.loads(raw)]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("wanted", [["data", "/1000", "Eq", 2], ["meta", "k", "Eq", "v"], ["node", "Eq", "n"]])
+async def test_a_turn_decodes_no_more_for_a_filter_than_a_step_of_a_read(
+    wanted: Any, stored: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
+) -> None:
+    """A turn is one step of the loop, and decoding a MiB can take it 30 ms."""
+    turns: list[int] = []
+    serve, matching = Forwarders.serve, source_columns.matching
+
+    def served(self: Forwarders, fanout: Any) -> Any:
+        turns.append(0)
+        return serve(self, fanout)
+
+    def matched(taken: SourceColumns, chosen: Any, filter: Any) -> list[int]:
+        turns[-1] += sum(taken.sizes[i] for i in chosen)
+        return matching(taken, chosen, filter)
+
+    monkeypatch.setattr(Forwarders, "serve", served)
+    monkeypatch.setattr(forwarders, "matching", matched)
+    async with living() as life:
+        await life.append("a", *[[1] * 2000] * 700, [1] * 200_000, [1] * 1000 + [2])
+        if stored:
+            await life.compactor.checkpoint()
+            life.engine.registry.topics["a"].blocks.clear()
+        await route(life, "r", "a", "b", filter=wanted)
+        found = await datas(life, "b")
+        assert found == ([[1] * 1000 + [2]] if wanted[0] == "data" else [])
+        assert (await figures(life, "r"))[1] == 0
+    assert sum(turns) > 700 * 6000
+    if wanted[0] != "node":
+        assert sum(turn > 2 * DECODE_BYTES for turn in turns) == 1  # with the record that is larger by itself
+        assert max(turns) < 2 * DECODE_BYTES + 600_001
 
 
 @pytest.mark.parametrize("node", [True, False])
@@ -735,11 +772,11 @@ async def test_a_forwarder_that_fails_is_started_again_and_counted(autojump_cloc
         choose = Forwarders._choose
         times: list[float] = []
 
-        def fail(forwarders: Forwarders, forwarder: Any, taken: Any) -> Any:
+        def fail(forwarders: Forwarders, forwarder: Any, taken: Any, looked_at: int) -> Any:
             if forwarder.router.name == "r1" and len(times) < 4:
                 times.append(trio.current_time())
                 raise ZeroDivisionError
-            return choose(forwarders, forwarder, taken)
+            return choose(forwarders, forwarder, taken, looked_at)
 
         monkeypatch.setattr(Forwarders, "_choose", fail)
         with quiet():

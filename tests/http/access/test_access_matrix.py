@@ -67,6 +67,13 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/acquire"): WRITE,
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/release"): WRITE,
     ("DELETE", "/v0/topics/{topic}/consumers/{consumer}"): DELETE,
+    ("GET", "/v0/schedules"): READ,
+    ("GET", "/v0/schedules/{schedule}"): READ,
+    ("PUT", "/v0/schedules/{schedule}"): ADMIN,
+    ("POST", "/v0/schedules/{schedule}/run"): ADMIN,
+    ("POST", "/v0/schedules/{schedule}/pause"): ADMIN,
+    ("POST", "/v0/schedules/{schedule}/resume"): ADMIN,
+    ("DELETE", "/v0/schedules/{schedule}"): DELETE,
     ("GET", "/v0/openapi.json"): ANY,
     ("GET", "/v0/docs"): ANY,
     ("GET", "/v0/ws"): ANY,
@@ -98,6 +105,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/seek"): {"to": "tail"},
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/acquire"): {"owner": "o", "lease_ms": 1000},
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/release"): {"generation": 1},
+    ("PUT", "/v0/schedules/{schedule}"): {"topic": "in-topic", "record": {"data": 1}, "every_ms": 1000},
     ("POST", "/v0/watch"): {"topics": {"in-topic": {}}},
     ("PUT", "/v0/routers/{router}"): {"source": "in-source", "dest": "in-dest"},
 }
@@ -196,6 +204,7 @@ def target_of(route: Route, side: str) -> str:
     """The path of a call on something whose name begins like this."""
     query = "?node=n" if route.template.endswith("/work") else ""
     names = {"topic": f"{side}-topic", "router": f"{side}-router", "wid": "wid_x", "stage": "s", "seq": 1}
+    names["schedule"] = f"{side}-schedule"
     return route.template.format(**names, fence="f", consumer="c") + query
 
 
@@ -244,7 +253,7 @@ async def test_who_is_nobody_is_401_but_for_probes(route: Route) -> None:
 async def test_who_has_the_scopes_is_let_in_and_nobody_else(route: Route) -> None:
     gate = make_gate()
     needs = NEEDS[route.method, route.template] or frozenset()
-    named_by_path = "{topic}" in route.template or "{router}" in route.template
+    named_by_path = any(name in route.template for name in ("{topic}", "{router}", "{schedule}"))
     wrong = []
     for scopes, prefix, side in itertools.product(COMBINATIONS, ("", "in-"), ("in", "out")):
         about_all = route.template == "/v0/admin/checkpoint"

@@ -33,6 +33,7 @@ from topics.http.requests import (
     queue_requests,
     read_requests,
     topic_requests,
+    transaction_requests,
     watch_requests,
 )
 from topics.http.routes import RouteTable
@@ -268,6 +269,28 @@ def test_nodes_that_are_left_out_are_few() -> None:
         assert error.detail == {"field": "node", "max": 1000}
 
 
+def test_the_brackets_of_a_transaction_are_counted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once they take 40 ms for each MiB."""
+    steps: list[int] = []
+    count = json_checks.depth_of
+
+    def counted(raw: bytes) -> int:
+        steps.append(len(raw))
+        return count(raw)
+
+    monkeypatch.setattr(json_checks, "depth_of", counted)
+    monkeypatch.setattr(transaction_requests, "depth_of", counted, raising=False)
+    data: list[Any] = [[]] * 50_000
+    member = {"records": [{"data": data}, {"data": data}]}
+    body = json.dumps({"appends": [{"topic": "a", **member}, {"topic": "b", **member}]}).encode()
+    taken = sum(1 for _ in transaction_requests.decode_transaction(body, WIDE))
+    assert not [size for size in steps if size > len(body) // 2]
+    assert taken > len(body) // (256 << 10)
+    deep = b'{"appends":[{"topic":"a","x":' + b"[" * 600 + b"]" * 600 + b'},{"topic":"b"}]}'
+    with pytest.raises(ApiError, match="nesting is deeper"):
+        list(transaction_requests.decode_transaction(deep, WIDE))
+
+
 def test_node_lists_count_until_nobody_holds_them() -> None:
     lists = NodeLists(most=5000)
     nodes = frozenset(f"node-{i}" for i in range(10))
@@ -301,6 +324,23 @@ def test_filters_of_watchers_count_until_nobody_holds_them_and_once_for_all_that
     held.clear()
     gc.collect()
     assert filters.used == 0
+
+
+def test_filters_that_are_only_remembered_make_room() -> None:
+    """Short ones are kept for the next who sends them. Long ones, which are not, would be refused for ever."""
+    filters = KeptFilters(most=1 << 20)
+    count = 0
+    while filters.used + 300_000 < 1 << 20:
+        text = json.dumps(["Or", *(["data", f"/a{place}/b/c", "Eq", count] for place in range(50))])
+        assert len(text) < 2048
+        assert filters.keep(parse_filter(text))
+        count += 1
+        assert count < 256
+    assert filters.used > 500_000
+    held = [parse_filter(many_places(number)) for number in range(10)]
+    room = [one for one in held if filters.keep(one)]
+    assert room
+    assert filters.used == sum(one.memory for one in room)
 
 
 def many_places(number: int) -> str:

@@ -71,7 +71,7 @@ class ConsumedTopics:
             return
         if passed:
             await self._commits.sync_all()
-        if _cursors(topic).keys() != passed.keys() or not await self._deletions.is_ready(topic):
+        if _has_gone_back(topic, passed) or not await self._deletions.is_ready(topic):
             self.note(topic)
             return
         floor = _floor(topic, passed)
@@ -84,6 +84,12 @@ def _cursors(topic: Topic) -> dict[str, int]:
     if topic.fanout is None:
         return {}
     return {forwarder.router.name: forwarder.router.cursor for forwarder in topic.fanout.audience.consumers}
+
+
+def _has_gone_back(topic: Topic, passed: dict[str, int]) -> bool:
+    """Return True if other routers read the topic than those that have `passed`, or one of a name was made again."""
+    cursors = _cursors(topic)
+    return cursors.keys() != passed.keys() or any(cursors[name] < seq for name, seq in passed.items())
 
 
 def _floor(topic: Topic, passed: dict[str, int]) -> int | None:

@@ -2,7 +2,7 @@
 
 A filter of 2.5 KB of text can take 600 KB, for as long as its watcher lives, and there may be 10,000 watchers. So a
 filter is counted until nothing refers to it any more, once for all watchers that share it. Beyond the bound, new ones
-are refused.
+are refused. Filters whose watchers have gone may still be remembered for the next who sends them; these make room.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Final
 
-from topics.filters.record_filter import Filter
+from topics.filters.record_filter import Filter, forget_remembered
 
 MOST_BYTES: Final = 64 << 20
 """Bytes that all filters together may take, by estimate. Beyond that `keep` returns False."""
@@ -29,6 +29,8 @@ class KeptFilters:
         """Count a filter for as long as it is referred to. Return False if there is no room for it."""
         if wanted is None or id(wanted) in self._known:
             return True
+        if self.used + wanted.memory > self.most:
+            forget_remembered()
         if self.used + wanted.memory > self.most:
             return False
         self.used += wanted.memory

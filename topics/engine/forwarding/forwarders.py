@@ -32,7 +32,14 @@ from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
 from topics.engine.forwarding.copy_commits import CopyCommits
 from topics.engine.forwarding.forwarder import DestFull, Forwarder, WorkBeforeStep
-from topics.engine.forwarding.source_columns import BATCH_BYTES, SourceColumns, matching, take_opened, take_raw
+from topics.engine.forwarding.source_columns import (
+    BATCH_BYTES,
+    SourceColumns,
+    matching,
+    piece_of,
+    take_opened,
+    take_raw,
+)
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends, evicts, only_appends
 from topics.engine.operations.schema_checks import usable
@@ -331,18 +338,20 @@ class Forwarders:
             self._announce(forwarder, min(following.last, bound), following.reason)
             return 1
         taken = self._take(forwarder, following.first, min(following.last, bound))
-        chosen = self._choose(forwarder, taken)
-        last = taken.seqs[-1]
+        looked_at, share = piece_of(taken, forwarder.router.config.record_filter)
+        chosen = self._choose(forwarder, taken, looked_at)
+        last = taken.seqs[looked_at - 1]
+        filtering = int(TURN_COST * share)
         if not chosen:
             self._copy_commits.move(forwarder, last)
-            return 1 + len(taken.seqs) // 100
+            return 1 + max(looked_at // 100, filtering)
         fitting = self._fitting(forwarder, taken, chosen)
         if fitting == 0:
             # The record can never fit, so it is skipped, together with the records left out before it.
             self._copy_commits.trim(forwarder, taken.seqs[chosen[0]])
             return 1
         fitting = min(fitting, bisect_right(chosen, taken.seqs[chosen[0]] + BATCH_SPREAD, key=taken.seqs.__getitem__))
-        cost = 1 + TURN_COST * fitting // self._most(forwarder)
+        cost = 1 + max(TURN_COST * fitting // self._most(forwarder), filtering)
         if fitting < len(chosen):
             last = taken.seqs[chosen[fitting]] - 1
             chosen = chosen[:fitting]
@@ -379,10 +388,10 @@ class Forwarders:
         if dest.pending and evicts(dest) and not only_appends(dest):
             raise WorkBeforeStep(partial(_deletions_over, dest))
 
-    def _choose(self, forwarder: Forwarder, taken: SourceColumns) -> Sequence[int]:
-        """Return the indexes of the records that become copies."""
+    def _choose(self, forwarder: Forwarder, taken: SourceColumns, looked_at: int) -> Sequence[int]:
+        """Return the indexes of the records that become copies, among the first `looked_at`."""
         config, dest = forwarder.router.config, forwarder.dest
-        chosen: Sequence[int] = range(len(taken.seqs))
+        chosen: Sequence[int] = range(looked_at)
         if config.filter is not None:
             matches = config.filter.matches
             chosen = [i for i in chosen if matches(taken.tags[i])] if taken.tags is not None else []

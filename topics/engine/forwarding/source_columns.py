@@ -8,11 +8,14 @@ Records are taken once for all the routers of a fan-out that are at the same pla
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from topics.engine.filtered_records import filtered_data
 from topics.engine.loader import OpenedRun
+from topics.engine.record_collector import DECODE_BYTES
 from topics.engine.topic import Topic
 from topics.filters.record_filter import Filter
 from topics.log.block import Block
@@ -77,6 +80,16 @@ class _ColumnRecord:
     @property
     def data(self) -> bytes | None:
         return filtered_data(self._taken.datas[self.i])
+
+
+def piece_of(taken: SourceColumns, wanted: Filter | None) -> tuple[int, float]:
+    """Return how many records, from the first on, a filter is asked about in one step, and how much of a full piece of
+    work that is. All of them, unless it decodes `data` or `meta`: then as many bytes as a read looks at in one step."""
+    if wanted is None or not (wanted.uses_data or wanted.uses_meta):
+        return len(taken.seqs), 0.0
+    ends = list(accumulate(taken.sizes))
+    looked_at = max(1, bisect_right(ends, DECODE_BYTES))
+    return looked_at, ends[looked_at - 1] / DECODE_BYTES
 
 
 def matching(taken: SourceColumns, chosen: Sequence[int], wanted: Filter) -> list[int]:

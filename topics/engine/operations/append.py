@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import trio
@@ -54,6 +54,28 @@ EXPIRE_ALL_MS: Final = 1000
 """If the quota refuses appends, all topics are searched for expired records, at most once in this time (ms)."""
 
 
+class AppendAttachment(Protocol):
+    """Control frames in the batch of an append, and the steps of that append. An append with an attachment is synced,
+    whatever the class."""
+
+    @property
+    def frames(self) -> Sequence[tuple[FrameType, dict[str, Any]]]:
+        """The control frames, which stand behind the records of the append."""
+        ...
+
+    def decide(self, topic: Topic) -> None:
+        """The append gets its seqs in this step, unless this raises."""
+        ...
+
+    def publish(self) -> None:
+        """The append is published."""
+        ...
+
+    def fail(self) -> None:
+        """The append has its seqs, and will not be published. Its frames may be on disk all the same."""
+        ...
+
+
 class _DecidedAppend(NamedTuple):
     """An append that has its seqs. It does not change any more."""
 
@@ -71,6 +93,7 @@ class _DecidedAppend(NamedTuple):
     key: str | None
     fence: Fence | None
     """The fence that the append raises, None for none."""
+    attachment: AppendAttachment | None
 
 
 class Appends:
@@ -104,17 +127,23 @@ class Appends:
         self._expired_all_ms: int | None = None
 
     async def append(
-        self, name: str, request: AppendRequest, perf: Performance, *, check_schema: bool = True
+        self,
+        name: str,
+        request: AppendRequest,
+        perf: Performance,
+        *,
+        check_schema: bool = True,
+        attachment: AppendAttachment | None = None,
     ) -> AppendResult:
         """Append a checked batch to the topic of a name; returns at its commit point. With `check_schema` the records
-        must not break the schema of the topic.
+        must not break the schema of the topic. `attachment` decides in the step in which seqs are assigned.
 
         Raises the `ApiError`s of `docs/spec/api.md` section 4. Cancelling before seqs are assigned leaves nothing;
         after that the batch is committed all the same and only the answer is lost.
         """
         config = self.inline_config(name, request)
         find, make = partial(self._registry.topics.get, name), partial(self.create, name, request, config)
-        return await self.append_to(find, make, request, perf, check_schema=check_schema)
+        return await self.append_to(find, make, request, perf, check_schema=check_schema, attachment=attachment)
 
     async def append_to(
         self,
@@ -124,6 +153,7 @@ class Appends:
         perf: Performance,
         *,
         check_schema: bool = True,
+        attachment: AppendAttachment | None = None,
     ) -> AppendResult:
         """Append to the topic that `find` returns. If it returns None, call `make`, which makes the topic, or waits for
         the task that is making it, and returns True if it made one that clients know. Otherwise like `append`."""
@@ -190,8 +220,11 @@ class Appends:
             self._keys.check_room()
         if waited:
             perf.throttle_wait_ms = waited
+        if attachment is not None:
+            attachment.decide(topic)
         fence = raise_fence(topic, conditions) if conditions is not None else None
-        commit = self._commit(topic, batch, key, fence, large if large is not None and large.fits(topic) else None)
+        large = large if large is not None and large.fits(topic) else None
+        commit = self._commit(topic, batch, key, fence, large, attachment)
         first_seq, last_seq = await commit.answer()
         time_commit(commit, perf)
         return _answer(topic, first_seq, last_seq, created=created)
@@ -331,9 +364,10 @@ class Appends:
         key: str | None,
         fence: Fence | None = None,
         large: LargeBatch | None = None,
+        attachment: AppendAttachment | None = None,
     ) -> Commit:
         """Assign seqs and times, build frames and blocks, queue them: one step of the loop. `fence`: it was raised in
-        this step. `large`: the batch, encoded for these seqs up to the last piece."""
+        this step. `large`: the batch, encoded for these seqs up to the last piece. `attachment` has decided."""
         count = len(batch.datas)
         if large is not None:
             ts = topic.last_ts = large.ts
@@ -343,6 +377,8 @@ class Appends:
         first_seq = topic.assigned + 1
         last_seq = topic.assigned = topic.assigned + count
         commit_point = self._ceilings.commit_point(topic, last_seq, ts)
+        if attachment is not None:
+            commit_point = CommitPoint.SYNCED
         watermark = self.decided_watermark(topic, batch.sizes)
         if topic.ephemeral:
             frame_count = 0
@@ -352,6 +388,8 @@ class Appends:
             tail = _tail(topic, key, first_seq, count, watermark, at)
             if fence is not None:
                 tail.append(fence_frame(fence))
+            if attachment is not None:
+                tail += attachment.frames
             frame_count = count + len(tail)
             if large is not None:
                 appended = large.frames(closes_batch=not tail)
@@ -364,7 +402,7 @@ class Appends:
             names = batch.nodes, batch.tags
             blocks = encode_blocks(first_seq, ts, batch.datas, *names, batch.metas, pinned=topic.ephemeral)
         decided = _DecidedAppend(
-            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence
+            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence, attachment
         )
         commit = Commit(
             topic,
@@ -384,6 +422,8 @@ class Appends:
             commit.foreseen = Foreseen(batch.tags, watermark)
         if key is not None:
             self._keys.begin(commit, key)
+        if attachment is not None:
+            commit.on_fail = attachment.fail
         self._commits.send(commit)
         return commit
 
@@ -415,12 +455,14 @@ class Appends:
 
     def _publish(self, decided: _DecidedAppend, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Returns its first and last seq."""
-        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence = decided
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence, attachment = decided
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
         if key is not None:
             self._keys.remember(topic, key, first_seq, commit.records, at)
         if fence is not None:
             publish_fence(topic, fence)
+        if attachment is not None:
+            attachment.publish()
         self._registry.account(topic)
         return first_seq, last_seq
 

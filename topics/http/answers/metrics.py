@@ -37,6 +37,7 @@ def families(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metri
     yield from _of_topics(figures)
     yield from _of_routers(figures)
     yield from _of_consumers(figures)
+    yield from _of_schedules(figures)
     yield from _of_wal(figures)
     yield from _of_delivery(figures.delivery)
     yield from _of_requests(figures, requests)
@@ -183,6 +184,17 @@ def _of_consumers(figures: EngineFigures) -> Iterator[Metric]:
     )
     yield _gauge(
         "consumer_metrics_truncated", "Whether there are consumers without figures", int(figures.consumers_truncated)
+    )
+
+
+def _of_schedules(figures: EngineFigures) -> Iterator[Metric]:
+    schedules = figures.schedules
+    yield _gauge("schedules", "Schedules", schedules.schedules)
+    yield _gauge("schedules_failing", "Schedules whose last firing was refused or is in doubt", schedules.failing)
+    yield _counter("schedule_firings", "Records that schedules have appended", (), [((), schedules.fired)])
+    yield _counter("schedule_refusals", "Attempts to fire that were refused", (), [((), schedules.refused)])
+    yield _counter(
+        "schedule_missed", "Times of schedules that came and will not be fired", (), [((), schedules.missed)]
     )
 
 

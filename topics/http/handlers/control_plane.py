@@ -226,14 +226,17 @@ class ControlPlane:
 
     def _check_ends(self, router: str, patch: RouterPatch | None = None) -> None:
         """Check that the key covers the source and the target of a router, the present ones and those of `patch`.
-        Raises `403 forbidden`."""
+        Raises `403 forbidden`, which names only what the request names."""
         grant = _call().grant
         if patch is not None:
             for field, name in (("source", patch.source), ("dest", patch.dest)):
                 if isinstance(name, str):
                     grant.check_name(check_topic_name(name, field), field)
+        if not self._is_visible(router):
+            message = f"router: the source or the dest of {router!r} has none of the key's prefixes"
+            raise ApiError("forbidden", message, detail={"router": router})
         for field, name in zip(("source", "dest"), self._engine.routers.ends(router) or (), strict=False):
-            grant.check_name(name, field)
+            grant.check_name(name, field)  # the key must cover them as long as the call lasts
 
     def _hide_names(self, detail: dict[str, Any]) -> None:
         """Remove names from the `detail` of an error that the key of the call does not cover."""

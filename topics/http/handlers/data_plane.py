@@ -27,6 +27,7 @@ from topics.http.grants import Grant
 from topics.http.handlers.consumers import ConsumerHandlers
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.raw_bytes import RawBytes
+from topics.http.handlers.schedules import ScheduleHandlers
 from topics.http.handlers.stages import Stages
 from topics.http.handlers.states import States
 from topics.http.handlers.streams import Streams
@@ -54,6 +55,7 @@ class DataPlane:
         streams = Streams(engine)
         queues = Queues(engine)
         consumers = ConsumerHandlers(engine)
+        schedules = ScheduleHandlers(engine)
         self._stages = Stages(engine)
         self._raw_bytes = RawBytes(engine, self._stages)
         self.handlers: Mapping[str, Handler] = {
@@ -82,6 +84,13 @@ class DataPlane:
             "seek_consumer": consumers.seek,
             "acquire_consumer": consumers.acquire,
             "release_consumer": consumers.release,
+            "put_schedule": schedules.put,
+            "get_schedule": schedules.get,
+            "list_schedules": schedules.page,
+            "delete_schedule": schedules.delete,
+            "run_schedule": schedules.run,
+            "pause_schedule": schedules.pause,
+            "resume_schedule": schedules.resume,
             "get_topic": states.get_topic,
             "health": states.health,
             "healthz": states.health,

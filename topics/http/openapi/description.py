@@ -24,6 +24,7 @@ from topics.http.requests import (
     queue_requests,
     raw_appends,
     read_requests,
+    schedule_requests,
     topic_requests,
     transaction_requests,
     watch_requests,
@@ -45,9 +46,10 @@ RECORDS: Final = "Records"
 LIVE: Final = "Live delivery"
 CONSUMERS: Final = "Consumers"
 QUEUES: Final = "Queues"
+SCHEDULES: Final = "Schedules"
 ROUTERS: Final = "Routers"
 DAEMON: Final = "The daemon"
-GROUPS: Final = (TOPICS, RECORDS, LIVE, CONSUMERS, QUEUES, ROUTERS, DAEMON)
+GROUPS: Final = (TOPICS, RECORDS, LIVE, CONSUMERS, QUEUES, SCHEDULES, ROUTERS, DAEMON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -675,6 +677,77 @@ _OPERATIONS |= {
         "This description, for people",
         "One page, without scripts and without resources of other hosts.",
         {200: Answer("The page.", {HTML: None})},
+    ),
+}
+
+_SCHEDULE_CODES: Final = ("schedule_not_found",)
+
+_OPERATIONS |= {
+    "put_schedule": Operation(
+        SCHEDULES,
+        "Create or change a schedule",
+        "The daemon appends `record` to `topic` at the times of `cron` in `time_zone`, or every `every_ms` after the "
+        "creation. A field that is not in the body has its default; only `paused` stays as it is. The topic is made at "
+        "the first firing, and whenever it is missing. Unknown fields are refused.",
+        {
+            200: Answer("The schedule existed. The answer has its present state.", {JSON: answer_types.ScheduleAnswer}),
+            201: Answer("The schedule was created.", {JSON: answer_types.ScheduleAnswer}),
+        },
+        body=JsonBody(
+            schedule_requests.PutScheduleBody,
+            {"topic": "jobs", "record": {"data": {"report": "daily"}}, "cron": "0 3 * * *"},
+        ),
+        codes=("forbidden", "record_too_large", "topic_exists_incompatible", *_WRITES),
+    ),
+    "get_schedule": Operation(
+        SCHEDULES,
+        "State of a schedule",
+        "Its definition, when it fired last and when it fires next.",
+        _ok(answer_types.ScheduleAnswer, "The present state."),
+        codes=("forbidden", *_SCHEDULE_CODES),
+    ),
+    "list_schedules": Operation(
+        SCHEDULES,
+        "List schedules",
+        "In the order of their names; those that the key covers with name and topic.",
+        _ok(answer_types.ScheduleListAnswer, "A page of the list."),
+        parameters=(_PREFIX, *_PAGE),
+    ),
+    "delete_schedule": Operation(
+        SCHEDULES,
+        "Delete a schedule",
+        "Its topic stays. Deleting a schedule that does not exist is no failure.",
+        _ok(answer_types.ScheduleDeletedAnswer),
+        codes=("forbidden", *_WRITES),
+    ),
+    "run_schedule": Operation(
+        SCHEDULES,
+        "Run a schedule now",
+        "Appends its record now, synced, also if it is paused. Its times stay as they are.",
+        _ok(answer_types.ScheduleRunAnswer, "The record is on disk."),
+        codes=(
+            "forbidden",
+            *_SCHEDULE_CODES,
+            "topic_exists_incompatible",
+            "record_too_large",
+            "topic_full",
+            "schema_violation",
+            *_WRITES,
+        ),
+    ),
+    "pause_schedule": Operation(
+        SCHEDULES,
+        "Pause a schedule",
+        "It fires nothing until it is resumed. A repeat changes nothing.",
+        _ok(answer_types.ScheduleAnswer, "The present state."),
+        codes=("forbidden", *_SCHEDULE_CODES, *_WRITES),
+    ),
+    "resume_schedule": Operation(
+        SCHEDULES,
+        "Resume a schedule",
+        "It fires again from now on. What was due while it was paused is not made up for. A repeat changes nothing.",
+        _ok(answer_types.ScheduleAnswer, "The present state."),
+        codes=("forbidden", *_SCHEDULE_CODES, *_WRITES),
     ),
 }
 

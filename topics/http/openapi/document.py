@@ -77,6 +77,11 @@ _PATH_PARAMETERS: Final[Mapping[str, Json]] = {
         "schema": {"type": "string", **TOPIC},
         "example": "billing",
     },
+    "schedule": {
+        "description": "Name of a schedule.",
+        "schema": {"type": "string", **TOPIC},
+        "example": "nightly",
+    },
     "wid": {
         "description": "Name of a watch session.",
         "schema": {"type": "string", "minLength": 1},

@@ -23,6 +23,7 @@ from topics.http.requests import (
     queue_requests,
     raw_appends,
     read_requests,
+    schedule_requests,
     topic_requests,
     transaction_requests,
     watch_requests,
@@ -40,6 +41,8 @@ from topics.model import (
     RecordIn,
     RouterPatch,
     RouterState,
+    ScheduleError,
+    ScheduleState,
     Tombstone,
     TopicConfig,
     TopicConfigPatch,
@@ -49,6 +52,7 @@ from topics.model import (
     WatchStart,
 )
 from topics.runtime.instant import MAX_AHEAD_MS
+from topics.schedules.timetable import MAX_CRON
 
 
 class Fact(NamedTuple):
@@ -128,6 +132,7 @@ _ANYWHERE: Final[Mapping[str, Fact]] = {
     "stage": Fact("Name of the stage.", TOPIC),
     "fence": Fact("Name of the fence.", NOT_EMPTY),
     "consumer": Fact("Name of the consumer.", TOPIC),
+    "schedule": Fact("Name of the schedule.", TOPIC),
     "committed_seq": _seq("The consumer has finished everything up to this seq."),
     "epoch": _seq("Identifies this instance of the topic, as opposed to earlier ones of the same name."),
     "head_seq": _seq("The last seq that was assigned; 0 if nothing was ever written."),
@@ -452,6 +457,43 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "lease_ms": _clamped("How long nobody else may acquire it.", MIN_LEASE_MS, MAX_LEASE_MS),
     },
     consumer_requests.ReleaseBody: {"generation": _seq("The generation that ends.")},
+    ScheduleState: {
+        "topic": Fact("Where it appends.", TOPIC),
+        "record": Fact("What it appends, as in an append."),
+        "cron": Fact("Minute, hour, day of month, month, day of week; null with `every_ms`."),
+        "every_ms": Fact("Milliseconds between two firings; null with `cron`."),
+        "time_zone": Fact("In which `cron` counts."),
+        "catch_up": Fact("Which firings that were missed are made up for: `none`, `one`, or `all` (at most 1000)."),
+        "paused": Fact("True if it fires nothing."),
+        "created_ts": _seq("When it was created, in ms since the epoch."),
+        "next_ts": Fact("When it fires next, in ms since the epoch; in the past if that is late; null for never."),
+        "last_ts": Fact("The time that it has fired for last, in ms since the epoch; null if none."),
+        "last_error": Fact("Why the last firing was refused, since the last start; null if it was not."),
+    },
+    ScheduleError: {
+        "code": Fact("As an append is refused."),
+        "message": Fact("The reason."),
+    },
+    schedule_requests.PutScheduleBody: {
+        "topic": Fact("Where to append. Not `ephemeral`.", TOPIC),
+        "record": Fact("What to append, as in an append."),
+        "cron": Fact(
+            "Minute, hour, day of month, month, day of week. Exactly one of `cron` and `every_ms` is given.",
+            {"maxLength": MAX_CRON},
+        ),
+        "every_ms": Fact(
+            "Milliseconds between two firings, from the creation.",
+            {"minimum": schedule_requests.MIN_EVERY_MS, "maximum": schedule_requests.MAX_EVERY_MS},
+        ),
+        "time_zone": Fact("In which `cron` counts: a name such as `Europe/Berlin`."),
+        "catch_up": Fact(
+            "Which firings that were missed are made up for: `none`; `one` for all of them; `all`, at most 1000."
+        ),
+        "paused": Fact("Fire nothing. Absent: as it is, and false on creation."),
+    },
+    answer_types.ScheduleListAnswer: {"schedules": Fact("In the order of their names.")},
+    answer_types.ScheduleDeletedAnswer: {"deleted": Fact("False if there was no such schedule.")},
+    answer_types.ScheduleRunAnswer: {"seq": _seq("Of the record.")},
     answer_types.ConsumerListAnswer: {"consumers": Fact("In the order of their names.")},
     answer_types.ConsumerDeletedAnswer: {"deleted": Fact("False if there was no such consumer.")},
     answer_types.AcquiredAnswer: {
@@ -625,6 +667,7 @@ _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
     answer_types.RouterAnswer,
     answer_types.ConsumerAnswer,
     answer_types.ConsumerMovedAnswer,
+    answer_types.ScheduleAnswer,
 )
 DESCRIBED: Final[Mapping[str, type[Struct]]] = {kind.__name__: kind for kind in (*_BY_TYPE, *_OF_DERIVED)}
 """The types by their names in the description."""

@@ -16,7 +16,7 @@ from topics.config import Settings
 from topics.errors import ApiError, invalid, placed
 from topics.http.requests import append_requests
 from topics.http.requests.condition_requests import ConditionFields, refuse_members
-from topics.http.requests.json_checks import MAX_DEPTH, check_utf8, decode_json, depth_of, too_deep
+from topics.http.requests.json_checks import MAX_DEPTH, check_utf8_in_steps, decode_json, depth_in_steps, too_deep
 from topics.log.names import check_topic_name
 from topics.model import AppendRequest, RecordIn, TopicConfigPatch, TransactionRequest
 
@@ -73,18 +73,21 @@ def decode_transaction(
     """
     if not raw:
         raise invalid("appends", "is required")
-    check_utf8(raw)
+    yield from check_utf8_in_steps(raw)
     yield
     body = decode_json(_body, raw)
+    yield
     refuse_members(raw)
     yield
-    if depth_of(raw) > MAX_DEPTH + _AROUND_DATA:
+    if (yield from depth_in_steps(raw)) > MAX_DEPTH + _AROUND_DATA:
         raise too_deep("body")
-    yield
     count = len(body.appends)
     if not MIN_TOPICS <= count <= MAX_TOPICS:
         raise invalid("appends", f"{count} topics, a transaction has {MIN_TOPICS} to {MAX_TOPICS}", max=MAX_TOPICS)
-    topics = [_topic_of(bytes(member), i) for i, member in enumerate(body.appends)]
+    topics = []
+    for i, member in enumerate(body.appends):
+        topics.append(_topic_of(bytes(member), i))
+        yield
     if len(set(topics)) < count:
         raise invalid("appends", "names a topic twice")
     appends: list[AppendRequest] = []

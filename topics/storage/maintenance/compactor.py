@@ -32,7 +32,7 @@ from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.maintenance.segment_growth import RecordsDamaged
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.topic_segments import Segment, SegmentSet
-from topics.storage.snapshots.snapshot import KEPT, Snapshot, snapshot_numbers, write_reserve, write_snapshot
+from topics.storage.snapshots.snapshot import KEPT, Snapshot, dump_rows, snapshot_numbers, write_reserve, write_snapshot
 from topics.storage.store import ReplayStart, Store
 from topics.storage.wal.batches import ControlBatch, MaintenanceBatch
 from topics.storage.wal.frames import FrameType, encode_control
@@ -100,6 +100,8 @@ class Compactor:
         self._offload = offload
         self._lock = trio.Lock()
         self._wake = trio.Event()
+        self._schedules_stored = source.schedules.version
+        """Which schedules the newest snapshot has."""
         self._kept: list[list[ReplayStart]] = []
         """Where the replay of each snapshot on disk begins, oldest first, as far as this process knows."""
         self._reserve: list[ReplayStart] | None = None
@@ -131,7 +133,8 @@ class Compactor:
                 with trio.move_on_after(self._settings.checkpoint_ms / 1000):
                     await self._wake.wait()
                 self._wake = trio.Event()
-                if self._source.changed or self._hold is not self._lasting:
+                schedules_changed = self._source.schedules.version != self._schedules_stored
+                if self._source.changed or schedules_changed or self._hold is not self._lasting:
                     await self.try_checkpoint()
 
     async def _watch_rotations(self, writer: ShardWriter) -> None:
@@ -325,6 +328,8 @@ class Compactor:
         then. A topic that has neither is younger than that, and all of it is in the log.
         """
         number = self._store.next_snapshot_number()
+        version = self._source.schedules.version
+        schedules, firings = self._source.schedules.dump(dump_rows)
         snapshot = Snapshot(
             number=number,
             shards=len(starts),
@@ -332,12 +337,15 @@ class Compactor:
             clock=self._source.now_ms(),
             positions={i: [*start.position, start.frames] for i, start in enumerate(starts)},
             topics=[part for topic in self._source.by_id.values() if (part := topic.on_disk.newest_part) is not None],
+            schedules=schedules,
+            firings=firings,
             new_layout=new_layout,
             boot_id=self._store.boot_id,
             identity=self._store.identity,
         )
         write = partial(write_snapshot, self._fs, self._store.datadir, snapshot, named.snapshots)
         size = await self._offload.run(Pool.FILES, write)
+        self._schedules_stored = version
         await self._offload.run(Pool.FILES, self._store.write_clock_mark)
         self._kept = [*(self._kept or [self._store.recovered_starts()])[-1:], list(starts)]
         return CheckpointResult(number, {i: list(start.position) for i, start in enumerate(starts)}, size)

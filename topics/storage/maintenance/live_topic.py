@@ -14,6 +14,7 @@ import trio
 
 from topics.log.copies import CopyTable
 from topics.runtime.instant import Instant
+from topics.schedules.schedules import Schedules
 from topics.storage.cache.span_loader import SpanOwner
 from topics.storage.snapshots.disk_state import DiskState
 from topics.storage.snapshots.queue_dump import FrozenQueue
@@ -75,6 +76,8 @@ class TopicSource(Protocol):
 
     by_id: dict[int, Any]
     next_topic_id: int
+
+    schedules: Schedules
 
     @property
     def changed(self) -> set[Any]:

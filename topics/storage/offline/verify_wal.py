@@ -25,6 +25,7 @@ from topics.consumers import consumer_events
 from topics.log.stages import CommitKeys
 from topics.queue.lease_events import event_from_wire
 from topics.routing.router_state import Router
+from topics.schedules.schedule_events import schedule_event_from_wire
 from topics.storage.files.datadir import wal_path
 from topics.storage.files.fs import WINDOW_BYTES, File, Fs
 from topics.storage.offline.finding import MAX_PER_FILE, SECTOR, Finding
@@ -447,6 +448,8 @@ class LogCheck:
             event_from_wire(payload, NO_LEASES_RUN)
         elif kind == FrameType.CONSUMER:
             consumer_events.event_from_wire(payload, frame.ts)
+        elif kind == FrameType.SCHEDULE:
+            schedule_event_from_wire(payload)
         elif kind == FrameType.ROUTER_DELETE:
             self._cursors.delete(frame.topic_id, payload["name"])
         elif kind == FrameType.STAGE:

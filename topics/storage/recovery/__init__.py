@@ -9,6 +9,7 @@ frame_batches         the frames of one file, as whole batches
 topic_catalog         which topics exist, and which one a batch is about
 topic_replay          what frames do to their topic
 transaction_replay    transactions: which count, and what is kept back until that is known
+schedule_replay       definitions and firings of schedules
 copy_replay           copies, origins and routers
 replay_clock          the two clocks, and leases as of one moment
 log_end               where a shard's log ends: a torn end, or damage

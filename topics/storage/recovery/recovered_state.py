@@ -29,6 +29,7 @@ from topics.queue.leases import Leases
 from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
 from topics.runtime.instant import Instant
+from topics.schedules.schedules import Schedules
 from topics.storage.files.datadir import DataDir, DataDirError, discover_shards, segment_name
 from topics.storage.files.fs import Fs
 from topics.storage.segments.segment_reader import SegmentTiers, load_columns, nothing_of
@@ -436,6 +437,7 @@ class RecoveredState(NamedTuple):
     """Ids of topics, deleted ones among them, with segments that copies point to."""
     missing: dict[int, list[LostRun]]
     """Copies whose bytes are missing, by topic id. Replay has made holes of them already."""
+    schedules: Schedules
     decisions: Sequence[TransactionDecision] = ()
     """The decisions about transactions that were in doubt."""
 

@@ -53,6 +53,7 @@ from topics.storage.recovery.recovered_state import (
     understood,
 )
 from topics.storage.recovery.replay_clock import ReplayClock
+from topics.storage.recovery.schedule_replay import ScheduleReplay
 from topics.storage.recovery.shard_replay import ReplayTools, ShardReplay
 from topics.storage.recovery.stored_parts import StoredParts
 from topics.storage.recovery.substitute_snapshot import stand_in
@@ -153,6 +154,7 @@ class _Replay:
         """The heads of the topics in the snapshot, by id."""
         frames = TopicReplay(self._topics, clock, self._columns, self._copies)
         self._transactions = TransactionReplay(frames.apply, frames.undo, outcomes)
+        self._schedules = ScheduleReplay(self._topics)
         if base.snapshot is not None:
             try:
                 self._load(base.snapshot)
@@ -166,6 +168,7 @@ class _Replay:
         clock.retention = snapshot.clock
         self._starts = {shard: ReplayPosition(*position) for shard, position in snapshot.positions.items()}
         topics.load(snapshot.topics)
+        self._schedules.load(snapshot.schedules, snapshot.firings)
         self._stored_heads = {topic.id: topic.log.head_seq for topic in topics.by_id.values()}
 
     @property
@@ -190,6 +193,7 @@ class _Replay:
             self._columns,
             topics,
             transactions=self._transactions,
+            schedules=self._schedules,
             ends=LogEnds(fs, self._files, topics.by_id, owner, file_bytes),
             shard_of=owner,
         )
@@ -221,6 +225,7 @@ class _Replay:
         topics, shards = self._topics, self._shards
         topics.check_files(self._datadir)
         topics.drop_superseded()
+        self._schedules.schedules.settle()
         self._columns.settle(topics.by_id)
         numbers = snapshot_numbers(self._fs, self._datadir)
         by_number = {shard.shard: shard for shard in shards}
@@ -249,4 +254,5 @@ class _Replay:
             copied_topics=copied_topics(topics.by_id.values(), self._files),
             missing=missing,
             decisions=self._transactions.decisions,
+            schedules=self._schedules.schedules,
         )

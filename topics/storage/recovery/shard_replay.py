@@ -29,6 +29,7 @@ from topics.storage.recovery.recovered_state import (
     RecoveredTopic,
 )
 from topics.storage.recovery.replay_clock import ReplayClock
+from topics.storage.recovery.schedule_replay import ScheduleReplay
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.recovery.transaction_replay import TransactionReplay
 from topics.storage.snapshots.snapshot import ReplayPosition, Snapshot
@@ -54,6 +55,7 @@ class ReplayTools(NamedTuple):
     columns: ColumnLoader
     topics: TopicCatalog
     transactions: TransactionReplay
+    schedules: ScheduleReplay
     ends: LogEnds
     shard_of: Callable[[int], int]
     """Returns the shard of a topic id."""
@@ -174,6 +176,7 @@ class ShardReplay:
             self._apply_to_shard(file, batch.first, batch.extras[first[0]])
             return
         transactions.note(batch)
+        self._tools.schedules.note(batch)
         topic = topics.of_batch(batch)
         if topic is None:
             return
@@ -201,6 +204,8 @@ class ShardReplay:
             shard.bare_fillers = [one for one in shard.bare_fillers if one.place.ordinal != file.ordinal]
         elif frame.type == FrameType.CLEAN_STOP:
             self._tools.clock.note_write(payload["clock"])
+        elif frame.type == FrameType.SCHEDULE:
+            self._tools.schedules.apply(payload)
         elif frame.type == FrameType.SHARD_OPEN:
             if "boot" not in payload and "failed" not in payload:
                 # A file that had lost its end and is not the last: frames behind the filler are lost as well.

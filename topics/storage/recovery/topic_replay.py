@@ -83,6 +83,7 @@ class TopicReplay:
             FrameType.CONSUMER: self._change_consumer,
             FrameType.TRANSACTION: self._remember_transaction,
             FrameType.TRANSACTION_DECISION: _nothing,  # `transaction_replay` has taken note
+            FrameType.SCHEDULE: _nothing,  # and `schedule_replay`
         }
 
     def apply(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:

@@ -56,6 +56,10 @@ class Snapshot(msgspec.Struct, kw_only=True):
     """Shard to `ReplayPosition`. Everything before it is synced, and in this snapshot."""
     topics: list[bytes]
     """`TopicPart`s."""
+    schedules: list[bytes] = []
+    """Definitions of schedules (`Schedules.dump`)."""
+    firings: list[int] = []
+    """The last firings of schedules: id and time (epoch ms), one after the other."""
     new_layout: bool = False
     """True in the first snapshots of another shard count: files of the old layout may still exist."""
     boot_id: str = ""

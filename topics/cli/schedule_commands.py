@@ -1,0 +1,217 @@
+"""`topics schedule ls|show|create|rm|run|pause|resume` (`docs/spec/consumers.md` section 5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from topics.cli.app import CommandOptions, client_options, connect, examples
+from topics.cli.failures import EXIT_NOT_FOUND, CommandFailure, for_each
+from topics.cli.output import (
+    Column,
+    confirm,
+    duration,
+    json_results,
+    moment,
+    print_facts,
+    print_json,
+    print_line,
+    print_table,
+    printable,
+)
+from topics.cli.values import Duration
+
+if TYPE_CHECKING:
+    from topics.client.results import ScheduleState
+
+name_argument: Final = click.argument("name", metavar="SCHEDULE")
+names_argument: Final = click.argument("names", nargs=-1, required=True, metavar="SCHEDULE...")
+
+
+@click.group(epilog=examples("topics schedule ls", "topics schedule run nightly"))
+@client_options
+def schedule() -> None:
+    """Schedules: records that the daemon appends by the clock."""
+
+
+@schedule.command(epilog=examples("topics schedule ls", "topics schedule ls --prefix report --json"))
+@click.option("--prefix", default="", metavar="TEXT", help="Only schedules whose names begin with this.")
+@client_options
+@click.pass_obj
+def ls(options: CommandOptions, prefix: str) -> None:
+    """List schedules, in the order of names. Times are UTC."""
+    with connect(options) as client:
+        found = list(client.all_schedules(prefix=prefix))
+    if options.as_json:
+        print_json({"schedules": found})
+        return
+    columns = [Column("schedule"), Column("topic"), Column("when"), Column("next"), Column("last"), Column("state")]
+    rows = (
+        [one.schedule, one.topic, printable(_when(one)), moment(one.next_ts), moment(one.last_ts), _state(one)]
+        for one in found
+    )
+    print_table(columns, rows)
+
+
+def _when(one: ScheduleState) -> str:
+    if one.every_ms is not None:
+        return f"every {duration(one.every_ms)}"
+    return f"{one.cron} {one.time_zone}"
+
+
+def _state(one: ScheduleState) -> str:
+    if one.paused:
+        return "paused"
+    return "ok" if one.last_error is None else one.last_error.code
+
+
+@schedule.command(epilog=examples("topics schedule show nightly"))
+@name_argument
+@client_options
+@click.pass_obj
+def show(options: CommandOptions, name: str) -> None:
+    """Show a schedule: what it appends, when it has fired and when it fires next. Times are UTC."""
+    with connect(options) as client:
+        found = client.schedule(name)
+    if options.as_json:
+        print_json(found)
+    else:
+        print_facts(_facts(found))
+
+
+def _facts(found: ScheduleState) -> Iterator[tuple[str, str]]:
+    yield "schedule", found.schedule
+    yield "topic", found.topic
+    yield "record", printable(json.dumps(found.record, ensure_ascii=False))
+    yield "when", printable(_when(found))
+    yield "catch up", found.catch_up
+    yield "state", _state(found)
+    yield "next", moment(found.next_ts)
+    yield "last", moment(found.last_ts)
+    yield "created", moment(found.created_ts)
+    if found.last_error is not None:
+        yield "refused", printable(found.last_error.message)
+
+
+def _data(_ctx: click.Context, _param: click.Parameter, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise click.BadParameter('it must be JSON, such as \'{"report": "daily"}\'.') from None
+
+
+@schedule.command(
+    epilog=examples(
+        """topics schedule create nightly jobs '{"report": "daily"}' --cron '0 3 * * *' --zone Europe/Berlin""",
+        "topics schedule create poll jobs '{}' --every 30s --catch-up one",
+    )
+)
+@name_argument
+@click.argument("topic")
+@click.argument("data", callback=_data)
+@click.option("--cron", metavar="TEXT", help="Minute, hour, day of month, month, day of week.")
+@click.option("--every", "every_ms", type=Duration(least=100), help="So long between two records, from the creation.")
+@click.option("--zone", default="UTC", show_default=True, metavar="NAME", help="The time zone of --cron.")
+@click.option(
+    "--catch-up",
+    type=click.Choice(["none", "one", "all"]),
+    default="none",
+    show_default=True,
+    help="Which of the times that were missed are made up for; of all at most 1000.",
+)
+@click.option("--paused/--not-paused", default=None, help="Fire nothing, or fire.  [as it is; a new one fires]")
+@click.option("--tag", metavar="TEXT", help="The tag of the record.")
+@client_options
+@click.pass_obj
+def create(
+    options: CommandOptions,
+    /,
+    name: str,
+    topic: str,
+    data: Any,
+    cron: str | None,
+    every_ms: int | None,
+    zone: str,
+    catch_up: Any,
+    paused: bool | None,
+    tag: str | None,
+) -> None:
+    """Create a schedule, which appends DATA (JSON) to a topic, or change it.
+
+    The topic is created at the first firing if it is missing.
+    """
+    if (cron is None) == (every_ms is None):
+        raise click.UsageError("Give exactly one of --cron and --every.")
+    with connect(options) as client:
+        done = client.create_schedule(
+            name, topic, data, cron=cron, every_ms=every_ms, time_zone=zone, catch_up=catch_up, paused=paused, tag=tag
+        )
+    _print_done(options, done)
+
+
+def _print_done(options: CommandOptions, done: ScheduleState) -> None:
+    if options.as_json:
+        print_json(done)
+    else:
+        print_line(f"{done.schedule}: " + ("paused" if done.paused else f"next {moment(done.next_ts)}"))
+
+
+@schedule.command(epilog=examples("topics schedule run nightly"))
+@name_argument
+@client_options
+@click.pass_obj
+def run(options: CommandOptions, name: str) -> None:
+    """Append the record of a schedule now, paused or not. Its times stay as they are."""
+    with connect(options) as client:
+        done = client.run_schedule(name)
+    if options.as_json:
+        print_json(done)
+    else:
+        print_line(f"{done.schedule}: record {done.seq} of {done.topic}")
+
+
+@schedule.command(epilog=examples("topics schedule pause nightly"))
+@name_argument
+@client_options
+@click.pass_obj
+def pause(options: CommandOptions, name: str) -> None:
+    """Let a schedule fire nothing."""
+    with connect(options) as client:
+        _print_done(options, client.pause_schedule(name))
+
+
+@schedule.command(epilog=examples("topics schedule resume nightly"))
+@name_argument
+@client_options
+@click.pass_obj
+def resume(options: CommandOptions, name: str) -> None:
+    """Let a schedule fire again. What was due while it was paused is not made up for."""
+    with connect(options) as client:
+        _print_done(options, client.resume_schedule(name))
+
+
+@schedule.command(epilog=examples("topics schedule rm nightly"))
+@names_argument
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@client_options
+@click.pass_obj
+def rm(options: CommandOptions, names: tuple[str, ...], yes: bool) -> None:
+    """Delete schedules; their topics stay.
+
+    On a terminal it asks first. A missing schedule is a failure (exit code 3).
+    """
+    confirm(f"Delete {'schedule' if len(names) == 1 else 'schedules'} {', '.join(names)}?", yes=yes)
+    with connect(options) as client, json_results(as_json=options.as_json, many=len(names) > 1) as removed:
+
+        def one(name: str) -> None:
+            done = client.delete_schedule(name)
+            removed.append(done)
+            if not done.deleted:
+                raise CommandFailure(f"there is no schedule {name!r}", EXIT_NOT_FOUND)
+            if not options.as_json:
+                print_line(f"{printable(name)}: deleted")
+
+        for_each(names, one)
