@@ -14,6 +14,7 @@ from topics.model import (
     ConsumerState,
     MovedConsumer,
     Performance,
+    QueueState,
     RouterState,
     ScheduleState,
     Tombstone,
@@ -311,6 +312,7 @@ class ClaimAnswer(Struct, kw_only=True):
     claimed: list[ClaimedJob]
     count: int
     ready: int
+    paused: bool | UnsetType = UNSET
     performance: Performance
 
 
@@ -333,6 +335,14 @@ class NackAnswer(Struct, kw_only=True):
     skipped: list[int]
     ready: int
     in_flight: int
+    performance: Performance
+
+
+class PauseAnswer(Struct, kw_only=True):
+    """The answer to a pause of a queue, and to its end."""
+
+    topic: str
+    queue: QueueState
     performance: Performance
 
 

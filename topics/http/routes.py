@@ -107,6 +107,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("ack", "POST", "/v0/topics/{topic}/ack", _DATA, WRITE, _JSON),
     Route("nack", "POST", "/v0/topics/{topic}/nack", _DATA, WRITE, _JSON),
     Route("extend", "POST", "/v0/topics/{topic}/extend", _DATA, WRITE, _JSON),
+    Route("pause", "POST", "/v0/topics/{topic}/pause", _DATA, ADMIN, _JSON, audited=True),
+    Route("resume", "POST", "/v0/topics/{topic}/resume", _DATA, ADMIN, audited=True),
     Route("work", "GET", "/v0/topics/{topic}/work", _DATA, READ | WRITE, token_in_query=True),
     Route("list_consumers", "GET", "/v0/topics/{topic}/consumers", _DATA, READ),
     Route("put_consumer", "PUT", _CONSUMER, _DATA, WRITE, _JSON),

@@ -27,6 +27,7 @@ from topics.engine.topic import Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, RecordParts, block_with
 from topics.model import CheckedAppend, Performance, RecordIn
+from topics.queue.leases import Leases
 from topics.runtime.background import BackgroundTasks
 from topics.telemetry.logs import get_logger
 
@@ -127,10 +128,13 @@ class DeadLetters:
         await self._lease_commits.still_current(topic)
         config = topic.config
         if config.dead_letter is None or not config.max_deliveries:
-            unparked = queue.leases.decide_unpark(seqs).event
-            if unparked is not None:
-                await self._lease_commits.lease(topic, unparked).wait()
-            return {}
+            # Condemned jobs go there however often they may be delivered.
+            unparked = queue.leases.decide_unpark(seqs, condemned=config.dead_letter is None)
+            if unparked.event is not None:
+                await self._lease_commits.lease(topic, unparked.event).wait()
+            seqs = unparked.skipped
+            if config.dead_letter is None or not seqs:
+                return {}
         target = self._registry.topics.get(config.dead_letter)
         if target is not None and target.ephemeral:
             raise ApiError("invalid_request", f"{config.dead_letter!r} is ephemeral")  # configs do not allow it
@@ -180,11 +184,12 @@ class DeadLetters:
     async def _append(self, topic: Topic, queue: JobQueue, name: str, jobs: dict[int, RecordParts]) -> None:
         """Append jobs to the dead-letter topic, which is made if it is missing. Jobs that have died since they were
         read are left out."""
-        jobs = {seq: parts for seq, parts in jobs.items() if queue.leases.deliveries(seq)}
+        leases = queue.leases
+        jobs = {seq: parts for seq, parts in jobs.items() if leases.is_parked(seq)}
         if not jobs:
             return
         datas = [parts.data for parts in jobs.values()]
-        metas = [_meta(topic.name, seq, queue.leases.deliveries(seq), parts.meta) for seq, parts in jobs.items()]
+        metas = [_meta(topic.name, seq, leases, parts.meta) for seq, parts in jobs.items()]
         tags = [parts.tag.decode() or None for parts in jobs.values()]
         request = CheckedAppend(
             records=[RecordIn(data=msgspec.Raw(data)) for data in datas],
@@ -239,12 +244,15 @@ class _Backoff:
             self._until[seq] = now_ms + pause, pause
 
 
-def _meta(queue: str, seq: int, deliveries: int, meta: bytes) -> bytes:
+def _meta(queue: str, seq: int, leases: Leases, meta: bytes) -> bytes:
     """Return a job's meta with its history added."""
     fields: dict[str, str] = msgspec.json.decode(meta) if meta else {}
     fields |= {
         "$dead_letter_from": queue,
-        "$dead_letter_deliveries": str(deliveries),
+        "$dead_letter_deliveries": str(leases.deliveries(seq)),
         "$dead_letter_src_seq": str(seq),
     }
+    error = leases.errors.of(seq)
+    if error is not None:
+        fields["$dead_letter_error"] = error
     return msgspec.json.encode(fields)

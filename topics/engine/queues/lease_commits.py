@@ -26,7 +26,7 @@ from topics.errors import ApiError, topic_not_found
 from topics.log.dumped_values import little_endian
 from topics.log.missing_columns import missing_to_delete
 from topics.log.span import NotLoaded
-from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, LeaseEvent
+from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, LeaseEvent, PauseEvent, ResumeEvent
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.storage.wal.frames import NOTHING, FrameType, encode_control, joined
@@ -44,6 +44,10 @@ class LeaseCommits:
     def now(self) -> Instant:
         """Return the time of a decision."""
         return self._registry.instant()
+
+    def retention_ms(self) -> int:
+        """Return the time by the clock of the records' times (epoch ms)."""
+        return self._registry.now_ms()
 
     def deadline(self, moment: Instant) -> int:
         """Return a time as clients are told it: epoch ms, by the wall clock as it is set now."""
@@ -75,7 +79,7 @@ class LeaseCommits:
             return False
         if topic.working is not None:
             await topic.working.wait()
-        elif queue.sweep(self.now()):
+        elif queue.sweep(self.now(), topic.config):
             await trio.lowlevel.checkpoint()
         else:
             try:
@@ -96,7 +100,7 @@ class LeaseCommits:
         """Return True if, after an await, no decision can be made about the queue yet."""
         if topic.deleted or topic.barrier is not None or topic.working is not None:
             return True
-        return queue.sweep(self.now())
+        return queue.sweep(self.now(), topic.config)
 
     def claim(self, topic: Topic, event: ClaimEvent) -> Commit:
         """Commit a claim. The result of the commit is the seqs that it leased, and their deliveries."""
@@ -108,14 +112,23 @@ class LeaseCommits:
         assert topic.queue is not None
         return self._lease(topic, event, partial(_publish, topic.queue, event))
 
-    def _lease(self, topic: Topic, event: LeaseEvent, publish: Callable[[Commit], Any]) -> Commit:
+    def pause(self, topic: Topic, event: PauseEvent | ResumeEvent) -> Commit:
+        """Commit a pause or its end, synced whatever the class of the topic."""
+        assert topic.queue is not None
+        return self._lease(topic, event, partial(_publish, topic.queue, event), synced=True)
+
+    def _lease(
+        self, topic: Topic, event: LeaseEvent, publish: Callable[[Commit], Any], *, synced: bool = False
+    ) -> Commit:
         assert topic.queue is not None
         data = NOTHING
-        if not topic.ephemeral:
+        # A pause outlives the jobs of an `ephemeral` queue.
+        if not topic.ephemeral or synced:
             # `at` tells a later start how far the window clock had come.
             payload = {**event.to_wire(), "at": self._registry.windows.now_ms()}
             data = encode_control(FrameType.LEASE, payload, topic_id=topic.id, ts=self._registry.now_ms())
-        commit_point = CommitPoint.SYNCED if topic.config.leases_durable and data else CommitPoint.HANDED
+        waits = synced or topic.config.leases_durable
+        commit_point = CommitPoint.SYNCED if waits and data else CommitPoint.HANDED
         commit = Commit(topic, data, 1 if data else 0, commit_point, publish, self._clock.perf_ns)
         commit.on_fail = partial(topic.queue.abort, event.seqs)
         commit.patient = commit_point is CommitPoint.HANDED

@@ -15,6 +15,7 @@ from itertools import repeat
 from typing import Final, NamedTuple, TypeVar
 
 import trio
+from msgspec import UNSET
 
 from topics.config import Settings
 from topics.engine.commits import Commits, time_commit
@@ -24,9 +25,9 @@ from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Topic
-from topics.errors import ApiError
-from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, Performance, QueueState
-from topics.queue.lease_events import AckEvent, ExtendEvent, ReleaseEvent
+from topics.errors import ApiError, invalid
+from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, NackTerms, Performance, QueueState
+from topics.queue.lease_events import AckEvent, ExtendEvent, NackEvent, PauseEvent, ReleaseEvent, ResumeEvent
 from topics.queue.leases import LeaseDecision
 from topics.runtime.background import BackgroundTasks
 
@@ -39,7 +40,7 @@ STREAM_BYTES: Final = 256 << 10
 JOB_BYTES: Final = 96
 """Bytes that a job takes besides its record: lease id, deadline, deliveries."""
 
-E = TypeVar("E", AckEvent, ReleaseEvent, ExtendEvent)
+E = TypeVar("E", AckEvent, ReleaseEvent | NackEvent, ExtendEvent)
 
 
 class QueueCalls:
@@ -87,7 +88,7 @@ class QueueCalls:
             finally:
                 self._claims.leave(topic, queue, claimer)
             if jobs or trio.current_time() >= until:
-                return ClaimResult(jobs, queue.leases.ready(topic.log.count))
+                return ClaimResult(jobs, queue.leases.ready(topic.log.count), queue.paused)
 
     async def _wait(self, topic: Topic, claimer: Claimer, until: float) -> None:
         if claimer.hand:
@@ -139,15 +140,46 @@ class QueueCalls:
 
         return await self._say(name, request, decide, self._lease_commits.end, perf, takes_room=True)
 
-    async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult:
-        """Give jobs back that the node holds, to be claimed again in `delay_ms`. Raises 404, 409 and 503."""
+    async def nack(self, name: str, request: HeldRequest, nack: NackTerms, perf: Performance) -> HeldResult:
+        """Give jobs back that the node holds. Raises 400 for a `dead` one where there is no dead-letter topic, 404, 409
+        and 503."""
+        delay_ms, error, counts, dead = nack
 
         def decide(
             queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None
-        ) -> LeaseDecision[ReleaseEvent]:
-            return queue.leases.decide_nack(request.node, seqs, lease_ids, queue.now, delay_ms)
+        ) -> LeaseDecision[ReleaseEvent | NackEvent]:
+            return queue.leases.decide_nack(
+                request.node, seqs, lease_ids, queue.now, delay_ms, counts=counts, condemns=dead, error=error
+            )
 
-        return await self._say(name, request, decide, self._lease_commits.lease, perf)
+        if not dead:
+            return await self._say(name, request, decide, self._lease_commits.lease, perf)
+        topic, queue = await self._lease_commits.current(name)
+        if topic.config.dead_letter is None:
+            raise invalid("dead", f"topic {name!r} has no dead_letter")
+        result = await self._say(name, request, decide, self._lease_commits.lease, perf)
+        self._dead_letters.attend(topic, queue)
+        return result
+
+    async def pause(self, name: str, until: int | None, perf: Performance) -> QueueState:
+        """Give out no jobs of a queue until `until` (epoch ms), or for None until it is resumed. Returns once that is
+        synced. Raises 404, 409 and 503."""
+        return await self._pause(name, PauseEvent(until or 0), perf)
+
+    async def resume(self, name: str, perf: Performance) -> QueueState:
+        """Give out the jobs of a queue again. Otherwise like `pause`."""
+        return await self._pause(name, ResumeEvent(), perf)
+
+    async def _pause(self, name: str, event: PauseEvent | ResumeEvent, perf: Performance) -> QueueState:
+        topic, queue = await self._lease_commits.current(name)
+        commit = self._lease_commits.pause(topic, event)
+        await commit.answer()
+        time_commit(commit, perf)
+        if queue.line:
+            self._claims.attend(topic, queue)
+        state = self.state(topic)
+        assert state is not None
+        return state
 
     async def extend(self, name: str, request: HeldRequest, lease_ms: int, perf: Performance) -> HeldResult:
         """Hold jobs that the node holds until `lease_ms` from now. Raises 404, 409 and 503."""
@@ -213,7 +245,7 @@ class QueueCalls:
     def sweep(self, topic: Topic) -> bool:
         """Free jobs of a queue whose lease or delay is over, as many as fit into a step. Return True if there are
         more."""
-        return topic.queue is not None and topic.queue.sweep(self._lease_commits.now())
+        return topic.queue is not None and topic.queue.sweep(self._lease_commits.now(), topic.config)
 
     def state(self, topic: Topic) -> QueueState | None:
         """The counters of a queue as of its last sweep; None for a log."""
@@ -225,6 +257,8 @@ class QueueCalls:
             in_flight=leases.in_flight,
             delayed=leases.delayed,
             dead_lettered=leases.dead_lettered,
+            paused=topic.queue.paused,
+            paused_until=leases.paused_until if topic.queue.paused and leases.paused_until else UNSET,
         )
 
     def window_ms(self, name: str) -> int:
@@ -232,11 +266,12 @@ class QueueCalls:
         topic = self._registry.topics.get(name)
         return 0 if topic is None else topic.config.claim_jitter_ms
 
-    def figures(self, topic: Topic) -> tuple[int, int] | None:
-        """Return ready and leased jobs, for metrics, without waiting for columns; None for a log."""
+    def figures(self, topic: Topic) -> tuple[int, int, int, bool] | None:
+        """Return ready, leased and delayed jobs, and whether the queue is paused, for metrics, without waiting for
+        columns; None for a log."""
         self.sweep(topic)
         state = self.state(topic)
-        return None if state is None else (state.ready, state.in_flight)
+        return None if state is None else (state.ready, state.in_flight, state.delayed, state.paused)
 
     def look_after(self, topic: Topic) -> None:
         """Wake the tasks of a queue after a start or a config change: there may be another window, or another

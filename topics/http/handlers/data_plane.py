@@ -74,6 +74,8 @@ class DataPlane:
             "claim": queues.claim,
             "ack": queues.ack,
             "nack": queues.nack,
+            "pause": queues.pause,
+            "resume": queues.resume,
             "extend": queues.extend,
             "work": queues.work,
             "put_consumer": consumers.put,

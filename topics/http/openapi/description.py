@@ -554,10 +554,27 @@ _OPERATIONS |= {
     "nack": Operation(
         QUEUES,
         "Give jobs back",
-        "The jobs can be claimed again, at once or after `delay_ms`.",
+        "The jobs can be claimed again, after `delay_ms`, or else as `retry` in the config of the topic says. With "
+        "`dead` they are moved to the dead-letter topic.",
         _ok(answer_types.NackAnswer),
         body=JsonBody(queue_requests.NackBody, {**_HELD, "delay_ms": 1000}),
         codes=_HELD_CODES,
+    ),
+    "pause": Operation(
+        QUEUES,
+        "Pause a queue",
+        "Claims and streams get no jobs, until the time `until` or until the queue is resumed. Jobs that are leased "
+        "stay so. A queue that is paused already is paused as this call says.",
+        _ok(answer_types.PauseAnswer, "The queue is paused, synced."),
+        body=JsonBody(queue_requests.PauseBody, {}, required=False),
+        codes=_QUEUE_CODES,
+    ),
+    "resume": Operation(
+        QUEUES,
+        "Resume a queue",
+        "Claims and streams get jobs again. Resuming a queue that is not paused is no failure.",
+        _ok(answer_types.PauseAnswer, "The queue is not paused, synced."),
+        codes=_QUEUE_CODES,
     ),
     "extend": Operation(
         QUEUES,
