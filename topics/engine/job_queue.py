@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import trio
 
 from topics.errors import ApiError
+from topics.log.topic_log import SeqRun, TopicLog
+from topics.model import TopicConfig
 from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent
-from topics.queue.leases import Leases
+from topics.queue.leases import Leases, NextLive
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.queue_dump import FrozenQueue
 
@@ -30,7 +33,7 @@ class Claimer:
     `hand` has the jobs that it was dealt. They are reserved for it, and it has to claim or abort them.
     """
 
-    __slots__ = ("asks_again", "ended", "hand", "most", "node", "passed", "woken")
+    __slots__ = ("asks_again", "ended", "hand", "most", "node", "passed", "scan_is_over", "scanned", "woken")
 
     def __init__(self, node: str, most: int, *, asks_again: bool = False) -> None:
         self.asks_again = asks_again
@@ -43,6 +46,10 @@ class Claimer:
         self.passed = trio.Event()
         """True once its window is over, whether it was dealt jobs or not."""
         self.ended: ApiError | None = None
+        self.scanned = 0
+        """Records that a filter was asked about for it."""
+        self.scan_is_over = False
+        """True if these are as many as a call may look at."""
 
     def deal(self, seqs: array[int]) -> None:
         """Add jobs to its hand."""
@@ -70,9 +77,9 @@ class Holder:
 
 class JobQueue:
     """The lease projection of one queue topic, its line of claimers and its streams. Made with the topic, which keeps
-    it."""
+    it. Of a group of a log (`topics.engine.group_queue`) it is the base."""
 
-    __slots__ = ("_held", "attended", "bell", "leases", "line", "moving", "newcomers", "now", "parked_more")
+    __slots__ = ("_held", "attended", "bell", "deleted", "leases", "line", "moving", "newcomers", "now", "parked_more")
 
     def __init__(self, leases: Leases) -> None:
         self.leases = leases
@@ -92,6 +99,32 @@ class JobQueue:
         """Set when claimers should not wait for a window any more."""
         self._held: dict[int, Holder] = {}
         """The stream that holds a job, by seq."""
+        self.deleted = False
+        """True for a group that is gone, or about to be. A queue goes with its topic."""
+
+    @property
+    def group(self) -> str | None:
+        """The name of the group; None for the jobs of a queue topic."""
+        return None
+
+    def terms(self, config: TopicConfig) -> TopicConfig:
+        """Return the settings of leases: those of the topic, which has `config`."""
+        return config
+
+    def ready(self, log: TopicLog) -> int:
+        """Return how many jobs can be claimed, or are about to be."""
+        return self.leases.ready(log.count)
+
+    def fresh(self, log: TopicLog) -> NextLive:
+        """Return what `Leases.decide_claim` asks for fresh jobs. Its calls raise NotLoaded."""
+        return partial(live_after, log)
+
+    def must_look(self, log: TopicLog, most: int) -> bool:
+        """Return True if a filter has to be asked about records before `most` jobs can be claimed."""
+        return False
+
+    def catch_up(self, log: TopicLog) -> None:
+        """Take note of records that are gone without a call. Those of a queue never are."""
 
     def freeze(self, now: Instant, *, keeps_jobs: bool = True) -> FrozenQueue:
         """Return the state for the queue's part of a snapshot. An `ephemeral` queue keeps no jobs, but a count over its
@@ -158,12 +191,15 @@ class JobQueue:
 
     def apply(self, event: Event) -> array[int]:
         """Carry out an event, at its commit point. Return the seqs that it changed."""
-        done = self.leases.apply(event)
+        done = self._carry_out(event)
         if isinstance(event, ExtendEvent):
             self._look_again(done)
         elif not isinstance(event, ClaimEvent):
             self._freed(done)
         return done
+
+    def _carry_out(self, event: Event) -> array[int]:
+        return self.leases.apply(event)
 
     def abort(self, seqs: Sequence[int]) -> None:
         """End the reservation of `seqs`: their event will not be committed."""
@@ -204,3 +240,13 @@ class JobQueue:
         """Forget the jobs from `first` to `last` that are not live any more, because records there were found
         damaged."""
         self._freed(self.leases.forget_dead(first, last, live_among))
+
+
+def live_after(log: TopicLog, after: int, limit: int) -> array[int]:
+    """Return the first `limit` live seqs above `after`, ascending. Raises NotLoaded."""
+    found: array[int] = array("Q")
+    while len(found) < limit and (step := log.step(after, limit - len(found))) is not None:
+        if isinstance(step, SeqRun):
+            found.extend(range(step.first, step.last + 1))
+        after = step.last
+    return found

@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from topics.model import (
     ConsumerState,
+    GroupState,
     MovedConsumer,
     Performance,
     RouterState,
@@ -121,6 +122,32 @@ class ReleasedAnswer(Struct, kw_only=True):
     topic: str
     consumer: str
     released: bool
+    performance: Performance
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+class GroupAnswer(GroupState, kw_only=True):
+    """The answer to the PUT or the GET of a group."""
+
+    performance: Performance
+
+
+class GroupListAnswer(Struct, kw_only=True):
+    """One page of the list of groups of a topic. `next_cursor` is missing on the last one."""
+
+    groups: list[GroupState]
+    next_cursor: str | UnsetType = UNSET
+    performance: Performance
+
+
+class GroupDeletedAnswer(Struct, kw_only=True):
+    """The answer to the deletion of a group."""
+
+    topic: str
+    group: str
+    deleted: bool
     performance: Performance
 
 
@@ -279,6 +306,14 @@ class ClaimAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class GroupClaimAnswer(ClaimAnswer, kw_only=True):
+    """The answer to a claim of a group."""
+
+    group: str
+    lag: int
+    missed: int
+
+
 class AckAnswer(Struct, kw_only=True):
     """The answer to an ack."""
 
@@ -288,6 +323,12 @@ class AckAnswer(Struct, kw_only=True):
     ready: int
     in_flight: int
     performance: Performance
+
+
+class GroupAckAnswer(AckAnswer, kw_only=True):
+    """The answer to an ack of a group."""
+
+    group: str
 
 
 class NackAnswer(Struct, kw_only=True):
@@ -301,6 +342,12 @@ class NackAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class GroupNackAnswer(NackAnswer, kw_only=True):
+    """The answer to a nack of a group."""
+
+    group: str
+
+
 class ExtendAnswer(Struct, kw_only=True):
     """The answer to an extension of leases. `deadlines` are ms since the Unix epoch, by seq."""
 
@@ -309,6 +356,12 @@ class ExtendAnswer(Struct, kw_only=True):
     skipped: list[int]
     deadlines: dict[str, int]
     performance: Performance
+
+
+class GroupExtendAnswer(ExtendAnswer, kw_only=True):
+    """The answer to an extension of leases of a group."""
+
+    group: str
 
 
 # --- live delivery ---------------------------------------------------------------------------------------------------

@@ -90,6 +90,7 @@ class Route:
 READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
 _DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, BodyKind.JSON
 _CONSUMER: Final = "/v0/topics/{topic}/consumers/{consumer}"
+_GROUP: Final = "/v0/topics/{topic}/groups/{group}"
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, BodyKind.APPEND),
@@ -115,6 +116,15 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("seek_consumer", "POST", f"{_CONSUMER}/seek", _DATA, WRITE, _JSON, audited=True),
     Route("acquire_consumer", "POST", f"{_CONSUMER}/acquire", _DATA, WRITE, _JSON),
     Route("release_consumer", "POST", f"{_CONSUMER}/release", _DATA, WRITE, _JSON),
+    Route("list_groups", "GET", "/v0/topics/{topic}/groups", _DATA, READ),
+    Route("put_group", "PUT", _GROUP, _DATA, ADMIN, _JSON, audited=True),
+    Route("get_group", "GET", _GROUP, _DATA, READ),
+    Route("delete_group", "DELETE", _GROUP, _DATA, DELETE, audited=True),
+    Route("group_claim", "POST", f"{_GROUP}/claim", _DATA, READ | WRITE, _JSON),
+    Route("group_ack", "POST", f"{_GROUP}/ack", _DATA, WRITE, _JSON),
+    Route("group_nack", "POST", f"{_GROUP}/nack", _DATA, WRITE, _JSON),
+    Route("group_extend", "POST", f"{_GROUP}/extend", _DATA, WRITE, _JSON),
+    Route("group_work", "GET", f"{_GROUP}/work", _DATA, READ | WRITE, token_in_query=True),
     Route("open_watch", "POST", "/v0/watch", _DATA, READ, _JSON),
     Route("watch", "GET", "/v0/watch/{wid}", _DATA, READ, token_in_query=True),
     Route("ws", "GET", "/v0/ws", _DATA, ANY_KEY, token_in_query=True),
@@ -167,6 +177,7 @@ _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
     "seq": check_seq,
     "fence": check_fence_name,
     "consumer": partial(check_topic_name, field="consumer"),
+    "group": partial(check_topic_name, field="group"),
     "wid": str,
 }
 

@@ -185,6 +185,30 @@ class Leases:
         """Delayed jobs, parked ones included."""
         return self._table.totals[DELAYED] + self._table.totals[PARKED]
 
+    @property
+    def cursor(self) -> int:
+        """The cursor: every live seq up to it is known here."""
+        return self._cursor
+
+    @property
+    def kept_free(self) -> int:
+        """Free jobs, reserved ones included: a claim may have those before fresh ones."""
+        return self._table.totals[FREE]
+
+    @property
+    def reserved(self) -> int:
+        """Jobs with an event on its way."""
+        return len(self._reserved)
+
+    def is_kept(self, seq: int) -> bool:
+        """Return True if the job is kept: it is not fresh."""
+        return self._table.state(seq) != ABSENT
+
+    def kept_between(self, first: int, last: int) -> Iterator[int]:
+        """Yield the known jobs from `first` to `last`, ascending: those that are kept, and reserved ones."""
+        kept = [seq for run in self._table.runs(first, last, _SCAN) for seq in run]
+        return iter(sorted({*kept, *(seq for seq in self._reserved if first <= seq <= last)}))
+
     def ready(self, count: int) -> int:
         """Return how many of `count` live records can be claimed, or are about to be."""
         ready = count - self.in_flight - self.delayed

@@ -1,11 +1,12 @@
 """Topics with `retention: "consumed"`: what everybody has passed who reads them is deleted (`docs/spec/consumers.md`
 section 3).
 
-Who reads a topic are its named consumers, at least one of which must exist, and the routers from it. A pass looks at
-the topics of which a consumer has moved or gone, or whose config has changed since the pass before. The deletion is one
-commit like that of a client, decided in the step in which the positions are looked at; positions on their way count as
-well. A router may lose copies in a crash that are not synced in its dest, and make them again from the source. So what
-routers have passed is looked at first, and then everything is synced.
+Who reads a topic are its named consumers and its groups, at least one of which must exist, and the routers from it. A
+pass looks at the topics of which a consumer has moved or gone, or a group has finished something, or whose config has
+changed since the pass before. The deletion is one commit like that of a client, decided in the step in which the
+positions are looked at; positions on their way count as well. A router may lose copies in a crash that are not synced
+in its dest, and make them again from the source. So what routers have passed is looked at first, and then everything is
+synced.
 """
 
 from __future__ import annotations
@@ -63,8 +64,7 @@ class ConsumedTopics:
         floor = _floor(topic, passed)
         if topic.deleted or floor is None:
             return
-        assert topic.consumers is not None
-        if floor < (topic.consumers.lowest_seq or 0):
+        if floor < (_lowest(topic) or 0):
             self.note(topic)  # a router is behind, and nobody tells when it has gone on
         if floor < topic.log.earliest_seq:
             return
@@ -85,12 +85,23 @@ def _cursors(topic: Topic) -> dict[str, int]:
     return {forwarder.router.name: forwarder.router.cursor for forwarder in topic.fanout.audience.consumers}
 
 
+def _lowest(topic: Topic) -> int | None:
+    """Return how far the consumer or group is that is furthest behind; None if there is none."""
+    lowest = [
+        topic.consumers.lowest_seq if topic.consumers is not None else None,
+        topic.groups.lowest_floor() if topic.groups is not None else None,
+    ]
+    return min((seq for seq in lowest if seq is not None), default=None)
+
+
 def _floor(topic: Topic, passed: dict[str, int]) -> int | None:
-    """Return the seq up to which everybody has finished; None if there is no consumer, or that is no reason to delete
-    any more."""
+    """Return the seq up to which everybody has finished; None if there is no consumer or group, if one is about to
+    come, or if that is no reason to delete any more."""
     if topic.config.retention != "consumed":
         return None
-    lowest = topic.consumers.lowest_seq if topic.consumers is not None else None
+    if topic.groups is not None and topic.groups.on_the_way:
+        return None  # its end is noted
+    lowest = _lowest(topic)
     if lowest is None:
         return None
     on_their_way = [one.seq for one in (topic.consumer_commits or {}).values()]

@@ -433,8 +433,7 @@ class Transactions:
         topic.blocks.free(seqs)
         if watermark:  # the eviction by caps does not count, what ttl had evicted before does
             topic.on_disk.floor_logged = min(topic.on_disk.floor_logged, floor)
-        if topic.queue is not None:
-            topic.queue.gone(seqs)
+        topic.jobs_gone(seqs)
         self._registry.account(topic)
 
 

@@ -18,10 +18,11 @@ import trio
 
 from topics.config import Settings
 from topics.engine.commits import Commits, time_commit
+from topics.engine.group_queue import GroupQueue
 from topics.engine.job_queue import Claimer, Holder, JobQueue
 from topics.engine.queues.claims import Claim, Claims
 from topics.engine.queues.dead_letters import DeadLetters
-from topics.engine.queues.lease_commits import LeaseCommits
+from topics.engine.queues.lease_commits import LeaseCommits, queue_of
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError
@@ -68,7 +69,7 @@ class QueueCalls:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult:
+    async def claim(self, name: str, request: ClaimRequest, perf: Performance, group: str | None = None) -> ClaimResult:
         """Lease jobs to a node, including those that routers owe the topic now. Raises 404, 409, and 503 on a failed
         shard or while the daemon stops.
 
@@ -77,22 +78,24 @@ class QueueCalls:
         await self._catch_up((name,))
         until = trio.current_time() + request.wait_ms / 1000
         while True:
-            topic, queue = await self._lease_commits.current(name)
+            topic, queue = await self._lease_commits.current(name, group)
             self._registry.touch(topic)
             claimer = Claimer(request.node, request.most)
             try:
                 await self._claims.join(topic, queue, claimer, waits=trio.current_time() < until)
-                await self._wait(topic, claimer, until)
+                await self._wait(topic, queue, claimer, until)
                 jobs = await self._take(topic, queue, claimer, request.lease_ms, CLAIM_BYTES, perf)
             finally:
                 self._claims.leave(topic, queue, claimer)
-            if jobs or trio.current_time() >= until:
-                return ClaimResult(jobs, queue.leases.ready(topic.log.count))
+            if group is not None:
+                perf.records_scanned = (perf.records_scanned or 0) + claimer.scanned
+            if jobs or claimer.scan_is_over or trio.current_time() >= until:
+                return _claimed(topic, queue, jobs)
 
-    async def _wait(self, topic: Topic, claimer: Claimer, until: float) -> None:
-        if claimer.hand:
+    async def _wait(self, topic: Topic, queue: JobQueue, claimer: Claimer, until: float) -> None:
+        if claimer.hand or claimer.scan_is_over:
             return
-        if topic.config.claim_jitter_ms:
+        if queue.terms(topic.config).claim_jitter_ms:
             await claimer.passed.wait()
         with trio.move_on_at(until):
             await claimer.woken.wait()
@@ -115,7 +118,7 @@ class QueueCalls:
         fetched = await self._claims.fetch(topic, queue, claimer, most_bytes, JOB_BYTES, perf)
         if not fetched.seqs:
             return []
-        claim = await self._claims.claim(topic, claimer, fetched, lease_ms or topic.config.lease_ms)
+        claim = await self._claims.claim(topic, queue, claimer, fetched, lease_ms or queue.terms(topic.config).lease_ms)
         try:
             done, deliveries = await claim.commit.answer()
         except (trio.Cancelled, ApiError):
@@ -131,15 +134,18 @@ class QueueCalls:
                     queue.give(holder, job.seq, job.lease_id)
         return jobs
 
-    async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
-        """Delete jobs that the node holds. Raises 404, 409, 429 when the shard's queue stays full, and 503."""
+    async def ack(self, name: str, request: HeldRequest, perf: Performance, group: str | None = None) -> HeldResult:
+        """Delete jobs that the node holds, or note that the group has finished them. Raises 404, 409, 429 when the
+        shard's queue stays full, and 503."""
 
         def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> LeaseDecision[AckEvent]:
             return queue.leases.decide_ack(request.node, seqs, lease_ids, queue.now)
 
-        return await self._say(name, request, decide, self._lease_commits.end, perf, takes_room=True)
+        return await self._say(name, request, decide, self._lease_commits.end, perf, group, takes_room=True)
 
-    async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult:
+    async def nack(
+        self, name: str, request: HeldRequest, delay_ms: int, perf: Performance, group: str | None = None
+    ) -> HeldResult:
         """Give jobs back that the node holds, to be claimed again in `delay_ms`. Raises 404, 409 and 503."""
 
         def decide(
@@ -147,9 +153,11 @@ class QueueCalls:
         ) -> LeaseDecision[ReleaseEvent]:
             return queue.leases.decide_nack(request.node, seqs, lease_ids, queue.now, delay_ms)
 
-        return await self._say(name, request, decide, self._lease_commits.lease, perf)
+        return await self._say(name, request, decide, self._lease_commits.lease, perf, group)
 
-    async def extend(self, name: str, request: HeldRequest, lease_ms: int, perf: Performance) -> HeldResult:
+    async def extend(
+        self, name: str, request: HeldRequest, lease_ms: int, perf: Performance, group: str | None = None
+    ) -> HeldResult:
         """Hold jobs that the node holds until `lease_ms` from now. Raises 404, 409 and 503."""
         deadlines: dict[int, int] = {}
 
@@ -160,7 +168,7 @@ class QueueCalls:
                 deadlines.update(dict.fromkeys(decision.event.seqs, deadline))
             return decision
 
-        result = await self._say(name, request, decide, self._lease_commits.lease, perf)
+        result = await self._say(name, request, decide, self._lease_commits.lease, perf, group)
         result.deadlines = {str(seq): deadlines[seq] for seq in result.done}
         return result
 
@@ -169,8 +177,9 @@ class QueueCalls:
         name: str,
         request: HeldRequest,
         decide: Callable[[JobQueue, Sequence[int], Sequence[int] | None], LeaseDecision[E]],
-        send: Callable[[Topic, E], Commit],
+        send: Callable[[Topic, JobQueue, E], Commit],
         perf: Performance,
+        group: str | None,
         *,
         takes_room: bool = False,
     ) -> HeldResult:
@@ -179,7 +188,7 @@ class QueueCalls:
         done: array[int] = array("Q")
         skipped: list[int] = []
         while True:
-            topic, queue = await self._lease_commits.current(name)
+            topic, queue = await self._lease_commits.current(name, group)
             writer = self._commits.writer(topic)
             if takes_room and writer.queue.is_full and not topic.ephemeral:
                 await self._commits.admit(writer, self._settings.admission_ms)
@@ -187,7 +196,7 @@ class QueueCalls:
             decision = decide(queue, seqs, lease_ids)
             skipped += decision.skipped
             if decision.event is not None:
-                commit = send(topic, decision.event)
+                commit = send(topic, queue, decision.event)
                 happened = await commit.answer()
                 time_commit(commit, perf)
                 done.extend(happened)
@@ -202,12 +211,8 @@ class QueueCalls:
             seqs = [seq for seq in seqs if seq in again]
             if decision.event is None:
                 await self._commits.wait_for(topic.next_change(), writer)
-        leases = queue.leases
         return HeldResult(
-            done=sorted(done),
-            skipped=skipped,
-            ready=leases.ready(topic.log.count),
-            in_flight=leases.in_flight,
+            done=sorted(done), skipped=skipped, ready=queue.ready(topic.log), in_flight=queue.leases.in_flight
         )
 
     def sweep(self, topic: Topic) -> bool:
@@ -227,10 +232,12 @@ class QueueCalls:
             dead_lettered=leases.dead_lettered,
         )
 
-    def window_ms(self, name: str) -> int:
-        """Return the window that claims of the topic wait for, whatever they ask for (ms); 0 for none."""
-        topic = self._registry.topics.get(name)
-        return 0 if topic is None else topic.config.claim_jitter_ms
+    def window_ms(self, name: str, group: str | None = None) -> int:
+        """Return the window that claims of the topic or group wait for, whatever they ask for (ms); 0 for none."""
+        with suppress(ApiError):
+            topic, queue = self._queue(name, group)
+            return queue.terms(topic.config).claim_jitter_ms
+        return 0
 
     def figures(self, topic: Topic) -> tuple[int, int] | None:
         """Return ready and leased jobs, for metrics, without waiting for columns; None for a log."""
@@ -241,9 +248,14 @@ class QueueCalls:
     def look_after(self, topic: Topic) -> None:
         """Wake the tasks of a queue after a start or a config change: there may be another window, or another
         dead-letter topic."""
-        queue = topic.queue
-        if queue is None:
-            return
+        if topic.queue is not None:
+            self.look_after_one(topic, topic.queue)
+        elif topic.groups is not None:
+            for group in topic.groups.by_name.values():
+                self.look_after_one(topic, group)
+
+    def look_after_one(self, topic: Topic, queue: JobQueue) -> None:
+        """The same for one queue or group."""
         if queue.leases.parked():
             self._dead_letters.attend(topic, queue)
         queue.ring()
@@ -252,11 +264,13 @@ class QueueCalls:
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> JobSubscription:
+    async def open_work(
+        self, name: str, node: str, most: int, lease_ms: int | None, group: str | None = None
+    ) -> JobSubscription:
         """Open a stream of jobs, for `next_jobs`, after forwarding what routers owe the topic now; `close_work` must be
         called. Raises 404, 409, and 503 on a failed shard."""
         await self._catch_up((name,))
-        topic, queue = self._queue(name)
+        topic, queue = self._queue(name, group)
         self._commits.check_writable(topic)
         return JobSubscription(topic, queue, node, most, lease_ms, Holder())
 
@@ -267,7 +281,7 @@ class QueueCalls:
         while True:
             while len(holder.leases) >= work.most:
                 await self._until_freed(work)
-            await self._lease_commits.still_current(topic)
+            await self._lease_commits.still_current(topic, queue)
             claimer = Claimer(work.node, work.most - len(holder.leases), asks_again=True)
             try:
                 await self._claims.join(topic, queue, claimer, waits=True)
@@ -292,31 +306,29 @@ class QueueCalls:
             left = min(left, oldest + ttl_ms + 1 - self._registry.now_ms())
         with trio.move_on_after(max(left, 0) / 1000):
             await holder.changed.wait()
-        await self._lease_commits.still_current(work.topic)
+        await self._lease_commits.still_current(work.topic, queue)
 
-    def ready_jobs(self, name: str) -> int:
-        """Return how many jobs of a queue are ready now. Raises 404 and 409."""
-        topic, queue = self._queue(name)
-        return queue.leases.ready(topic.log.count)
+    def nothing_claimed(self, name: str, group: str | None = None) -> ClaimResult:
+        """Return the answer of a claim that gets nothing. Raises 404 and 409."""
+        topic, queue = self._queue(name, group)
+        return _claimed(topic, queue, [])
 
-    def give_back(self, name: str, jobs: Sequence[Job]) -> None:
+    def give_back(self, name: str, jobs: Sequence[Job], group: str | None = None) -> None:
         """End the leases of a claim whose answer has not reached its client. Does nothing if the topic is deleted."""
         with suppress(ApiError):
-            topic, queue = self._queue(name)
+            topic, queue = self._queue(name, group)
             leases = {job.seq: job.lease_id for job in jobs}
             if leases:
                 self._background.start_soon(self._release, topic, queue, leases, None)
 
-    def _queue(self, name: str) -> tuple[Topic, JobQueue]:
+    def _queue(self, name: str, group: str | None) -> tuple[Topic, JobQueue]:
         topic = self._registry.topic(name)
-        if topic.queue is None:
-            raise ApiError("not_a_queue", f"topic {name!r} is a log, not a queue", detail={"topic": name})
-        return topic, topic.queue
+        return topic, queue_of(topic, group)
 
     def close_work(self, work: JobSubscription) -> None:
         """Close a stream: its jobs are free for others."""
         leases = work.queue.give_up(work.holder)
-        if leases and not work.topic.deleted:
+        if leases and not work.topic.deleted and not work.queue.deleted:
             self._background.start_soon(self._release, work.topic, work.queue, leases, None)
 
     async def _release(self, topic: Topic, queue: JobQueue, leases: dict[int, int], claim: Commit | None) -> None:
@@ -330,7 +342,7 @@ class QueueCalls:
                     continue
                 decision = queue.leases.decide_release(leases, queue.now)
                 if decision.event is not None:
-                    self._lease_commits.lease(topic, decision.event)
+                    self._lease_commits.lease(topic, queue, decision.event)
                 leases = {seq: leases[seq] for seq in decision.busy}
                 if leases:
                     await topic.next_change().wait()
@@ -345,6 +357,12 @@ class JobSubscription(NamedTuple):
     most: int
     lease_ms: int | None
     holder: Holder
+
+
+def _claimed(topic: Topic, queue: JobQueue, jobs: list[Job]) -> ClaimResult:
+    if not isinstance(queue, GroupQueue):
+        return ClaimResult(jobs, queue.ready(topic.log))
+    return ClaimResult(jobs, queue.ready(topic.log), queue.state.lag(topic.log), queue.state.missed)
 
 
 def _jobs(claim: Claim, done: Sequence[int], deliveries: Sequence[int]) -> list[Job]:

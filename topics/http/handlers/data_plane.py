@@ -25,6 +25,7 @@ from topics.http.calls import (
 from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
 from topics.http.handlers.consumers import ConsumerHandlers
+from topics.http.handlers.groups import GroupHandlers
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.raw_bytes import RawBytes
 from topics.http.handlers.stages import Stages
@@ -54,6 +55,7 @@ class DataPlane:
         streams = Streams(engine)
         queues = Queues(engine)
         consumers = ConsumerHandlers(engine)
+        groups = GroupHandlers(engine)
         self._stages = Stages(engine)
         self._raw_bytes = RawBytes(engine, self._stages)
         self.handlers: Mapping[str, Handler] = {
@@ -82,6 +84,15 @@ class DataPlane:
             "seek_consumer": consumers.seek,
             "acquire_consumer": consumers.acquire,
             "release_consumer": consumers.release,
+            "put_group": groups.put,
+            "get_group": groups.get,
+            "list_groups": groups.page,
+            "delete_group": groups.delete,
+            "group_claim": queues.claim,
+            "group_ack": queues.ack,
+            "group_nack": queues.nack,
+            "group_extend": queues.extend,
+            "group_work": queues.work,
             "get_topic": states.get_topic,
             "health": states.health,
             "healthz": states.health,

@@ -17,10 +17,11 @@ from msgspec.structs import fields
 
 from topics.http import answer_types
 from topics.http.answers.sse import CONTENT_TYPE as EVENTS
-from topics.http.openapi.field_facts import TOPIC, U64, fact_of
+from topics.http.openapi.field_facts import TOPIC, U64, fact_of, setting
 from topics.http.requests import (
     append_requests,
     consumer_requests,
+    group_requests,
     queue_requests,
     raw_appends,
     read_requests,
@@ -45,9 +46,10 @@ RECORDS: Final = "Records"
 LIVE: Final = "Live delivery"
 CONSUMERS: Final = "Consumers"
 QUEUES: Final = "Queues"
+LOG_GROUPS: Final = "Groups"
 ROUTERS: Final = "Routers"
 DAEMON: Final = "The daemon"
-GROUPS: Final = (TOPICS, RECORDS, LIVE, CONSUMERS, QUEUES, ROUTERS, DAEMON)
+GROUPS: Final = (TOPICS, RECORDS, LIVE, CONSUMERS, QUEUES, LOG_GROUPS, ROUTERS, DAEMON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,6 +577,89 @@ _OPERATIONS |= {
         _events("The stream is open."),
         parameters=_query_of(queue_requests.ClaimBody, "node", "max", "lease_ms", example={"node": "worker-1"}),
         codes=("not_acceptable", *_QUEUE_CODES),
+    ),
+}
+
+_GROUP_CODES: Final = ("topic_not_found", "group_not_found", "not_a_log", *_WRITES)
+_GROUP_HELD_CODES: Final = ("batch_too_large", *_GROUP_CODES)
+
+_OPERATIONS |= {
+    "put_group": Operation(
+        LOG_GROUPS,
+        "Create or change a group",
+        "A group takes the records of a log like the jobs of a queue: each is leased to one worker at a time, and is "
+        "finished by an ack. The records stay, for other groups and readers. `from` counts at its creation only. A "
+        "change keeps the fields that are not in the body. Unknown fields are refused.",
+        {
+            200: Answer("The group existed. The answer has its present state.", {JSON: answer_types.GroupAnswer}),
+            201: Answer("The group was created.", {JSON: answer_types.GroupAnswer}),
+        },
+        body=JsonBody(group_requests.PutGroupBody, {"from": "earliest"}, required=False),
+        codes=("topic_not_found", "not_a_log", "forbidden", *_WRITES),
+    ),
+    "get_group": Operation(
+        LOG_GROUPS,
+        "State of a group",
+        "How far it is, and who holds how much.",
+        _ok(answer_types.GroupAnswer, "The present state."),
+        codes=("topic_not_found", "group_not_found", "not_a_log"),
+    ),
+    "list_groups": Operation(
+        LOG_GROUPS,
+        "List groups",
+        "The groups of a log, in the order of their names.",
+        _ok(answer_types.GroupListAnswer, "A page of the list."),
+        parameters=(_PREFIX, *_PAGE),
+        codes=("topic_not_found", "not_a_log"),
+    ),
+    "delete_group": Operation(
+        LOG_GROUPS,
+        "Delete a group",
+        "Its leases end. Deleting a group that does not exist is no failure.",
+        _ok(answer_types.GroupDeletedAnswer),
+        codes=("topic_not_found", "not_a_log", *_WRITES),
+    ),
+    "group_claim": Operation(
+        LOG_GROUPS,
+        "Claim records",
+        "Leases records to `node`. One that is not acked before its lease ends can be claimed again. A claim of a "
+        f"group with a filter looks at no more than {setting('max_scan')} records, and answers then, whatever "
+        "`wait_ms` says.",
+        _ok(answer_types.GroupClaimAnswer, "The records. There may be fewer than asked for, or none."),
+        body=JsonBody(queue_requests.ClaimBody, {"node": "worker-1", "max": 10, "wait_ms": 1000}),
+        codes=_GROUP_CODES,
+    ),
+    "group_ack": Operation(
+        LOG_GROUPS,
+        "Finish records",
+        "The group has finished the records, as durably as `durability` of the topic says. They stay in the log.",
+        _ok(answer_types.GroupAckAnswer),
+        body=JsonBody(queue_requests.HeldBody, _HELD),
+        codes=_GROUP_HELD_CODES,
+    ),
+    "group_nack": Operation(
+        LOG_GROUPS,
+        "Give records back",
+        "The records can be claimed again, at once or after `delay_ms`.",
+        _ok(answer_types.GroupNackAnswer),
+        body=JsonBody(queue_requests.NackBody, {**_HELD, "delay_ms": 1000}),
+        codes=_GROUP_HELD_CODES,
+    ),
+    "group_extend": Operation(
+        LOG_GROUPS,
+        "Extend leases of a group",
+        "The leases end `lease_ms` from now.",
+        _ok(answer_types.GroupExtendAnswer),
+        body=JsonBody(queue_requests.ExtendBody, {**_HELD, "lease_ms": 60_000}),
+        codes=_GROUP_HELD_CODES,
+    ),
+    "group_work": Operation(
+        LOG_GROUPS,
+        "Stream of records to work on",
+        "The stream of a queue (`/work`), for a group: the data of its events has `topic` and `group`.",
+        _events("The stream is open."),
+        parameters=_query_of(queue_requests.ClaimBody, "node", "max", "lease_ms", example={"node": "worker-1"}),
+        codes=("not_acceptable", *_GROUP_CODES),
     ),
 }
 

@@ -77,6 +77,11 @@ _PATH_PARAMETERS: Final[Mapping[str, Json]] = {
         "schema": {"type": "string", **TOPIC},
         "example": "billing",
     },
+    "group": {
+        "description": "Name of a group.",
+        "schema": {"type": "string", **TOPIC},
+        "example": "mailer",
+    },
     "wid": {
         "description": "Name of a watch session.",
         "schema": {"type": "string", "minLength": 1},

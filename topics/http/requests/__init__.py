@@ -13,6 +13,7 @@ read_requests         reads and exports
 topic_requests        topics, routers, deletions, commits of stages
 queue_requests        claims, acks, nacks, extensions, work streams
 consumer_requests     named consumers
+group_requests        groups of a log
 watch_requests        watches, streams and subscriptions
 line_batches          dividing the lines of an upload into batches
 """
