@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.described import closed_document, resolve
-from topics.client import calls, consumer_calls
+from topics.client import calls, consumer_calls, group_calls
 from topics.client.calls import ClientCall
 from topics.client.results import NewAppend, NewRecord, Page, Record, Tombstone
 from topics.http.openapi.document import document
@@ -342,6 +342,68 @@ CASES = {
         repeatable=True,
     ),
     "delete_router": said(calls.delete_router("r"), "DELETE /v0/routers/r", repeatable=False),
+    "create_group": said(
+        group_calls.create_group("a", "g"), "PUT /v0/topics/a/groups/g", body={"from": "tail"}, repeatable=True
+    ),
+    "create_group, everything": said(
+        group_calls.create_group(
+            "a",
+            "g",
+            from_="earliest",
+            filter=["tag", "Eq", "x"],
+            lease_ms=1000,
+            claim_jitter_ms=2,
+            max_deliveries=3,
+            dead_letter="",
+            leases_durable=True,
+            max_unfinished=4,
+        ),
+        "PUT /v0/topics/a/groups/g",
+        body={
+            "from": "earliest",
+            "filter": ["tag", "Eq", "x"],
+            "lease_ms": 1000,
+            "claim_jitter_ms": 2,
+            "max_deliveries": 3,
+            "dead_letter": None,
+            "leases_durable": True,
+            "max_unfinished": 4,
+        },
+        repeatable=True,
+    ),
+    "group": said(group_calls.group("a", "g"), "GET /v0/topics/a/groups/g", repeatable=True),
+    "group_page": said(group_calls.group_page("a"), "GET /v0/topics/a/groups", [("page_size", "100")], repeatable=True),
+    "delete_group": said(group_calls.delete_group("a", "g"), "DELETE /v0/topics/a/groups/g", repeatable=False),
+    "claim, group": said(
+        calls.claim("a", "n", group="g"),
+        "POST /v0/topics/a/groups/g/claim",
+        body={"node": "n", "max": 1, "wait_ms": 0},
+        repeatable=False,
+    ),
+    "ack, group": said(
+        calls.ack("a", "n", [1], group="g"),
+        "POST /v0/topics/a/groups/g/ack",
+        body={"node": "n", "seqs": [1]},
+        repeatable=False,
+    ),
+    "nack, group": said(
+        calls.nack("a", "n", [1], group="g"),
+        "POST /v0/topics/a/groups/g/nack",
+        body={"node": "n", "seqs": [1], "delay_ms": 0},
+        repeatable=False,
+    ),
+    "extend, group": said(
+        calls.extend("a", "n", [1], lease_ms=500, group="g"),
+        "POST /v0/topics/a/groups/g/extend",
+        body={"node": "n", "seqs": [1], "lease_ms": 500},
+        repeatable=False,
+    ),
+    "open_work, group": said(
+        calls.open_work("a", "n", group="g"),
+        "GET /v0/topics/a/groups/g/work",
+        [("node", "n"), ("max", "1")],
+        repeatable=False,
+    ),
     "create_consumer": said(
         consumer_calls.create_consumer("a", "c"), "PUT /v0/topics/a/consumers/c", body={"from": "tail"}, repeatable=True
     ),
@@ -528,11 +590,12 @@ every_call = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def makers() -> dict[str, Callable[..., Any]]:
     """The functions that make a call."""
-    found = [*inspect.getmembers(calls, inspect.isfunction), *inspect.getmembers(consumer_calls, inspect.isfunction)]
+    modules = (calls, consumer_calls, group_calls)
+    found = [member for module in modules for member in inspect.getmembers(module, inspect.isfunction)]
     return {
         name: function
         for name, function in found
-        if function.__module__ in {calls.__name__, consumer_calls.__name__}
+        if function.__module__ in {module.__name__ for module in modules}
         and not name.startswith("_")
         and str(inspect.signature(function).return_annotation).startswith("ClientCall[")
     }

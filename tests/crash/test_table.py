@@ -37,6 +37,7 @@ from topics.engine.engine import Engine
 from topics.engine.engine_metrics import EngineMetrics
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
+from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
@@ -103,6 +104,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     RouterLifecycle: ("catch_up", "delete", "put"),
     QueueCalls: ("ack", "claim", "close_work", "extend", "give_back", "nack", "next_jobs", "open_work"),
     ConsumerCalls: ("acquire", "commit", "delete", "put", "release", "seek"),
+    GroupCalls: ("delete", "put"),
     Ceilings: ("lower_all", "lower_idle"),
     Compactor: (
         "announce",
@@ -120,7 +122,8 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
 READS: Final[dict[type, tuple[str, ...]]] = {
     Engine: ("open_for_business", "quiesce", "run", "start_draining", "wake_all"),
     RouterLifecycle: ("ends", "page", "state"),
-    QueueCalls: ("ready_jobs", "window_ms"),
+    QueueCalls: ("nothing_claimed", "window_ms"),
+    GroupCalls: ("page", "state"),
     ConsumerCalls: ("page", "placed", "state"),
     ConsumerReads: ("read",),
     Deletions: ("is_ready",),
@@ -161,7 +164,8 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     StageCommits: ("ended", "expire"),
     Transactions: ("expire",),
     RouterLifecycle: ("adopt", "forget_topic", "samples"),
-    QueueCalls: ("figures", "look_after", "state", "sweep"),
+    QueueCalls: ("figures", "look_after", "look_after_one", "state", "sweep"),
+    GroupCalls: ("adopt_all", "samples"),
     ConsumerCalls: ("adopt_all", "advance", "find", "samples"),
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),

@@ -52,6 +52,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "fence": "topics.cli.fence_commands:fence",
     "router": "topics.cli.router_commands:router",
     "consumer": "topics.cli.consumer_commands:consumer",
+    "group": "topics.cli.group_commands:group",
     "queue": "topics.cli.queue_commands:queue",
     "metrics": "topics.cli.metrics_command:metrics",
     "top": "topics.cli.top:top",

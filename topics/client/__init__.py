@@ -3,6 +3,7 @@
     sync, concurrent          `Client` and `AsyncClient`: the I/O of both, and their lists of methods
     calls                     each call of `/v0`, as a value that both clients send
     consumer_calls            the calls on named consumers
+    group_calls               the calls on groups of a log
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
     transport                 the request of a call, the result or error of an answer

@@ -13,7 +13,7 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 import anyio
 import httpx
 
-from topics.client import async_tails, bulk, calls, consumer_calls, consumption, pages
+from topics.client import async_tails, bulk, calls, consumer_calls, consumption, group_calls, pages
 from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
 from topics.client.consumption import Consumption
@@ -232,6 +232,14 @@ class AsyncClient(BaseClient):
     release_consumer = _method(consumer_calls.release_consumer)
     read_consumer = _method(consumer_calls.read_consumer)
     consume = _consumed(consumption.consume)
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    create_group = _method(group_calls.create_group)
+    group = _method(group_calls.group)
+    groups = _method(group_calls.group_page)
+    all_groups = _paged(pages.all_groups)
+    delete_group = _method(group_calls.delete_group)
 
     # -- routers -----------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ def work(
     *,
     max: int = 1,
     lease_ms: int | None = None,
+    group: str | None = None,
     give_up_after: float | None = None,
     on_break: OnBreak | None = None,
     on_resume: OnResume | None = None,
@@ -39,7 +40,8 @@ def work(
     They are leased to the connection. When it is closed or breaks, the daemon gives them to other nodes at once; so it
     does with a job whose lease ends (`lease_ms`; None: as the topic says). When a job is done, call
     `ack(topic, node, [job.seq], lease_ids=[job.lease_id])`, which makes room for the next one. If the result has its
-    seq in `skipped`, another node may have the job.
+    seq in `skipped`, another node may have the job. With `group` (also of the ack) the jobs are the records of a log,
+    for a group of it.
 
     The iterator survives restarts of the daemon and broken connections, with `give_up_after`, `on_break` and
     `on_resume` as in `watch`. Raises NotFound where the topic does not exist or was deleted, Conflict for a topic that
@@ -47,7 +49,7 @@ def work(
     this iterator does not.
     """
     reconnection = Reconnection(give_up_after=give_up_after, on_break=on_break, on_resume=on_resume)
-    return JobStream(calls.open_work(topic, node, max=max, lease_ms=lease_ms), reconnection)
+    return JobStream(calls.open_work(topic, node, max=max, lease_ms=lease_ms, group=group), reconnection)
 
 
 class JobStream:

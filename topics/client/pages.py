@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from topics.client import calls, consumer_calls, results
+from topics.client import calls, consumer_calls, group_calls, results
 from topics.client.calls import ClientCall
 from topics.client.results import Record, Tombstone
 
@@ -84,6 +84,14 @@ def all_consumers(topic: str, *, prefix: str = "") -> Pages[results.ConsumerStat
     return _CursorPages(
         lambda cursor: consumer_calls.consumer_page(topic, prefix=prefix, page_size=1000, cursor=cursor),
         lambda page: page.consumers,
+    )
+
+
+def all_groups(topic: str, *, prefix: str = "") -> Pages[results.GroupState]:
+    """Every group of a log whose name begins with `prefix`, in the order of names, fetched page by page."""
+    return _CursorPages(
+        lambda cursor: group_calls.group_page(topic, prefix=prefix, page_size=1000, cursor=cursor),
+        lambda page: page.groups,
     )
 
 

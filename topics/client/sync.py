@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from topics.client import bulk, calls, consumer_calls, consumption, pages, tails
+from topics.client import bulk, calls, consumer_calls, consumption, group_calls, pages, tails
 from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
 from topics.client.consumption import Consumption
@@ -230,6 +230,14 @@ class Client(BaseClient):
     release_consumer = _method(consumer_calls.release_consumer)
     read_consumer = _method(consumer_calls.read_consumer)
     consume = _consumed(consumption.consume)
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    create_group = _method(group_calls.create_group)
+    group = _method(group_calls.group)
+    groups = _method(group_calls.group_page)
+    all_groups = _paged(pages.all_groups)
+    delete_group = _method(group_calls.delete_group)
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
