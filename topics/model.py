@@ -24,6 +24,22 @@ Durability = Literal["ephemeral", "memory", "disk", "fsync"]
 Retention = Literal["limits", "consumed"]
 
 
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long jobs of a queue are delayed that have failed (`docs/spec/consumers.md` section 5)."""
+
+    backoff: Literal["fixed", "exponential"] = "exponential"
+    delay_ms: int = 1000
+    max_delay_ms: int = 3_600_000
+    jitter: float = 0.0
+
+
+class ClaimRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many jobs of a queue are claimed in any `per_ms` at most."""
+
+    jobs: int
+    per_ms: int
+
+
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The complete configuration of a topic, as answers show it (`docs/spec/api.md` section 2)."""
 
@@ -45,6 +61,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter: str | None = None
     leases_durable: bool = False
     retention: Retention = "limits"
+    retry: RetryPolicy | None = None
+    priority_aging_ms: int = 60_000
+    max_in_flight: int = 0
+    rate: ClaimRate | None = None
     schema: msgspec.Raw | None = None
     """The JSON of a schema for `data` (`docs/spec/consumers.md` section 6), without blanks."""
     segment_max_events: int | None = None
@@ -77,6 +97,10 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
     retention: Retention | UnsetType = UNSET
+    retry: RetryPolicy | UnsetType | None = UNSET
+    priority_aging_ms: int | UnsetType = UNSET
+    max_in_flight: int | UnsetType = UNSET
+    rate: ClaimRate | UnsetType | None = UNSET
     schema: msgspec.Raw | UnsetType = UNSET
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET
@@ -94,6 +118,23 @@ class RecordIn(msgspec.Struct, gc=False):
     tag: str | None = None
     node: str | None = None
     meta: dict[str, str] | None = None
+    delay_ms: int | None = None
+    not_before: int | None = None
+    priority: int | None = None
+
+
+class JobFields(NamedTuple):
+    """What the records of an append say about the jobs that they are, column by column: delays (ms) and times (epoch
+    ms), 0 for none, and priorities. `first` names the first field that there is."""
+
+    first: str
+    delays: list[int]
+    not_before: list[int]
+    priorities: bytes
+
+    def part(self, records: slice) -> JobFields:
+        """Return the columns of some of the records."""
+        return JobFields(self.first, self.delays[records], self.not_before[records], self.priorities[records])
 
 
 class Fence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +178,7 @@ class CheckedAppend(AppendRequest, kw_only=True):
     nodes: list[str | None] | None
     tags: list[str | None] | None
     metas: list[bytes] | None
+    jobs: JobFields | None = None
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
@@ -467,10 +509,11 @@ class Job(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """The result of a claim: its jobs in the order of their seqs, and how many jobs are ready after it."""
+    """The result of a claim: its jobs, and how many jobs are ready after it. `paused`: the queue gives out none now."""
 
     jobs: list[Job]
     ready: int
+    paused: bool = False
     lag: int | None = None
     """Of a group: how many seqs it has not finished, from its floor on; and what it has missed."""
     missed: int | None = None
@@ -483,6 +526,16 @@ class HeldRequest(msgspec.Struct, kw_only=True):
     node: str
     seqs: list[int]
     lease_ids: list[int] | None
+
+
+class NackTerms(NamedTuple):
+    """How jobs are given back: to be claimed again in `delay_ms` (None: as the queue's config says), or to be moved to
+    the dead-letter topic (`dead`). Without `counts` it is as if this delivery had not been. `error` says why."""
+
+    delay_ms: int | None = None
+    error: str | None = None
+    counts: bool = True
+    dead: bool = False
 
 
 class HeldResult(msgspec.Struct, kw_only=True):
@@ -506,6 +559,9 @@ class QueueState(msgspec.Struct, kw_only=True):
     in_flight: int
     delayed: int
     dead_lettered: int
+    paused: bool = False
+    paused_until: int | UnsetType = UNSET
+    """When the pause ends (epoch ms), if it does by itself."""
 
 
 class GroupState(msgspec.Struct, kw_only=True):
@@ -527,6 +583,9 @@ class GroupState(msgspec.Struct, kw_only=True):
     max_deliveries: int
     dead_letter: str | None
     leases_durable: bool
+    retry: RetryPolicy | None
+    max_in_flight: int
+    rate: ClaimRate | None
     max_unfinished: int
     filter: msgspec.Raw | None
 

@@ -373,6 +373,13 @@ CASES = {
     ),
     "group": said(group_calls.group("a", "g"), "GET /v0/topics/a/groups/g", repeatable=True),
     "group_page": said(group_calls.group_page("a"), "GET /v0/topics/a/groups", [("page_size", "100")], repeatable=True),
+    "pause_group": said(
+        group_calls.pause_group("a", "g", until=5),
+        "POST /v0/topics/a/groups/g/pause",
+        body={"until": 5},
+        repeatable=True,
+    ),
+    "resume_group": said(group_calls.resume_group("a", "g"), "POST /v0/topics/a/groups/g/resume", repeatable=True),
     "delete_group": said(group_calls.delete_group("a", "g"), "DELETE /v0/topics/a/groups/g", repeatable=False),
     "claim, group": said(
         calls.claim("a", "n", group="g"),

@@ -46,7 +46,7 @@ def test_a_group_from_its_creation_to_its_deletion(client: Client, topic: str) -
     state = body_of(client.put(path(topic), json={"from": {"seq": 1}, "lease_ms": LONG_MS}), 201)
     assert (state["floor"], state["lag"], state["missed"], state["max_unfinished"]) == (1, 2, 0, 100_000)
     assert (state["claim_jitter_ms"], state["max_deliveries"], state["leases_durable"]) == (0, 0, False)
-    assert state["queue"] == {"ready": 2, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
+    assert state["queue"] == {"ready": 2, "in_flight": 0, "delayed": 0, "dead_lettered": 0, "paused": False}
     again = body_of(client.put(path(topic), json={"from": "tail", "max_deliveries": 3}), 200)
     assert (again["floor"], again["lease_ms"], again["max_deliveries"]) == (1, LONG_MS, 3)
     claimed = body_of(say(client, topic, "claim", max=5))
@@ -75,6 +75,20 @@ def test_lists_are_paged(client: Client, topic: str) -> None:
     rest = body_of(client.get(f"/v0/topics/{topic}/groups", params=where))
     assert [one["group"] for one in rest["groups"]] == ["b3"]
     assert "next_cursor" not in rest
+
+
+def test_a_paused_group_gives_nothing(client: Client, topic: str) -> None:
+    client.append(topic, 1)
+    put(client, topic, retry={"backoff": "fixed", "delay_ms": 60_000}, rate={"jobs": 5, "per_ms": 1000})
+    paused = body_of(client.post(path(topic, "g", "pause"), json={}))
+    assert (paused["group"], paused["queue"]["paused"]) == ("g", True)
+    answer = body_of(say(client, topic, "claim"))
+    assert (answer["paused"], answer["count"]) == (True, 0)
+    assert body_of(client.post(path(topic, "g", "resume")))["queue"]["paused"] is False
+    assert claim(client, topic) == [1]
+    body_of(say(client, topic, "nack", seqs=[1], error="later"))
+    state = body_of(client.get(path(topic)))
+    assert (state["queue"]["delayed"], state["retry"]["delay_ms"], state["rate"]["jobs"]) == (1, 60_000, 5)
 
 
 def test_groups_are_of_logs(client: Client, topic: str) -> None:

@@ -213,6 +213,25 @@ async def burying(life: Life, client: Client) -> None:
     await trio.sleep(0.1)
 
 
+async def planning(life: Life, client: Client) -> None:
+    """Jobs for later and of several priorities, pauses, and jobs that are given up."""
+    for name in QUEUES:
+        await client.append(name, 3, delay_ms=500)
+        await client.append(name, 2, priority=8)
+        await client.append(name, 1, priority=1, delay_ms=300)
+        await client.condemn(name, held(client, name)[:2], "no such customer")
+        await client.pause(name)
+        await client.claim(name, "bob", 2)
+    await checkpoint(life)
+    await trio.sleep(0.4)
+    for name in QUEUES:
+        await client.resume(name)
+        await client.claim(name, "bob", 3)
+        await client.append(name, 1, priority=9, delay_ms=40_000)
+    await trio.sleep(0.3)
+    await client.look()
+
+
 # ----------------------------------------------------------------- starts and stops
 
 
@@ -291,6 +310,7 @@ JOB_OPERATIONS = (
     row("work-off-segments", (11, 12), working_off_segments, in_segments, config=SMALL),
     row("dead-letter", (26,), burying, poison, config=replace(ROOMY, wal_shards=2)),
     row("dead-letter-over-shards", (26,), one_move, nothing, config=replace(ROOMY, wal_shards=3)),
+    row("plan-jobs", (6, 25, 26), planning, poison),
     row("stop-with-leases", (1, 26), closing_time, poison, end="stop"),
     start_after("kill"),
     start_after("drop"),

@@ -20,12 +20,15 @@ from tests.simulation.offload import InlineOffload
 from tests.simulation.wal_content import scan_of
 from topics.config import Settings
 from topics.engine.engine import Engine
+from topics.engine.record_columns import columns_of
 from topics.engine.transaction import MemberCommit
 from topics.errors import ApiError
+from topics.http.requests.job_fields import jobs_of
 from topics.log.tag_match import parse_match
 from topics.model import (
     AppendRequest,
     AppendResult,
+    CheckedAppend,
     DeleteResult,
     Performance,
     ReadRequest,
@@ -72,6 +75,17 @@ class Life:
         if "config" in options:
             options["config"] = TopicConfigPatch(**options["config"])
         request = AppendRequest(records=records, **options)
+        jobs = jobs_of(records)
+        if jobs is not None:
+            checked = columns_of(request)
+            request = CheckedAppend(
+                **{name: getattr(request, name) for name in AppendRequest.__struct_fields__},
+                datas=checked.datas,
+                nodes=checked.nodes,
+                tags=checked.tags,
+                metas=checked.metas,
+                jobs=jobs,
+            )
         return await self.engine.appends.append(name, request, Performance())
 
     async def delete(

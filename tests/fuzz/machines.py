@@ -25,6 +25,7 @@ from topics.model import (
     ClaimRequest,
     HeldRequest,
     Job,
+    NackTerms,
     Performance,
     RouterPatch,
     TopicConfigPatch,
@@ -133,11 +134,11 @@ async def _work(hand: Hand) -> None:
     await hand.some("jobs", 10)
     jobs = await hand.claim("jobs", 6)
     await engine.queues.ack("jobs", _held(jobs[:2]), Performance())
-    await engine.queues.nack("jobs", _held(jobs[2:3]), 60_000, Performance())
+    await engine.queues.nack("jobs", _held(jobs[2:3]), NackTerms(60_000), Performance())
     await engine.queues.extend("jobs", _held(jobs[3:4]), 90_000, Performance())
-    await engine.queues.nack("jobs", _held(jobs[4:6]), 0, Performance())
+    await engine.queues.nack("jobs", _held(jobs[4:6]), NackTerms(0), Performance())
     again = await hand.claim("jobs", 2)
-    await engine.queues.nack("jobs", _held(again), 0, Performance())
+    await engine.queues.nack("jobs", _held(again), NackTerms(0), Performance())
     await trio.sleep(0.2)
 
 

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from topics.log.dumped_values import from_little_endian
-from topics.queue import job_pages, leases
+from topics.queue import job_pages, job_projection, leases
 from topics.queue.job_pages import ABSENT, DELAYED, FREE, LEASED, PARKED
+from topics.queue.job_projection import FrozenLeases
 from topics.queue.lease_events import (
     AckEvent,
     ClaimEvent,
@@ -33,7 +34,7 @@ from topics.queue.lease_events import (
     ReleaseEvent,
     event_from_wire,
 )
-from topics.queue.leases import FrozenLeases, Leases
+from topics.queue.leases import Leases
 from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
 PARKED_AT_ONCE = 3
@@ -49,6 +50,7 @@ def _tiny_limits() -> Iterator[None]:
         patch.setattr(leases, "SWEEP_MOST", 0)
         patch.setattr(leases, "_LOOK", 1)
         patch.setattr(leases, "_SCAN", 3)
+        patch.setattr(job_projection, "_RUN", 3)
         patch.setattr(job_pages, "PAGE", 4)
         yield
 

@@ -23,6 +23,7 @@ from topics.model import (
     ConsumerStart,
     GroupPatch,
     HeldRequest,
+    NackTerms,
     Performance,
     RecordIn,
     TopicConfigPatch,
@@ -98,7 +99,9 @@ class GroupClient:
         state = self.state(topic)
         state[group] = state[group]._replace(held=state[group].held - set(seqs))
         request = HeldRequest(node="n", seqs=list(seqs), lease_ids=None)
-        await self._ask("lease", topic, state, self.life.engine.queues.nack(topic, request, 0, Performance(), group))
+        await self._ask(
+            "lease", topic, state, self.life.engine.queues.nack(topic, request, NackTerms(0), Performance(), group)
+        )
 
     async def delete(self, topic: str, group: str) -> None:
         state = self.state(topic)

@@ -31,23 +31,27 @@ from tests.simulation.world import End, Life, World
 from topics.config import Settings
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.queue_calls import JobSubscription
+from topics.engine.record_columns import columns_of
 from topics.errors import ApiError
 from topics.log.span import NotLoaded
 from topics.log.tag_match import TagMatch
 from topics.log.topic_log import SeqRun
 from topics.model import (
     AppendRequest,
+    CheckedAppend,
     ClaimRequest,
     HeldRequest,
     HeldResult,
     Job,
+    JobFields,
+    NackTerms,
     Performance,
     QueueState,
     RouterPatch,
     TopicConfig,
     TopicConfigPatch,
 )
-from topics.queue.job_pages import DELAYED, FREE, LEASED, PARKED
+from topics.queue.job_pages import DEFAULT_PRIORITY, DELAYED, FREE, LEASED, PARKED, PLAIN, priority_of
 from topics.runtime.instant import Instant
 
 MADE: Final = "made"
@@ -129,6 +133,8 @@ class History(lives.History[Asked, Saw, Began]):
         super().__init__()
         self.book: dict[tuple[int, int], Held] = {}
         """By topic id and seq."""
+        self.with_priorities: set[str] = set()
+        """The queues whose jobs do not all have the same priority."""
         self.clock_moved = False
         """The wall clock was set: it may stand still for the daemon, and what it says is no measure of leases."""
 
@@ -146,6 +152,8 @@ class Client:
         self.engine = life.engine
         self.history = history
         self._one_at_a_time: dict[str, trio.Lock] = {}
+        self.terms: NackTerms | None = None
+        """What the nacks say that are made now, if that is not only a delay."""
 
     def _ask(self, kind: Kind, name: str, **fields: Any) -> Asked:
         asked = Asked(kind, name, self.history.tick(), now=self.engine.registry.now_ms(), **fields)
@@ -186,12 +194,27 @@ class Client:
             with self._asking("delete_topic", name):
                 await self.engine.topic_lifecycle.delete(name, if_empty=False)
 
-    async def append(self, name: str, count: int = 1, *, size: int = 30, tag: str | None = None) -> list[int]:
+    async def append(
+        self, name: str, count: int = 1, *, size: int = 30, tag: str | None = None, delay_ms: int = 0, priority: int = 5
+    ) -> list[int]:
         """Append jobs that nobody else has appended; their seqs."""
         numbers = tuple(self.history.number() for _ in range(count))
         records = numbered(numbers, size, tag=tag)
         with self._asking("append", name, records=records, numbers=numbers) as asked:
             request = AppendRequest(records=list(records), create=False)
+            if delay_ms or priority != DEFAULT_PRIORITY:
+                self.history.with_priorities.add(name)
+                fields = JobFields("", [delay_ms] * count, [0] * count, bytes([priority] * count))
+                columns = columns_of(request)
+                request = CheckedAppend(
+                    records=list(records),
+                    create=False,
+                    datas=columns.datas,
+                    nodes=columns.nodes,
+                    tags=columns.tags,
+                    metas=columns.metas,
+                    jobs=fields,
+                )
             asked.first = (await self.engine.appends.append(name, request, Performance())).first_seq
             asked.epoch = self.engine.registry.topics[name].id if name in self.engine.registry.topics else 0
         return list(range(asked.first, asked.first + count)) if asked.first else []
@@ -244,7 +267,9 @@ class Client:
             result = await self.engine.queues.claim(
                 name, ClaimRequest(node=node, most=most, lease_ms=lease_ms, wait_ms=wait_ms), Performance()
             )
-            assert [job.seq for job in result.jobs] == sorted({job.seq for job in result.jobs})
+            seqs = [job.seq for job in result.jobs]
+            assert len(seqs) == len(set(seqs))
+            assert seqs == sorted(seqs) or asked.name in self.history.with_priorities
             asked.told = self._note(name, asked, result.jobs, durable=durable)
         return asked.told
 
@@ -285,12 +310,30 @@ class Client:
         if kind == "ack":
             return await self.engine.queues.ack(name, request, Performance())
         if kind == "nack":
-            return await self.engine.queues.nack(name, request, ms, Performance())
+            return await self.engine.queues.nack(name, request, self.terms or NackTerms(ms), Performance())
         return await self.engine.queues.extend(name, request, ms, Performance())
 
     async def ack(self, name: str, leases: Iterable[Told]) -> frozenset[int]:
         """Done with these; what of them it was done to."""
         return (await self._say("ack", name, leases)).done
+
+    async def pause(self, name: str) -> None:
+        """Give out no jobs until `resume`."""
+        with suppress(ApiError):
+            await self.engine.queues.pause(name, None, Performance())
+
+    async def resume(self, name: str) -> None:
+        """Give out jobs again."""
+        with suppress(ApiError):
+            await self.engine.queues.resume(name, Performance())
+
+    async def condemn(self, name: str, leases: Iterable[Told], error: str) -> frozenset[int]:
+        """Have jobs moved to the dead-letter topic."""
+        self.terms = NackTerms(None, error, dead=True)
+        try:
+            return (await self._say("nack", name, leases)).done
+        finally:
+            self.terms = None
 
     async def nack(self, name: str, leases: Iterable[Told], *, delay_ms: int = 0) -> frozenset[int]:
         """Give these back; likewise."""
@@ -364,6 +407,7 @@ class KeptJob(NamedTuple):
     time: int = 0
     lease_id: int = 0
     node: str = ""
+    priority: int = DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,10 +426,12 @@ class Kept:
             slots = [slot for slot, state in enumerate(states) if state]
             rows = [_unpacked(code, column, len(slots)) for code, column in zip("IqQH", columns, strict=True)]
             for slot, deliveries, due_ms, lease_id, holder in zip(slots, *rows, strict=True):
-                state = states[slot]
+                state = states[slot] & PLAIN
                 time = due_ms + dump["to_epoch_ms"] - (state == LEASED) if state in (LEASED, DELAYED) else 0
                 node = nodes[holder] if state == LEASED else ""
-                jobs[number * dump["page"] + slot] = KeptJob(state, deliveries, time, lease_id, node)
+                jobs[number * dump["page"] + slot] = KeptJob(
+                    state, deliveries, time, lease_id, node, priority_of(states[slot])
+                )
         return cls(dump["cursor"], dump["dead_lettered"], jobs)
 
 
@@ -1133,6 +1179,8 @@ async def empty(life: Life, oracle: Oracle, start: Shown, crashed: int, begun: i
     dead-letter topic, and the queues are empty. `start` is what there was at the time `begun`."""
     engine = life.engine
     queues = [name for name, view in start.views.items() if view.config.type == "queue"]
+    for name in queues:
+        await engine.queues.resume(name, Performance())
     held = {name: oracle.surely_held(name, start, crashed) for name in queues}
     came: dict[str, set[int]] = {name: set() for name in queues}
     left_at_start = {

@@ -14,7 +14,7 @@ from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_recovery_rules import lived
 from tests.simulation.world import Life
 from topics.log.tag_match import TagMatch
-from topics.model import ClaimRequest, HeldRequest, Performance
+from topics.model import ClaimRequest, HeldRequest, NackTerms, Performance
 
 SMALL: Final[dict[str, Any]] = {
     "segment_max_events": 8,
@@ -88,7 +88,7 @@ def acked(*seqs: int) -> Change:
             assert (await life.engine.queues.ack(NAME, done, Performance())).done == [seq]
         for seq in held.keys() - set(seqs):
             await life.engine.queues.nack(
-                NAME, HeldRequest(node="n", seqs=[seq], lease_ids=[held[seq]]), 0, Performance()
+                NAME, HeldRequest(node="n", seqs=[seq], lease_ids=[held[seq]]), NackTerms(0), Performance()
             )
 
     return change

@@ -36,6 +36,7 @@ from topics.model import (
     HeldRequest,
     HeldResult,
     Job,
+    NackTerms,
     Performance,
     RecordIn,
     RouterPatch,
@@ -457,7 +458,7 @@ class Clients(ConsumerSteps):
         if kind == "ack":
             return await self.engine.queues.ack(name, request, Performance())
         if kind == "nack":
-            return await self.engine.queues.nack(name, request, ms, Performance())
+            return await self.engine.queues.nack(name, request, NackTerms(ms), Performance())
         return await self.engine.queues.extend(name, request, ms, Performance())
 
     # -- stages ------------------------------------------------------------------------------------------------------

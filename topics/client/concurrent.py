@@ -239,6 +239,8 @@ class AsyncClient(BaseClient):
     group = _method(group_calls.group)
     groups = _method(group_calls.group_page)
     all_groups = _paged(pages.all_groups)
+    pause_group = _method(group_calls.pause_group)
+    resume_group = _method(group_calls.resume_group)
     delete_group = _method(group_calls.delete_group)
 
     # -- routers -----------------------------------------------------------------------------------------------------

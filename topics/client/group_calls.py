@@ -4,6 +4,8 @@ I/O; the functions are methods of both clients. Claims, acks and the like are th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from topics.client import results
 from topics.client.calls import ClientCall, Filter, encode, filter_json, target, topic_path
 from topics.client.consumer_calls import Place
@@ -21,10 +23,14 @@ def create_group(
     dead_letter: str | None = None,
     leases_durable: bool | None = None,
     max_unfinished: int | None = None,
+    retry: Mapping[str, object] | None = None,
+    max_in_flight: int | None = None,
+    rate: Mapping[str, int] | None = None,
 ) -> ClientCall[results.GroupState]:
     """Create a group of a log, or change it. `from_` is where a new one begins; one that exists stays where it is. What
     is None stays as it is. `filter`: only records that match; `"null"`: all records again. `dead_letter=""` takes the
-    dead-letter topic away. Raises NotFound where there is no such topic, and Conflict for a queue."""
+    dead-letter topic away, `retry={}` and `rate={}` take these. Raises NotFound where there is no such topic, and
+    Conflict for a queue."""
     given: dict[str, object] = {
         "filter": filter_json(filter),
         "lease_ms": lease_ms,
@@ -32,8 +38,10 @@ def create_group(
         "max_deliveries": max_deliveries,
         "leases_durable": leases_durable,
         "max_unfinished": max_unfinished,
+        "max_in_flight": max_in_flight,
     }
     body: dict[str, object] = {"from": from_, **{name: value for name, value in given.items() if value is not None}}
+    body |= {name: dict(value) or None for name, value in (("retry", retry), ("rate", rate)) if value is not None}
     if dead_letter is not None:
         body["dead_letter"] = dead_letter or None
     return ClientCall(
@@ -59,6 +67,19 @@ def group_page(
     of the page before; None: the first page."""
     where = target(topic_path(topic, "groups"), prefix=prefix or None, page_size=page_size, cursor=cursor)
     return ClientCall(method="GET", target=where, answer=results.GroupPage, repeatable=True)
+
+
+def pause_group(topic: str, group: str, *, until: int | None = None) -> ClientCall[results.GroupPaused]:
+    """Have claims of a group get nothing until `until` (ms since the epoch); None: until it is resumed."""
+    body = encode({} if until is None else {"until": until})
+    where = topic_path(topic, "groups", group, "pause")
+    return ClientCall(method="POST", target=where, answer=results.GroupPaused, body=body, repeatable=True)
+
+
+def resume_group(topic: str, group: str) -> ClientCall[results.GroupPaused]:
+    """Have claims of a group get records again."""
+    where = topic_path(topic, "groups", group, "resume")
+    return ClientCall(method="POST", target=where, answer=results.GroupPaused, repeatable=True)
 
 
 def delete_group(topic: str, group: str) -> ClientCall[results.GroupDeletion]:

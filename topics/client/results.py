@@ -473,6 +473,12 @@ class GroupState(Struct, kw_only=True):
     dead_letter: str | None
     leases_durable: bool
     max_unfinished: int
+    retry: dict[str, Any] | None = None
+    """How records are delayed that have failed; None for not."""
+    max_in_flight: int = 0
+    """Most records that are leased at a time; 0: unlimited."""
+    rate: dict[str, int] | None = None
+    """Most records that are claimed in some time; None: unlimited."""
     filter: Any
     """Only records that match it; None for all."""
 
@@ -483,6 +489,14 @@ class GroupPage(Struct, kw_only=True):
     groups: list[GroupState]
     next_cursor: str | None = None
     """The `cursor` of the next page; None on the last page."""
+
+
+class GroupPaused(Struct, kw_only=True):
+    """A group was paused or resumed."""
+
+    topic: str
+    group: str
+    queue: QueueCounts
 
 
 class GroupDeletion(Struct, kw_only=True):

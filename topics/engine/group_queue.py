@@ -36,8 +36,8 @@ class GroupQueue(JobQueue):
 
     __slots__ = ("looking", "state")
 
-    def __init__(self, state: Group) -> None:
-        super().__init__(state.leases)
+    def __init__(self, state: Group, *, restored: bool = False) -> None:
+        super().__init__(state.leases, restored=restored)
         self.state = state
         self.looking: trio.Event | None = None
         """Set while a task asks the filter about records; others wait for its end."""
@@ -61,16 +61,16 @@ class GroupQueue(JobQueue):
 
     def must_look(self, log: TopicLog, most: int) -> bool:
         """Return True if the filter has to be asked before `most` jobs can be claimed."""
-        return self.state.must_look(log, most)
+        return self.state.must_look(log, most) and self.room() > 0
 
     def _carry_out(self, event: Event) -> array[int]:
         return self.state.apply(event)
 
-    def sweep(self, now: Instant) -> bool:
+    def sweep(self, now: Instant, config: TopicConfig) -> bool:
         """Free jobs whose lease or delay is over, as many as fit into a step. Return True if there are more."""
-        if self.leases.behind(now.mono):
+        if self.leases.behind(now.mono, now.wall):
             self.state.touch()
-        return super().sweep(now)
+        return super().sweep(now, config)
 
     def abort(self, seqs: Sequence[int]) -> None:
         """End the reservation of `seqs`: their event will not be committed."""
@@ -100,7 +100,9 @@ class TopicGroups:
     __slots__ = ("_encoded", "by_name", "on_the_way")
 
     def __init__(self, groups: Iterable[Group] = ()) -> None:
-        self.by_name: SortedDict[str, GroupQueue] = SortedDict({one.name: GroupQueue(one) for one in groups})
+        self.by_name: SortedDict[str, GroupQueue] = SortedDict(
+            {one.name: GroupQueue(one, restored=True) for one in groups}
+        )
         self.on_the_way: dict[str, trio.Event] = {}
         """The end of the creation, change or deletion of a group that is on its way."""
         self._encoded: dict[str, tuple[int, bytes]] = {}

@@ -8,20 +8,29 @@ no longer holds, for whatever reason. Nothing here waits or writes to the log: t
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 import trio
+from msgspec import UNSET
 
 from topics.errors import ApiError
 from topics.log.topic_log import SeqRun, TopicLog
-from topics.model import TopicConfig
+from topics.model import QueueState, TopicConfig
+from topics.queue.claim_limits import ClaimLimits, RateWindow
+from topics.queue.claim_order import Ages
 from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent
 from topics.queue.leases import Leases, NextLive
+from topics.queue.retry_delay import RetryDelay
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.queue_dump import FrozenQueue
+
+LOOK_AT_WALL_MS: Final = 1000
+"""How long claimers wait at most before the wall clock is looked at again, on which something depends: it may have been
+set."""
 
 SWEEP_SLICE: Final = 2000
 """Leases and delays that one step frees at most. If more end together, it takes several steps."""
@@ -79,10 +88,28 @@ class JobQueue:
     """The lease projection of one queue topic, its line of claimers and its streams. Made with the topic, which keeps
     it. Of a group of a log (`topics.engine.group_queue`) it is the base."""
 
-    __slots__ = ("_held", "attended", "bell", "deleted", "leases", "line", "moving", "newcomers", "now", "parked_more")
+    __slots__ = (
+        "_config",
+        "_held",
+        "_restored",
+        "attended",
+        "bell",
+        "deleted",
+        "leases",
+        "limits",
+        "line",
+        "moving",
+        "newcomers",
+        "now",
+        "parked_more",
+    )
 
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: Leases, *, restored: bool = False) -> None:
+        """`restored`: it is from an earlier life of the daemon, whose claims are not known one by one."""
         self.leases = leases
+        self.limits = ClaimLimits()
+        self._config: TopicConfig | None = None
+        self._restored = restored
         self.line: dict[Claimer, None] = {}
         """The claimers that want jobs, in the order of their arrival."""
         self.newcomers: dict[Claimer, None] = {}
@@ -119,6 +146,18 @@ class JobQueue:
         """Return what `Leases.decide_claim` asks for fresh jobs. Its calls raise NotLoaded."""
         return partial(live_after, log)
 
+    def counters(self, log: TopicLog) -> QueueState:
+        """Return the counters as of the last sweep."""
+        leases = self.leases
+        return QueueState(
+            ready=self.ready(log),
+            in_flight=leases.in_flight,
+            delayed=leases.delayed,
+            dead_lettered=leases.dead_lettered,
+            paused=self.paused,
+            paused_until=leases.paused_until if self.paused and leases.paused_until else UNSET,
+        )
+
     def must_look(self, log: TopicLog, most: int) -> bool:
         """Return True if a filter has to be asked about records before `most` jobs can be claimed."""
         return False
@@ -133,6 +172,7 @@ class JobQueue:
         if not keeps_jobs:
             leases = Leases()
             leases.dead_lettered = self.leases.dead_lettered
+            leases.paused_until = self.leases.paused_until
         return FrozenQueue(now.window, leases.freeze(now))
 
     # -- the line ----------------------------------------------------------------------------------------------------
@@ -192,6 +232,8 @@ class JobQueue:
     def apply(self, event: Event) -> array[int]:
         """Carry out an event, at its commit point. Return the seqs that it changed."""
         done = self._carry_out(event)
+        if isinstance(event, ClaimEvent) and self.limits.window is not None:
+            self.limits.window.note(self.now.mono, len(done))
         if isinstance(event, ExtendEvent):
             self._look_again(done)
         elif not isinstance(event, ClaimEvent):
@@ -213,17 +255,66 @@ class JobQueue:
                 if seq in self._held:
                     self._held[seq].changed.set()
 
-    def sweep(self, now: Instant) -> bool:
+    def sweep(self, now: Instant, config: TopicConfig) -> bool:
         """Free jobs whose lease or delay is over, as many as fit into a step. Return True if there are more."""
         self.now = now
-        self._freed(self.leases.sweep(now.mono, SWEEP_SLICE))
-        return self.leases.behind(now.mono)
+        if config is not self._config:
+            self._configure(config)
+        self._freed(self.leases.sweep(now.mono, SWEEP_SLICE, now.wall))
+        return self.leases.behind(now.mono, now.wall)
+
+    def _configure(self, config: TopicConfig) -> None:
+        retry, rate, limits = config.retry, config.rate, self.limits
+        self.leases.backoff = None
+        if retry is not None:
+            self.leases.backoff = RetryDelay(retry.backoff, retry.delay_ms, retry.max_delay_ms, retry.jitter)
+        limits.max_in_flight = config.max_in_flight
+        if rate is None:
+            limits.window = None
+        elif limits.window is not None:
+            limits.window = limits.window.resized(rate.jobs, rate.per_ms, self.now.mono)
+        else:
+            limits.window = RateWindow(rate.jobs, rate.per_ms)
+            if self._restored and self._config is None:
+                # As many as the rate allows may have been claimed just before the start.
+                limits.window.note(self.now.mono, rate.jobs)
+        self._config = config
+
+    @property
+    def paused(self) -> bool:
+        """Return True if claims get nothing, as of the last sweep."""
+        return self.leases.paused_until is not None and self.leases.is_paused(self.now)
+
+    def room(self) -> int:
+        """Return how many jobs may be reserved for claims, as of the last sweep."""
+        if self.paused:
+            return 0
+        limits = self.limits
+        if not limits.any:
+            return sys.maxsize
+        return limits.room(self.leases.in_flight, self.leases.dealt, self.now.mono)
+
+    def ages(self, log: TopicLog, now_ms: int) -> Ages:
+        """Return how old jobs are at `now_ms`, by the retention clock."""
+        assert self._config is not None
+        return Ages(log.index.ts_of, now_ms, self._config.priority_aging_ms)
 
     def due_in_ms(self, now: Instant) -> float:
-        """Return how long (ms) until a sweep may have something to do; infinity if no job becomes free by time
-        alone."""
-        due_ms = self.leases.next_due_ms()
-        return float("inf") if due_ms is None else max(due_ms - now.mono, 0)
+        """Return how long (ms) until a sweep may have something to do, or claims may get something by time alone;
+        infinity if there is nothing to wait for."""
+        left = float("inf")
+        leases, window = self.leases, self.limits.window
+        due_ms = leases.next_due_ms()
+        if due_ms is not None:
+            left = due_ms - now.mono
+        if window is not None and (due_ms := window.next_ms()) is not None:
+            left = min(left, due_ms - now.mono)
+        later_ms = leases.next_later_ms()
+        if later_ms is not None:
+            left = min(left, later_ms - now.wall, LOOK_AT_WALL_MS)
+        if leases.paused_until and leases.is_paused(now):
+            left = min(left, leases.paused_until - now.wall, LOOK_AT_WALL_MS)
+        return max(left, 0)
 
     def gone(self, seqs: Sequence[int]) -> None:
         """Forget jobs whose records were deleted or lost."""

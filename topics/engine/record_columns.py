@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from topics.log.block import Block, encode_block
-from topics.model import AppendRequest, CheckedAppend
+from topics.model import AppendRequest, CheckedAppend, JobFields
 from topics.storage.wal import frames
 
 BLOCK_RECORDS: Final = 1000
@@ -37,6 +37,7 @@ class AppendColumns(NamedTuple):
     tags: list[str | None] | None
     metas: list[bytes] | None
     sizes: array[int]
+    jobs: JobFields | None = None
 
     @property
     def cost(self) -> int:
@@ -51,6 +52,7 @@ class AppendColumns(NamedTuple):
             self.tags and self.tags[records],
             self.metas and self.metas[records],
             self.sizes[records],
+            self.jobs and self.jobs.part(records),
         )
 
 
@@ -59,8 +61,9 @@ def columns_of(request: AppendRequest) -> AppendColumns:
     nodes: list[str | None] | None
     tags: list[str | None] | None
     metas: list[bytes] | None
+    jobs: JobFields | None = None
     if isinstance(request, CheckedAppend):
-        datas, nodes, tags, metas = request.datas, request.nodes, request.tags, request.metas
+        datas, nodes, tags, metas, jobs = request.datas, request.nodes, request.tags, request.metas, request.jobs
     else:
         records = request.records
         datas = [bytes(record.data) for record in records]
@@ -75,7 +78,7 @@ def columns_of(request: AppendRequest) -> AppendColumns:
     sizes = array("I", map(len, datas))
     if metas is not None:
         sizes = array("I", map(add, sizes, map(len, metas)))
-    return AppendColumns(datas, nodes, tags, metas, sizes)
+    return AppendColumns(datas, nodes, tags, metas, sizes, jobs)
 
 
 def utf8(texts: Sequence[str | None] | None) -> list[bytes] | None:

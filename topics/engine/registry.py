@@ -272,8 +272,8 @@ class Registry:
         return self._clock.monotonic_ms()
 
     def instant(self) -> Instant:
-        """Return the current time on the monotonic clock and on the window clock."""
-        return Instant(self._clock.monotonic_ms(), self.windows.now_ms())
+        """Return the current time on the monotonic clock, on the window clock, and on the wall clock."""
+        return Instant(self._clock.monotonic_ms(), self.windows.now_ms(), self._clock.now_ms())
 
     def to_wall(self, window_ms: int) -> int:
         """Return what the wall clock will show (epoch ms) at a time of the window clock, unless it is set."""

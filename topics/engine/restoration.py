@@ -63,7 +63,7 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
     """Set everything in a topic that no other part of the engine has to be told of."""
     topic.log = found.log
     if found.queue is not None:
-        topic.set_queue(JobQueue(found.queue))
+        topic.set_queue(JobQueue(found.queue, restored=True))
     topic.assigned = topic.synced_seq = topic.blocks.written_seq = found.log.head_seq
     topic.last_ts = found.log.last_ts
     topic.ceiling.set(found.ceiling)

@@ -40,8 +40,9 @@ from topics.groups.group_events import PutGroupEvent, check_filter_text, terms_t
 from topics.log.dumped_values import whole
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import SeqRun, TopicLog
+from topics.queue.job_projection import FrozenLeases
 from topics.queue.lease_events import AckEvent, DeadLetterEvent, Event
-from topics.queue.leases import FrozenLeases, Leases, NextLive
+from topics.queue.leases import Leases, NextLive
 from topics.runtime.instant import Instant
 
 EXACT_RUNS: Final = 256
@@ -252,8 +253,8 @@ class Group:
 
     def begin_at(self, head_seq: int) -> None:
         """Forget everything: the records of an `ephemeral` topic are gone after a start."""
-        self.leases, dead_lettered = Leases(), self.leases.dead_lettered
-        self.leases.dead_lettered = dead_lettered
+        before, self.leases = self.leases, Leases()
+        self.leases.dead_lettered, self.leases.paused_until = before.dead_lettered, before.paused_until
         self.leases.gone_below(head_seq + 1)
         self.finished = FinishedRuns(max(head_seq, self.finished.floor))
         self.looked_to = self.finished.floor

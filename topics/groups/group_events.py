@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from topics.filters.filter_error import FilterError
 from topics.filters.record_filter import parse_filter
 from topics.log.dumped_values import from_little_endian, little_endian, whole
-from topics.log.topic_config import config_from_wire
+from topics.log.topic_config import config_from_wire, config_to_wire
 from topics.model import TopicConfig
 from topics.queue.lease_events import AckEvent, Event, event_from_wire
 from topics.runtime.instant import Instant
@@ -27,7 +27,16 @@ MAX_UNFINISHED = 100_000
 """The most seqs that a group holds, and runs that it has finished above its floor, together; beyond that its claims get
 nothing fresh. 100,000 scattered seqs are some 20 MB."""
 
-TERMS = ("lease_ms", "claim_jitter_ms", "max_deliveries", "dead_letter", "leases_durable")
+TERMS = (
+    "lease_ms",
+    "claim_jitter_ms",
+    "max_deliveries",
+    "dead_letter",
+    "leases_durable",
+    "retry",
+    "max_in_flight",
+    "rate",
+)
 """The settings that a group has in common with a queue."""
 
 
@@ -98,7 +107,8 @@ def group_event_from_wire(value: Mapping[str, Any], now: Instant) -> tuple[str, 
 
 def terms_to_wire(terms: TopicConfig) -> dict[str, Any]:
     """Return the settings of a group that it has in common with a queue."""
-    return {name: getattr(terms, name) for name in TERMS}
+    fields = config_to_wire(terms)
+    return {name: fields[name] for name in TERMS if name in fields}
 
 
 def check_filter_text(text: str | None) -> None:

@@ -15,6 +15,7 @@ from topics.model import (
     GroupState,
     MovedConsumer,
     Performance,
+    QueueState,
     RouterState,
     Tombstone,
     TopicConfig,
@@ -303,6 +304,7 @@ class ClaimAnswer(Struct, kw_only=True):
     claimed: list[ClaimedJob]
     count: int
     ready: int
+    paused: bool | UnsetType = UNSET
     performance: Performance
 
 
@@ -344,6 +346,20 @@ class NackAnswer(Struct, kw_only=True):
 
 class GroupNackAnswer(NackAnswer, kw_only=True):
     """The answer to a nack of a group."""
+
+    group: str
+
+
+class PauseAnswer(Struct, kw_only=True):
+    """The answer to a pause of a queue, and to its end."""
+
+    topic: str
+    queue: QueueState
+    performance: Performance
+
+
+class GroupPauseAnswer(PauseAnswer, kw_only=True):
+    """The answer to a pause of a group, and to its end."""
 
     group: str
 

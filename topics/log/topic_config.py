@@ -14,7 +14,8 @@ from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
 from topics.log.names import check_topic_name
-from topics.model import MAX_U64, TopicConfig, TopicConfigPatch
+from topics.model import MAX_U64, ClaimRate, RetryPolicy, TopicConfig, TopicConfigPatch
+from topics.runtime.instant import MAX_AHEAD_MS
 from topics.schemas.record_schema import normal_schema
 from topics.schemas.schema_walk import BadSchema
 
@@ -22,7 +23,15 @@ MAX_IDEMPOTENCY_WINDOW_MS: Final = 7 * 24 * 3600 * 1000
 MIN_LEASE_MS: Final = 100
 MAX_LEASE_MS: Final = 86_400_000
 
-_U64_FIELDS: Final = ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries")
+_U64_FIELDS: Final = (
+    "ttl_ms",
+    "cap_records",
+    "cap_bytes",
+    "idempotency_window_ms",
+    "max_deliveries",
+    "priority_aging_ms",
+    "max_in_flight",
+)
 SEGMENT_LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "segment_max_events": (1, 1_000_000),
     "segment_max_bytes": (1 << 10, 1 << 30),
@@ -41,9 +50,25 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "retention": ("limits", "consumed"),
 }
 
-_LATER: Final = ("schema", "segment_max_events", "segment_max_bytes", "segment_max_age_ms")
-"""Fields that most topics have no value for. They are left out where they are None, so that the parts of other topics
-are what they were before there were these fields."""
+_LATER: Final[Mapping[str, object]] = {
+    "schema": None,
+    "segment_max_events": None,
+    "segment_max_bytes": None,
+    "segment_max_age_ms": None,
+    "retry": None,
+    "priority_aging_ms": TopicConfig().priority_aging_ms,
+    "max_in_flight": 0,
+    "rate": None,
+}
+"""Fields for which most topics have these values. Then they are left out, so that the parts of other topics are what
+they were before there were these fields."""
+
+MAX_RATE_JOBS: Final = 1_000_000
+RANGES: Final[Mapping[str, Mapping[str, tuple[int, int]]]] = {
+    "retry": {"delay_ms": (0, MAX_AHEAD_MS), "max_delay_ms": (0, MAX_AHEAD_MS), "jitter": (0, 1)},
+    "rate": {"jobs": (1, MAX_RATE_JOBS), "per_ms": (1, MAX_AHEAD_MS)},
+}
+"""Fields that are objects, and the least and the most of their numbers."""
 
 # Most of 100,000 topics have one of a few configurations, so equal ones share an object. The bound is for a daemon
 # whose topics all differ: sharing then saves nothing, and the oldest entries are dropped.
@@ -71,6 +96,9 @@ def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topi
             low, high = SEGMENT_LIMITS[name]
             if not low <= value <= high:
                 raise invalid(name, f"must be between {low} and {high}, or null", min=low, max=high)
+        for part, (low, high) in RANGES.get(name, {}).items() if value is not None else ():
+            if not low <= getattr(value, part) <= high:
+                raise invalid(f"{name}.{part}", f"must be between {low} and {high}", min=low, max=high)
         if name in _CLAMPED and value is not None:
             low, high = _CLAMPED[name]
             present[name] = max(low, min(high, value))
@@ -120,9 +148,11 @@ def config_from_wire(value: Mapping[str, Any]) -> TopicConfig:
 def config_to_wire(config: TopicConfig) -> dict[str, Any]:
     """Return the fields by name, as CBOR and JSON take them. A new dict that the caller may keep."""
     fields = msgspec.structs.asdict(config)
-    for name in _LATER:
-        if fields[name] is None:
+    for name, usual in _LATER.items():
+        if fields[name] == usual:
             del fields[name]
+        elif isinstance(fields[name], RetryPolicy | ClaimRate):
+            fields[name] = msgspec.structs.asdict(fields[name])
     if config.schema is not None:
         fields["schema"] = bytes(config.schema).decode()
     return fields

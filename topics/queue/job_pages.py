@@ -4,9 +4,11 @@ A *page* has a slot for each of `PAGE` seqs: page `n` those from `n * PAGE` on. 
 deliveries, the time at which it becomes free, a lease id and a holder, which is an index into the node names of the
 page. A slot without a job has the state `ABSENT`; a page of such slots only is dropped (see `job_table`).
 
-Values that a state does not need are zero: `due_ms` unless leased or delayed, the lease id and the holder unless
-leased, everything if absent. A kept job that is reserved (see `leases`) has the flag `RESERVED` in its state code, so
-that a search for a state finds only jobs that may be changed. Dumps are without the flag.
+Values that a state does not need are zero: `due_ms` unless the job is leased, delayed or later, or has become free
+after being later; the lease id and the holder unless leased; everything if absent. A kept job that is reserved (see
+`leases`) has the flag `RESERVED` in its state code, so that a search for a state finds only jobs that may be changed.
+Dumps are without the flag. The upper half of a state code is the *lane* of the job, which stands for its priority. It
+is zero for the default priority, so a search for a state alone finds the jobs of that priority.
 
 The form of a dump
 ------------------
@@ -17,14 +19,18 @@ A dump (`Leases.dump`, `FrozenLeases.dump`) is a map:
     dead_lettered  how many ever were
     to_epoch_ms    the window clock minus the monotonic one, when the dump was made
     page           PAGE; a dump with pages of another size is refused
+    errors         pairs of a seq and the last error of its job, the oldest first; missing if there are none
+    paused_until   epoch ms, or 0 for no end; missing if the queue is not paused
     pages          a list of pages, ascending by number, each of them a list:
 
     [number, states, deliveries, due_ms, lease_ids, holders, nodes]
 
     number      of the page
-    states      PAGE bytes: 0 not kept, 1 free, 2 leased, 3 delayed, 4 parked
+    states      PAGE bytes: 0 not kept, 1 free, 2 leased, 3 delayed, 4 parked, 5 later, 6 condemned; but for 0 plus 16 *
+                (priority ^ 5), which is 0 for the default priority
     deliveries  u32 each
-    due_ms      i64 each: leased, one past the deadline; delayed, its end; on the monotonic clock of the dumping process
+    due_ms      i64 each: leased, one past the deadline; delayed, its end; on the monotonic clock of the dumping
+                process. Later, and free after it: the time of the job, in epoch ms of the wall clock
     lease_ids   u64 each
     holders     u16 each, an index into `nodes`
     nodes       strings: the holders, in the order of their first slots
@@ -54,12 +60,28 @@ FREE: Final = 1
 LEASED: Final = 2
 DELAYED: Final = 3
 PARKED: Final = 4
+LATER: Final = 5
+CONDEMNED: Final = 6
 """The states of slots, as dumps have them."""
-STATES: Final = 5
+STATES: Final = 7
 
-RESERVED: Final = 0x08
 PLAIN: Final = 0x07
-"""The bits of a state code that are the state; `RESERVED` is a flag beside them."""
+RESERVED: Final = 0x08
+LANE: Final = 0xF0
+"""The parts of a state code: the state, a flag, and the lane."""
+
+DEFAULT_PRIORITY: Final = 5
+MOST_PRIORITY: Final = 9
+LANES: Final = tuple((priority ^ DEFAULT_PRIORITY) << 4 for priority in range(MOST_PRIORITY + 1))
+"""The lane of each priority."""
+OTHER_LANES: Final = tuple(lane for lane in LANES if lane)
+"""The lanes of all priorities but the default one."""
+
+
+def priority_of(code: int) -> int:
+    """Return the priority of a job with this state code."""
+    return (code >> 4) ^ DEFAULT_PRIORITY
+
 
 # Times are cut to this many ms from the origin of the clock, in both directions, so that they fit into 64-bit columns.
 FAR_MS: Final = 1 << 62
@@ -69,32 +91,36 @@ _MOST_DELIVERIES: Final = (1 << 32) - 1
 
 _MOST_SEQ: Final = (1 << 64) - 1
 _TO_PLAIN: Final = bytes(code & PLAIN for code in range(256))
-_IF_DUE: Final = bytes(code in (LEASED, DELAYED) for code in range(256))
-_IF_NOT_DUE: Final = bytes(not due for due in _IF_DUE)
+_TO_DUMPED: Final = bytes(code & ~RESERVED for code in range(256))
+_IF_DUE: Final = bytes(code & ~LANE in (LEASED, DELAYED) for code in range(256))
+_IF_LATER: Final = bytes(code & ~LANE == LATER for code in range(256))
+_IF_UNTIMED: Final = bytes(code & PLAIN in (ABSENT, PARKED, CONDEMNED) for code in range(256))
 _IF_NOT_LEASED: Final = bytes(code & PLAIN != LEASED for code in range(256))
-_IF_CLAIMED: Final = bytes(code & PLAIN > FREE for code in range(256))
+_IF_CLAIMED: Final = bytes(code & PLAIN in (LEASED, PARKED) for code in range(256))
 _IF_STATE: Final = [bytes(code & PLAIN == state for code in range(256)) for state in range(STATES)]
-_KNOWN_STATES: Final = bytes(range(STATES))
+_KNOWN_STATES: Final = bytes([ABSENT, *(lane | state for lane in LANES for state in range(FREE, STATES))])
 
 
 class JobPage:
     """The jobs of `PAGE` neighbouring seqs, in columns.
 
     `born` is the generation of the table that may change this page (`job_table`). `counts` has the number of slots in
-    each state, reserved or not. Some of `nodes` may no longer be used by any slot.
+    each state, reserved or not. `mixed` is False if all jobs have the default priority. Some of `nodes` may no longer
+    be used by any slot.
     """
 
-    __slots__ = ("born", "counts", "deliveries", "due_ms", "holders", "lease_ids", "nodes", "states")
+    __slots__ = ("born", "counts", "deliveries", "due_ms", "holders", "lease_ids", "mixed", "nodes", "states")
 
     def __init__(self, born: int) -> None:
         self.born = born
-        self.counts = [PAGE, 0, 0, 0, 0]
+        self.counts = [PAGE, *[0] * (STATES - 1)]
         self.states = bytearray(PAGE)
         self.deliveries = array("I", bytes(4 * PAGE))
         self.due_ms = array("q", bytes(8 * PAGE))
         self.lease_ids = array("Q", bytes(8 * PAGE))
         self.holders = array("H", bytes(2 * PAGE))
         self.nodes: tuple[str, ...] = ()
+        self.mixed = False
 
     def copy(self, born: int) -> JobPage:
         """Return a copy for generation `born` that can be changed independently."""
@@ -107,6 +133,7 @@ class JobPage:
         page.lease_ids = self.lease_ids[:]
         page.holders = self.holders[:]
         page.nodes = self.nodes
+        page.mixed = self.mixed
         return page
 
     # -- as it is ----------------------------------------------------------------------------------------------------
@@ -130,9 +157,24 @@ class JobPage:
 
     def over(self, now_ms: int) -> list[int]:
         """Return the slots whose lease or delay has ended by `now_ms`, without reserved ones."""
-        timed = self.states.translate(_IF_DUE)
+        return self._over(_IF_DUE, now_ms)
+
+    def next_later(self) -> int | None:
+        """Return the time of the first job that is later (epoch ms), None if there is none."""
+        return min(compress(self.due_ms, self.states.translate(_IF_LATER)), default=None)
+
+    def later_over(self, wall_ms: int) -> list[int]:
+        """Return the slots of jobs that were later, and whose time has come at `wall_ms` (epoch ms)."""
+        return self._over(_IF_LATER, wall_ms)
+
+    def _over(self, mask: bytes, until: int) -> list[int]:
+        timed = self.states.translate(mask)
         dues = zip(compress(count(), timed), compress(self.due_ms, timed), strict=True)
-        return [slot for slot, due_ms in dues if due_ms <= now_ms]
+        return [slot for slot, due_ms in dues if due_ms <= until]
+
+    def priority(self, slot: int) -> int:
+        """Return the priority of the job in `slot`; the default one if there is none."""
+        return priority_of(self.states[slot])
 
     def holder(self, slot: int) -> str | None:
         """Return the node that holds the job in `slot`, None unless it is leased."""
@@ -146,16 +188,17 @@ class JobPage:
 
     def unreserve(self, slot: int) -> int:
         """Remove the flag. Returns the state."""
-        state = self.states[slot] & PLAIN
-        self.states[slot] = state
-        return state
+        code = self.states[slot]
+        self.states[slot] = code & ~RESERVED
+        return code & PLAIN
 
     def lease(self, slot: int, holder: int, lease_id: int, due_ms: int) -> None:
         """Lease the job, from any state, and count a delivery. `holder` comes from `index_of`."""
         counts = self.counts
-        counts[self.states[slot] & PLAIN] -= 1
+        code = self.states[slot]
+        counts[code & PLAIN] -= 1
         counts[LEASED] += 1
-        self.states[slot] = LEASED
+        self.states[slot] = code & LANE | LEASED
         if self.deliveries[slot] < _MOST_DELIVERIES:
             self.deliveries[slot] += 1
         self.due_ms[slot] = due_ms
@@ -163,26 +206,45 @@ class JobPage:
         self.holders[slot] = holder
 
     def move(self, slot: int, state: int, due_ms: int = 0) -> None:
-        """Set a state other than leased. `due_ms` is for `DELAYED`."""
+        """Set a state other than leased. `due_ms` is for `DELAYED` and `LATER`."""
         counts = self.counts
-        counts[self.states[slot] & PLAIN] -= 1
+        code = self.states[slot]
+        counts[code & PLAIN] -= 1
         counts[state] += 1
-        self.states[slot] = state
+        self.states[slot] = code & LANE | state if state else ABSENT
         self.due_ms[slot] = due_ms
         self.lease_ids[slot] = 0
         self.holders[slot] = 0
+
+    def prioritize(self, slot: int, priority: int) -> None:
+        """Set the priority of the job in `slot`, which is not reserved. There must be one."""
+        self.states[slot] = self.states[slot] & PLAIN | LANES[priority]
+        self.mixed |= priority != DEFAULT_PRIORITY
+
+    def uncount(self, slot: int) -> None:
+        """Take back the delivery that was counted last."""
+        if 0 < self.deliveries[slot] < _MOST_DELIVERIES:
+            self.deliveries[slot] -= 1
 
     def free(self, slots: Sequence[int]) -> None:
         """Make many leased or delayed jobs free."""
         states, due_ms, lease_ids, holders = self.states, self.due_ms, self.lease_ids, self.holders
         leased = 0
         for slot in slots:
-            leased += states[slot] == LEASED
-            states[slot] = FREE
+            code = states[slot]
+            leased += code & PLAIN == LEASED
+            states[slot] = code & LANE | FREE
             due_ms[slot] = lease_ids[slot] = holders[slot] = 0
         self.counts[FREE] += len(slots)
         self.counts[LEASED] -= leased
         self.counts[DELAYED] -= len(slots) - leased
+
+    def free_later(self, slots: Sequence[int]) -> None:
+        """Make many jobs free that were later. They keep their times."""
+        for slot in slots:
+            self.states[slot] = self.states[slot] & LANE | FREE
+        self.counts[FREE] += len(slots)
+        self.counts[LATER] -= len(slots)
 
     def forget(self, slot: int) -> int:
         """Remove the job from `slot`. Returns the state it was in."""
@@ -216,7 +278,7 @@ class JobPage:
 
     def dump(self, number: int) -> list[Any]:
         """Return page `number` in the form described above. Changes nothing, so it may run in another thread."""
-        states = bytes(self.states.translate(_TO_PLAIN))
+        states = bytes(self.states.translate(_TO_DUMPED))
         nodes, holders = self._packed_nodes()
         columns = (self.deliveries, self.due_ms, self.lease_ids, holders)
         return [number, states, *(_packed(column, states) for column in columns), list(nodes)]
@@ -238,7 +300,9 @@ class JobPage:
         page = cls.__new__(cls)
         page.born = 0
         page.states = bytearray(states)
-        page.counts = [states.count(state) for state in range(STATES)]
+        plain = states.translate(_TO_PLAIN)
+        page.counts = [plain.count(state) for state in range(STATES)]
+        page.mixed = plain != states
         if page.is_empty or (number == 0 and states[0] != ABSENT):
             raise ValueError("lease dump: a page of nothing, or a job 0")
         page.deliveries, page.due_ms, page.lease_ids, page.holders = (
@@ -252,9 +316,9 @@ class JobPage:
         """Raise ValueError if a column has a value that a slot of that state cannot have."""
         states = self.states
         if not all(self.deliveries) and not all(compress(self.deliveries, states.translate(_IF_CLAIMED))):
-            raise ValueError("lease dump: a job that was never claimed and is not free")
+            raise ValueError("lease dump: a leased or parked job that was never claimed")
         if self.counts[LEASED] < PAGE and (
-            any(compress(self.due_ms, states.translate(_IF_NOT_DUE)))
+            any(compress(self.due_ms, states.translate(_IF_UNTIMED)))
             or any(compress(self.lease_ids, states.translate(_IF_NOT_LEASED)))
             or any(compress(self.holders, states.translate(_IF_NOT_LEASED)))
         ):
@@ -277,7 +341,7 @@ class JobPage:
             self.due_ms = array("q", [due_ms + shift_ms for due_ms in times])
             return first
         for slot in compress(count(), timed):
-            latest = latest_ms + (self.states[slot] == LEASED)
+            latest = latest_ms + (self.states[slot] & PLAIN == LEASED)
             self.due_ms[slot] = max(-FAR_MS, min(self.due_ms[slot] + shift_ms, latest))
         return self.next_due()
 
@@ -290,15 +354,16 @@ class JobPage:
         assert n == len(self.deliveries) == len(self.due_ms) == len(self.lease_ids) == len(self.holders)
         assert self.counts == [plain.count(state) for state in range(STATES)], self.counts
         assert RESERVED not in self.states
-        assert not self.states.translate(None, bytes(range(STATES)) + bytes(range(RESERVED, RESERVED + STATES)))
+        assert not self.states.translate(None, _KNOWN_STATES + bytes(code | RESERVED for code in _KNOWN_STATES))
+        assert self.mixed or not any(code & LANE for code in self.states)
         assert len(self.nodes) == len(set(self.nodes)) <= 2 * n, self.nodes
         for slot, state in enumerate(plain):
-            assert self.deliveries[slot] > 0 or state in (ABSENT, FREE), slot
+            assert self.deliveries[slot] > 0 or state not in (LEASED, PARKED), slot
             assert self.deliveries[slot] == 0 or state != ABSENT, slot
-            assert state in (LEASED, DELAYED) or self.due_ms[slot] == 0, slot
+            assert state in (LEASED, DELAYED, LATER, FREE) or self.due_ms[slot] == 0, slot
             assert state == LEASED or self.lease_ids[slot] == self.holders[slot] == 0, slot
             assert state != LEASED or self.holders[slot] < len(self.nodes), slot
-            assert self.states[slot] != DELAYED | RESERVED, slot
+            assert self.states[slot] & ~LANE not in (DELAYED | RESERVED, LATER | RESERVED), slot
 
 
 def _packed(column: array[int], states: bytes) -> bytes:

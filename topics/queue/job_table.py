@@ -1,7 +1,8 @@
 """The table of a queue's jobs: its pages, which of them have free jobs, and when each has to be examined for due jobs.
 
 Every change of a page goes through `each`. It yields pages that may be changed, and when it leaves a page it updates
-the totals, the list of pages with free jobs and the page's due time, and drops the page if it is empty.
+the totals, the lists of pages with free jobs and the page's due times, and drops the page if it is empty. There is a
+list for each *lane*, which stands for a priority (`job_pages`).
 
 A snapshot freezes the table: the dict of pages is copied, and the *generation* goes up. Pages of an earlier generation
 are shared with the frozen copy; before such a page is changed it is replaced by a copy. So the answer of `freeze` can
@@ -11,14 +12,15 @@ be read at any time, also in another thread.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from sortedcontainers import SortedSet
 
 from topics.queue import job_pages
 from topics.queue.due_pages import DuePages
-from topics.queue.job_pages import ABSENT, FREE, PLAIN, RESERVED, STATES, JobPage
+from topics.queue.job_pages import ABSENT, DELAYED, FREE, LEASED, OTHER_LANES, PLAIN, RESERVED, STATES, JobPage
+from topics.queue.retry_delay import RetryDelay
 
 # Pages whose memory one call of `let_go` gives back: 0.3 ms.
 _LET_GO: Final = 256
@@ -28,15 +30,18 @@ class JobTable:
     """The kept jobs of one queue. `totals` has the number of jobs in each state; its first item, for `ABSENT`, is
     meaningless."""
 
-    __slots__ = ("_dropped", "_due", "_empty", "_free", "_generation", "_pages", "totals")
+    __slots__ = ("_dropped", "_due", "_empty", "_free", "_generation", "_lanes", "_later", "_pages", "totals")
 
     def __init__(self) -> None:
         self.totals = [0] * STATES
         self._generation = 0
         self._pages: dict[int, JobPage] = {}
-        # The pages with a free job that is not reserved.
+        # The pages with a free job of the default priority that is not reserved, and those of other lanes.
         self._free: SortedSet[int] = SortedSet()
+        self._lanes: dict[int, SortedSet[int]] = {}
         self._due = DuePages()
+        # When pages have jobs whose time comes by the wall clock (epoch ms).
+        self._later = DuePages()
         # Pages that `drop_below` dropped, kept until `let_go` frees their memory.
         self._dropped: list[JobPage] = []
         # An empty page: read, and copied, in place of every page that is not kept.
@@ -66,14 +71,20 @@ class JobTable:
                 out += self._pages[number].seqs_in(number, state)
         return out
 
-    def free(self) -> Iterator[tuple[JobPage, int, int]]:
-        """Yield page, slot and seq of the free jobs that are not reserved, smallest seq first. Only to be read."""
-        for number in self._free:
+    def free(self, lane: int = 0) -> Iterator[tuple[JobPage, int, int]]:
+        """Yield page, slot and seq of the free jobs of a lane that are not reserved, smallest seq first. Only to be
+        read."""
+        code = lane | FREE
+        for number in self._lanes[lane] if lane else self._free:
             page = self._pages[number]
-            slot = page.states.find(FREE)
+            slot = page.states.find(code)
             while slot >= 0:
                 yield page, slot, number * job_pages.PAGE + slot
-                slot = page.states.find(FREE, slot + 1)
+                slot = page.states.find(code, slot + 1)
+
+    def other_lanes(self) -> list[int]:
+        """Return the lanes with free jobs, but for that of the default priority."""
+        return [lane for lane, pages in self._lanes.items() if pages] if self._lanes else []
 
     def runs(self, first: int, last: int, size: int) -> Iterator[array[int]]:
         """Yield the kept jobs from `first` to `last`, ascending, in arrays of about `size` or less."""
@@ -102,22 +113,23 @@ class JobTable:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def each(
-        self, seqs: Iterable[int], *, add: bool = False, due_ms: int | None = None
+        self, seqs: Iterable[int], *, add: bool = False, due_ms: int | None = None, later_ms: int | None = None
     ) -> Iterator[tuple[JobPage, int, int]]:
         """Yield page, slot and seq for each of `seqs`. The caller may change the slot, and must iterate to the end.
         Where no page is kept it gets an empty one, which it may change only with `add`.
 
-        `due_ms` is when the changed jobs are due, if given. Fast if neighbouring seqs are on the same page.
+        `due_ms` is when the changed jobs are due at the earliest, if given, and `later_ms` (epoch ms) the same of jobs
+        that become later. Fast if neighbouring seqs are on the same page.
         """
         size = job_pages.PAGE
         number, page = -1, self._empty
         for seq in seqs:
             if seq // size != number:
-                self._put_back(number, page, due_ms)
+                self._put_back(number, page, due_ms, later_ms)
                 number = seq // size
                 page = self._take(number, add)
             yield page, seq - number * size, seq
-        self._put_back(number, page, due_ms)
+        self._put_back(number, page, due_ms, later_ms)
 
     def drop_below(self, start: int, end: int) -> None:
         """Drop all jobs below `end`, given that none is kept below `start`. O(pages between), or O(pages kept) if
@@ -129,8 +141,10 @@ class JobTable:
             gone = [sum(column) for column in zip(*(page.counts for page in dropped), strict=True)]
             self.totals = [total - n for total, n in zip(self.totals, gone, strict=True)]
         self._dropped += dropped
-        del self._free[: self._free.bisect_left(last)]
+        for free in (self._free, *self._lanes.values()):
+            del free[: free.bisect_left(last)]
         self._due.remove_all(numbers)
+        self._later.remove_all(numbers)
         if slot and last in self._pages:
             for page, at, _ in self.each(range(max(start, last * job_pages.PAGE), end)):
                 page.forget(at)
@@ -142,38 +156,60 @@ class JobTable:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    def is_due(self, now_ms: int) -> bool:
+    def is_due(self, now_ms: int, wall_ms: int) -> bool:
         """Return True if a page has to be examined for due jobs. There may turn out to be none."""
         first = self._due.first()
-        return first is not None and first[0] <= now_ms
+        if first is not None and first[0] <= now_ms:
+            return True
+        first = self._later.first()
+        return first is not None and first[0] <= wall_ms
 
     def next_due(self, looks: int) -> int | None:
         """Return when the next job is due (monotonic ms), None for none; an earlier time if that takes examining more
         than `looks` pages."""
-        while (first := self._due.first()) is not None and looks > 0:
-            due_ms, number = first
-            exact = self._pages[number].next_due()
-            if exact == due_ms:
-                break
-            self._due.put(number, exact)
-            looks -= 1
-        return None if first is None else first[0]
+        return _next(self._due, self._pages, JobPage.next_due, looks)
 
-    def free_due(self, now_ms: int, most: int) -> array[int]:
-        """Examine the first page, which `is_due`, free up to `most` jobs that are due there, and return them."""
+    def next_later(self, looks: int) -> int | None:
+        """Return the time of the next job that is later (epoch ms), like `next_due`."""
+        return _next(self._later, self._pages, JobPage.next_later, looks)
+
+    def free_due(self, now_ms: int, wall_ms: int, most: int, backoff: RetryDelay | None) -> array[int]:
+        """Examine the first page of those for which the table `is_due`, free up to `most` jobs that are due there, and
+        return them. With a `backoff`, jobs whose leases are over are delayed instead, unless that is over too."""
         first = self._due.first()
-        assert first is not None
+        if first is None or first[0] > now_ms:
+            return self._free_later(wall_ms, most)
         number = first[1]
         due_ms = self._pages[number].next_due()
         if due_ms is None or due_ms > now_ms:
             self._due.put(number, due_ms)
             return array("Q")
         page = self._take(number)
-        over = page.over(now_ms)
-        page.free(over[:most])
+        over = page.over(now_ms)[: most + 1]
+        freed = over[:most]
+        if backoff is None:
+            page.free(freed)
+        else:
+            _back_off(page, number, freed, now_ms, backoff)
         self._put_back(number, page, None)
         if len(over) <= most:
             self._due.put(number, page.next_due())
+        return array("Q", [number * job_pages.PAGE + slot for slot in freed])
+
+    def _free_later(self, wall_ms: int, most: int) -> array[int]:
+        first = self._later.first()
+        assert first is not None
+        number = first[1]
+        due_ms = self._pages[number].next_later()
+        if due_ms is None or due_ms > wall_ms:
+            self._later.put(number, due_ms)
+            return array("Q")
+        page = self._take(number)
+        over = page.later_over(wall_ms)
+        page.free_later(over[:most])
+        self._put_back(number, page, None)
+        if len(over) <= most:
+            self._later.put(number, page.next_later())
         return array("Q", [number * job_pages.PAGE + slot for slot in over[:most]])
 
     def due_at(self, seq: int, due_ms: int) -> None:
@@ -200,14 +236,15 @@ class JobTable:
             table._pages[number] = page
             table._count(page, 1)
             table._due.put(number, due_ms)
+            table._later.put(number, page.next_later())
             if page.counts[FREE]:
-                table._free.add(number)
+                table._list(number, page)
         return table
 
     def check(self, reserved: Mapping[int, object]) -> None:
         """Assert every invariant. `reserved` are the seqs that must have the flag if they are kept. O(n)."""
         totals = [0] * STATES
-        bounds = self._due.bounds()
+        bounds, later = self._due.bounds(), self._later.bounds()
         flagged = set()
         for number, page in self._pages.items():
             page.check()
@@ -215,13 +252,17 @@ class JobTable:
             assert page.born <= self._generation, number
             totals = [a + b for a, b in zip(totals, page.counts, strict=True)]
             assert (FREE in page.states) == (number in self._free), number
+            for lane in OTHER_LANES:
+                assert (lane | FREE in page.states) == (number in self._lanes.get(lane, ())), (number, lane)
             due_ms = page.next_due()
             assert due_ms is None or bounds[number] <= due_ms, (number, bounds, due_ms)
+            later_ms = page.next_later()
+            assert later_ms is None or later[number] <= later_ms, (number, later, later_ms)
             flagged |= {number * job_pages.PAGE + i for i, state in enumerate(page.states) if state & RESERVED}
         assert totals[FREE:] == self.totals[FREE:], (totals, self.totals)
         assert flagged == {seq for seq in reserved if self.state(seq) != ABSENT}
-        assert bounds.keys() <= self._pages.keys()
-        assert self._pages.keys() >= set(self._free)
+        assert bounds.keys() | later.keys() <= self._pages.keys()
+        assert self._pages.keys() >= set(self._free).union(*self._lanes.values())
         assert self._empty.is_empty
         assert not any(self._empty.states)
 
@@ -245,23 +286,68 @@ class JobTable:
         self._count(page, -1)
         return page
 
-    def _put_back(self, number: int, page: JobPage, due_ms: int | None) -> None:
+    def _put_back(self, number: int, page: JobPage, due_ms: int | None, later_ms: int | None = None) -> None:
         if page is self._empty:
             return
         if page.is_empty:
             del self._pages[number]
             self._free.discard(number)
+            for free in self._lanes.values() if page.mixed else ():
+                free.discard(number)
             self._due.remove(number)
+            self._later.remove(number)
             return
         self._count(page, 1)
+        self._list(number, page)
+        if due_ms is not None:
+            self._due.lower(number, due_ms)
+        if later_ms is not None:
+            self._later.lower(number, later_ms)
+
+    def _list(self, number: int, page: JobPage) -> None:
+        """Note which lanes have free jobs on a page."""
         if FREE in page.states:
             self._free.add(number)
         else:
             self._free.discard(number)
-        if due_ms is not None:
-            self._due.lower(number, due_ms)
+        if not page.mixed:
+            return
+        for lane in OTHER_LANES:
+            if lane | FREE in page.states:
+                self._lanes.setdefault(lane, SortedSet()).add(number)
+            elif lane in self._lanes:
+                self._lanes[lane].discard(number)
 
     def _count(self, page: JobPage, sign: int) -> None:
         totals = self.totals
         for state, n in enumerate(page.counts):
             totals[state] += sign * n
+
+
+def _next(
+    bounds: DuePages, pages: Mapping[int, JobPage], exact_of: Callable[[JobPage], int | None], looks: int
+) -> int | None:
+    """Return the lowest bound, corrected by examining up to `looks` pages."""
+    while (first := bounds.first()) is not None and looks > 0:
+        due_ms, number = first
+        exact = exact_of(pages[number])
+        if exact == due_ms:
+            break
+        bounds.put(number, exact)
+        looks -= 1
+    return None if first is None else first[0]
+
+
+def _back_off(page: JobPage, number: int, slots: Sequence[int], now_ms: int, backoff: RetryDelay) -> None:
+    """Free jobs that are due at `now_ms`; delay those whose leases have ended and whose delay has not."""
+    over = []
+    for slot in slots:
+        until = now_ms
+        if page.states[slot] & PLAIN == LEASED:
+            delay_ms = backoff.delay_ms(number * job_pages.PAGE + slot, page.deliveries[slot])
+            until = page.due_ms[slot] - 1 + delay_ms
+        if until > now_ms:
+            page.move(slot, DELAYED, until)
+        else:
+            over.append(slot)
+    page.free(over)

@@ -12,6 +12,15 @@ A frame's payload is one map. Seqs and lease ids in it are little-endian u64, ti
     {"op": "released",      "seqs", "available_at"}                      0: at once; nacked, let go, or unparked
     {"op": "parked",        "seqs"}                                      due for the dead-letter topic
     {"op": "dead_lettered", "seqs"}                                      moved there; deleted here
+    {"op": "enqueued",      "seqs", "not_before", "priorities"}          u64 each, epoch ms, or 0; a byte each
+    {"op": "nacked",        "seqs", "moment", "delays", "counts", "condemns", "error"}
+                                            released `delays` (i64 each, ms) after `moment`; `counts`: the delivery
+                                            counts; `condemns`: due for the dead-letter topic; `error` may be missing
+    {"op": "paused",        "until"}                                     epoch ms, or 0 for no end
+    {"op": "resumed"}
+
+`enqueued` is in the batch of the records that it is about. An older version of the daemon does not know it and the ones
+below it, and refuses them.
 
 An ack has no frame of its own: it is the deletion of the record.
 """
@@ -23,6 +32,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from topics.log.dumped_values import from_little_endian, little_endian
+from topics.queue.job_pages import MOST_PRIORITY
 from topics.runtime.instant import Instant
 
 
@@ -90,6 +100,77 @@ class DeadLetterEvent(NamedTuple):
         return {"op": "dead_lettered", "seqs": little_endian(self.seqs)}
 
 
+class EnqueueEvent(NamedTuple):
+    """The new jobs `seqs` cannot be claimed before a time (`not_before`, epoch ms of the wall clock; 0 for none), and
+    have these priorities. Jobs without either are fresh and need no event."""
+
+    seqs: array[int]
+    not_before: array[int]
+    priorities: bytes
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the payload of the Lease frame."""
+        return {
+            "op": "enqueued",
+            "seqs": little_endian(self.seqs),
+            "not_before": little_endian(self.not_before),
+            "priorities": self.priorities,
+        }
+
+
+class NackEvent(NamedTuple):
+    """`seqs` are no longer leased, each with a delay of its own (ms from `moment` on), or with more to note than a
+    `ReleaseEvent` can: the delivery may not count, an error may be kept, and they may be condemned, that is be due for
+    the dead-letter topic whatever their deliveries."""
+
+    seqs: array[int]
+    moment: Instant
+    delays: array[int]
+    counts: bool = True
+    condemns: bool = False
+    error: str | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the payload of the Lease frame."""
+        payload = {
+            "op": "nacked",
+            "seqs": little_endian(self.seqs),
+            "moment": self.moment.window,
+            "delays": little_endian(self.delays),
+            "counts": self.counts,
+            "condemns": self.condemns,
+        }
+        return payload if self.error is None else {**payload, "error": self.error}
+
+
+class PauseEvent(NamedTuple):
+    """Claims get nothing until `until` (epoch ms of the wall clock; 0 for no end), or until the queue is resumed."""
+
+    until: int
+
+    @property
+    def seqs(self) -> array[int]:
+        """It is about no single jobs."""
+        return array("Q")
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the payload of the Lease frame."""
+        return {"op": "paused", "until": self.until}
+
+
+class ResumeEvent(NamedTuple):
+    """The queue is not paused any more."""
+
+    @property
+    def seqs(self) -> array[int]:
+        """It is about no single jobs."""
+        return array("Q")
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the payload of the Lease frame."""
+        return {"op": "resumed"}
+
+
 class AckEvent(NamedTuple):
     """The holder has finished `seqs`: their records are deleted. Has no Lease frame; replay meets the Delete frame
     instead."""
@@ -97,7 +178,8 @@ class AckEvent(NamedTuple):
     seqs: array[int]
 
 
-LeaseEvent = ClaimEvent | ExtendEvent | ReleaseEvent | ParkEvent | DeadLetterEvent
+JobEvent = ClaimEvent | ExtendEvent | ReleaseEvent | NackEvent | ParkEvent | DeadLetterEvent | EnqueueEvent
+LeaseEvent = JobEvent | PauseEvent | ResumeEvent
 """The events that a Lease frame can hold."""
 
 Event = LeaseEvent | AckEvent
@@ -109,6 +191,11 @@ def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
 
     Raises ValueError if `value` is not what `to_wire` returns.
     """
+    match value:
+        case {"op": "paused", "until": int(until)} if until >= 0:
+            return PauseEvent(until)
+        case {"op": "resumed"}:
+            return ResumeEvent()
     seqs = from_little_endian("Q", value.get("seqs"))
     if not seqs or 0 in seqs:
         raise ValueError(f"lease event: bad seqs in {value!r}")
@@ -126,4 +213,13 @@ def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
             return ParkEvent(seqs)
         case {"op": "dead_lettered"}:
             return DeadLetterEvent(seqs)
+        case {"op": "nacked", "moment": int(moment), "delays": delays_, "counts": bool(counts), "condemns": bool(dead)}:
+            delays = from_little_endian("q", delays_)
+            error = value.get("error")
+            if len(delays) == len(seqs) and (error is None or isinstance(error, str)):
+                return NackEvent(seqs, now.at_window(moment), delays, counts, dead, error)
+        case {"op": "enqueued", "not_before": times, "priorities": bytes(priorities)}:
+            not_before = from_little_endian("Q", times)
+            if len(not_before) == len(seqs) == len(priorities) and max(priorities) <= MOST_PRIORITY:
+                return EnqueueEvent(seqs, not_before, priorities)
     raise ValueError(f"lease event: unknown {value.get('op')!r}, or fields missing")

@@ -7,14 +7,16 @@ events are logged and synced, keeps the claims that wait for jobs, and encodes l
 Theory of operation
 -------------------
 
-**The states of a job.** A job is a live record of the jobs log, in exactly one of five states. Nothing is kept here for
-a fresh job; a cursor says where the fresh ones begin.
+**The states of a job.** A job is a live record of the jobs log, in exactly one of seven states. Nothing is kept here
+for a fresh job; a cursor says where the fresh ones begin.
 
     fresh     never leased
     free      was leased and is not any more: on the freelist, which is served before fresh jobs, smallest seq first
     leased    held by a node under a lease id, until its deadline has passed
     delayed   not held, and not to be claimed before its time
     parked    has had all its deliveries, and is to be moved to the dead-letter topic; claims never see it
+    condemned the same whatever its deliveries, because its holder has said so
+    later     never leased, and not to be claimed before a time of the wall clock
 
     fresh --Claimed--> leased --Acked--> gone
                        |  ^ |
@@ -28,9 +30,18 @@ a fresh job; a cursor says where the fresh ones begin.
                        v  |
                       parked --DeadLettered--> gone
 
-Extended gives a lease another deadline. A job in any state also goes when its record is deleted, evicted or expires
-(`gone`, `gone_below`). Of the counters, `in_flight` is leased jobs, `delayed` is delayed and parked jobs, and `ready`
-is the rest of the live records: fresh and free jobs.
+Nacked is Released with a delay for each job, or to condemned, from where the arrows are those of parked. Enqueued is
+about new jobs that are not fresh: they are later, and become free at their times, or free at once if only their
+priority is not the default one. Extended gives a lease another deadline. A job in any state also goes when its record
+is deleted, evicted or expires (`gone`, `gone_below`). Of the counters, `in_flight` is leased jobs, `delayed` is
+delayed, later, parked and condemned jobs, and `ready` is the rest of the live records: fresh and free jobs.
+
+**Priorities.** A kept job has its priority in its state code (`job_pages`). While no free job has another than the
+default one, a claim takes free jobs first, smallest seq first, then fresh ones. Otherwise `claim_order` says what is
+next.
+
+**Backoff.** With a `backoff` a lease that is over makes the job delayed, from the deadline on, instead of free. That is
+an arrow by time alone too, and its delay follows from the job (`retry_delay`).
 
 **Time.** Two of the arrows happen by time alone, and nothing is logged for them: `sweep` carries out those that are
 due. The log may therefore show a leased job that is claimed again, or parked: in replay, where no time passes, Claimed
@@ -42,9 +53,9 @@ Where many jobs are due together, a caller that is about to decide sweeps in sli
 is not `behind`: otherwise claims and counters would miss free jobs. Correctness does not depend on it: a lease that is
 over does not count as held, swept or not.
 
-**Deliveries.** Claimed adds one, nothing takes one away. A free job that has had `max_deliveries` of them is not
-claimed again; the claim that meets it parks it instead. A parked job that is released is parked again if the limit
-still holds.
+**Deliveries.** Claimed adds one, and Nacked takes it back if it says that the delivery does not count. A free job that
+has had `max_deliveries` of them is not claimed again; the claim that meets it parks it instead. A parked job that is
+released is parked again if the limit still holds.
 
 **Deciding and applying.** A `decide_*` method returns the event that is to happen and changes no state. Until the event
 is applied, which is when it is committed (with `leases_durable`: synced), the holder still holds and the counters stay
@@ -87,16 +98,23 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from topics.queue import job_pages
-from topics.queue.job_pages import ABSENT, DELAYED, FAR_MS, FREE, LEASED, PARKED, JobPage
-from topics.queue.job_table import JobTable
-from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, Event, ExtendEvent, ParkEvent, ReleaseEvent
-from topics.runtime.instant import MAX_AHEAD_MS, Instant
+from topics.queue import claim_order
+from topics.queue.claim_order import Ages
+from topics.queue.job_pages import ABSENT, CONDEMNED, FREE, LEASED, PARKED
+from topics.queue.job_projection import JobProjection
+from topics.queue.lease_events import (
+    AckEvent,
+    DeadLetterEvent,
+    Event,
+    ExtendEvent,
+    NackEvent,
+    ReleaseEvent,
+)
+from topics.runtime.instant import Instant
 
 # Jobs that one claim parks at most: as many as a call can claim. It keeps a step of the loop and the frame short.
 MAX_PARKED: Final = 1000
@@ -115,8 +133,6 @@ _LOOKS: Final = 64
 _SCAN: Final = 4096
 _SCAN_MOST: Final = 16_384
 
-_MOST_SEQ: Final = (1 << 64) - 1
-
 NextLive = Callable[[int, int], Sequence[int]]
 """`next_live(after, limit)`: the first `limit` live seqs above `after`, ascending. It may return fewer; none means that
 there are no more. Its exceptions are not caught."""
@@ -125,8 +141,8 @@ E = TypeVar("E", bound=Event)
 
 
 class ClaimSelection(NamedTuple):
-    """The jobs that a claim can have: `seqs` (ascending), for `ClaimEvent`, and `exhausted`, for `ParkEvent`. All are
-    reserved.
+    """The jobs that a claim can have: `seqs` (in the order of the claim: ascending, unless there are priorities), for
+    `ClaimEvent`, and `exhausted`, for `ParkEvent`. All are reserved.
 
     `more`: the search stopped early, at many exhausted or known seqs, and should be repeated at once. Both arrays may
     be empty then.
@@ -147,88 +163,14 @@ class LeaseDecision(NamedTuple, Generic[E]):
     busy: list[int]
 
 
-class Leases:
+class Leases(JobProjection):
     """The lease projection of one queue. The engine makes one for each queue topic, decides with `decide_*`, logs the
     event, and then calls `apply`, or `abort` if the event was not committed.
 
-    `dead_lettered` counts over the topic's life. The seqs in answers ascend, or have the order of the event.
+    The seqs in answers ascend, or have the order of the event.
     """
 
-    __slots__ = ("_cursor", "_floor", "_reconciled", "_reserved", "_table", "dead_lettered")
-
-    def __init__(self) -> None:
-        self.dead_lettered = 0
-        self._table = JobTable()
-        # The cursor: every live seq up to it is in the table or in _reserved.
-        self._cursor = 0
-        # All records below this seq are gone.
-        self._floor = 1
-        # Seqs with an event in flight, and True while their records are live, as far as `gone` was told. Those that are
-        # kept have the flag in the table.
-        self._reserved: dict[int, bool] = {}
-        # Progress of `reconcile`: seqs up to this one have been asked for.
-        self._reconciled = 0
-
-    # -- as of now ---------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Return how many jobs are kept: all but the fresh ones."""
-        return len(self._table)
-
-    @property
-    def in_flight(self) -> int:
-        """Leased jobs, as of the last sweep; `delayed` and `ready` likewise."""
-        return self._table.totals[LEASED]
-
-    @property
-    def delayed(self) -> int:
-        """Delayed jobs, parked ones included."""
-        return self._table.totals[DELAYED] + self._table.totals[PARKED]
-
-    @property
-    def cursor(self) -> int:
-        """The cursor: every live seq up to it is known here."""
-        return self._cursor
-
-    @property
-    def kept_free(self) -> int:
-        """Free jobs, reserved ones included: a claim may have those before fresh ones."""
-        return self._table.totals[FREE]
-
-    @property
-    def reserved(self) -> int:
-        """Jobs with an event on its way."""
-        return len(self._reserved)
-
-    def is_kept(self, seq: int) -> bool:
-        """Return True if the job is kept: it is not fresh."""
-        return self._table.state(seq) != ABSENT
-
-    def kept_between(self, first: int, last: int) -> Iterator[int]:
-        """Yield the known jobs from `first` to `last`, ascending: those that are kept, and reserved ones."""
-        kept = [seq for run in self._table.runs(first, last, _SCAN) for seq in run]
-        return iter(sorted({*kept, *(seq for seq in self._reserved if first <= seq <= last)}))
-
-    def ready(self, count: int) -> int:
-        """Return how many of `count` live records can be claimed, or are about to be."""
-        ready = count - self.in_flight - self.delayed
-        assert ready >= 0, (count, self.in_flight, self.delayed)
-        return ready
-
-    def holds(self, seq: int, lease_id: int) -> bool:
-        """Return True if `seq` is leased under `lease_id`."""
-        page, slot = self._table.at(seq)
-        return page.holder(slot) is not None and page.lease_ids[slot] == lease_id
-
-    def deliveries(self, seq: int) -> int:
-        """Return how often `seq` was claimed, including a claim that holds, but not one in flight. 0 if it is not
-        kept."""
-        page, slot = self._table.at(seq)
-        return page.deliveries[slot]
-
-    def parked(self) -> array[int]:
-        """Return the parked jobs. For resuming their moves after a restart, and for giving the moves up."""
-        return self._table.seqs_in(PARKED)
+    __slots__ = ()
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -240,12 +182,18 @@ class Leases:
         """
         return self._table.next_due(_LOOKS)
 
-    def behind(self, now_ms: int) -> bool:
-        """Return True if a sweep until `now_ms` has something to examine. It may free nothing."""
-        return self._table.is_due(now_ms)
+    def next_later_ms(self) -> int | None:
+        """Return the time of the first job that is later (epoch ms), None if there is none. It may be too early, like
+        `next_due_ms`."""
+        return self._table.next_later(_LOOKS)
 
-    def sweep(self, now_ms: int, most: int | None = None) -> array[int]:
-        """Free the jobs whose lease or delay is over at `now_ms` (monotonic), and return them, in no order.
+    def behind(self, now_ms: int, wall_ms: int = 0) -> bool:
+        """Return True if a sweep until `now_ms` has something to examine. It may free nothing."""
+        return self._table.is_due(now_ms, wall_ms)
+
+    def sweep(self, now_ms: int, most: int | None = None, wall_ms: int = 0) -> array[int]:
+        """Free the jobs whose lease or delay is over at `now_ms` (monotonic), or whose time has come at `wall_ms`
+        (epoch ms), and return them, in no order. With a `backoff` some of them are delayed instead.
 
         `most` bounds how many are freed, and how much is examined, so that a long sweep can be done in slices: repeat
         until the projection is not `behind`.
@@ -253,22 +201,27 @@ class Leases:
         freed: array[int] = array("Q")
         self._table.let_go()
         left = sys.maxsize if most is None else most
-        while left > 0 and self._table.is_due(now_ms):
-            seqs = self._table.free_due(now_ms, left)
+        while left > 0 and self._table.is_due(now_ms, wall_ms):
+            seqs = self._table.free_due(now_ms, wall_ms, left, self.backoff)
             freed += seqs
             left -= max(len(seqs), _LOOK)
         return freed
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def decide_claim(self, limit: int, now: Instant, next_live: NextLive, max_deliveries: int) -> ClaimSelection:
-        """Choose up to `limit` jobs to be claimed, by one claimer or a cohort: free ones first, then fresh ones.
+    def decide_claim(
+        self, limit: int, now: Instant, next_live: NextLive, max_deliveries: int, ages: Ages | None = None
+    ) -> ClaimSelection:
+        """Choose up to `limit` jobs to be claimed, by one claimer or a cohort: free ones first, then fresh ones, or in
+        the order of their priorities, if any is not the default one.
 
-        `max_deliveries` is 0 for no limit (also without a dead-letter topic). The caller makes the events: `ClaimEvent`
-        for each claimer, with any share of the seqs, and `ParkEvent`; the rest it aborts. Raises what `next_live`
-        raises, and then nothing has changed.
+        `max_deliveries` is 0 for no limit (also without a dead-letter topic). `ages` says how jobs age, None for not at
+        all. The caller makes the events: `ClaimEvent` for each claimer, with any share of the seqs, and `ParkEvent`;
+        the rest it aborts. Raises what `next_live` and `ages` raise, and then nothing has changed.
         """
-        self.sweep(now.mono, SWEEP_MOST)
+        self.sweep(now.mono, SWEEP_MOST, now.wall)
+        if self._table.other_lanes():
+            return self._claim_by_priority(limit, next_live, max_deliveries, ages or Ages(lambda seq: 0, 0, 0))
         seqs: array[int] = array("Q")
         exhausted: array[int] = array("Q")
         more = False
@@ -292,6 +245,17 @@ class Leases:
         seqs = array("Q", sorted(seqs + fresh))
         return ClaimSelection(seqs, exhausted, more)
 
+    def _claim_by_priority(self, limit: int, next_live: NextLive, max_deliveries: int, ages: Ages) -> ClaimSelection:
+        fresh, cursor, more = self._find_fresh(limit, next_live)
+        choice = claim_order.choose(self._table, fresh, limit, max_deliveries, ages, MAX_PARKED)
+        # The fresh jobs that are not taken stay above the cursor.
+        self._cursor = cursor if choice.fresh == len(fresh) else fresh[choice.fresh] - 1
+        taken = set(fresh[: choice.fresh])
+        self._reserve([seq for seq in choice.seqs if seq not in taken])
+        self._reserve(choice.exhausted)
+        self._reserved.update(dict.fromkeys(taken, True))
+        return ClaimSelection(choice.seqs, choice.exhausted, choice.more or (more and len(choice.seqs) < limit))
+
     def decide_ack(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant
     ) -> LeaseDecision[AckEvent]:
@@ -304,12 +268,31 @@ class Leases:
         return LeaseDecision(AckEvent(held) if held else None, skipped, busy)
 
     def decide_nack(
-        self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant, delay_ms: int
-    ) -> LeaseDecision[ReleaseEvent]:
-        """Decide the release of those of `seqs` that `node` holds; they can be claimed again after `delay_ms`."""
+        self,
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[int] | None,
+        now: Instant,
+        delay_ms: int | None,
+        *,
+        counts: bool = True,
+        condemns: bool = False,
+        error: str | None = None,
+    ) -> LeaseDecision[ReleaseEvent | NackEvent]:
+        """Decide the release of those of `seqs` that `node` holds; they can be claimed again after `delay_ms`. With
+        None that is what `backoff` says, if the delivery counts, otherwise at once. `condemns`: they are to be moved to
+        the dead-letter topic instead. `error` is kept as their last one."""
         held, skipped, busy = self._held(node, seqs, lease_ids, now)
-        available_at = now.after(delay_ms) if delay_ms else None
-        return LeaseDecision(ReleaseEvent(held, available_at) if held else None, skipped, busy)
+        if not held:
+            return LeaseDecision(None, skipped, busy)
+        backoff = self.backoff if delay_ms is None and counts else None
+        if counts and not condemns and error is None and backoff is None:
+            available_at = now.after(delay_ms) if delay_ms else None
+            return LeaseDecision(ReleaseEvent(held, available_at), skipped, busy)
+        delays = array("q", repeat(delay_ms or 0, len(held)))
+        if backoff is not None:
+            delays = array("q", [backoff.delay_ms(seq, self.deliveries(seq)) for seq in held])
+        return LeaseDecision(NackEvent(held, now, delays, counts, condemns, error), skipped, busy)
 
     def decide_extend(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None, now: Instant, lease_ms: int
@@ -324,15 +307,17 @@ class Leases:
         held, skipped, busy = self._held(None, list(leases), list(leases.values()), now)
         return LeaseDecision(ReleaseEvent(held, None) if held else None, skipped, busy)
 
-    def decide_unpark(self, seqs: Sequence[int]) -> LeaseDecision[ReleaseEvent]:
-        """Decide which of `seqs` need not go to the dead-letter topic any more; `skipped` are not parked."""
-        parked, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) == PARKED)
+    def decide_unpark(self, seqs: Sequence[int], *, condemned: bool = True) -> LeaseDecision[ReleaseEvent]:
+        """Decide which of `seqs` need not go to the dead-letter topic any more; `skipped` are not parked, or, without
+        `condemned`, only condemned."""
+        states = (PARKED, CONDEMNED) if condemned else (PARKED,)
+        parked, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) in states)
         return LeaseDecision(ReleaseEvent(parked, None) if parked else None, skipped, busy)
 
     def decide_dead_letter(self, seqs: Sequence[int]) -> LeaseDecision[DeadLetterEvent]:
-        """Decide the deletion of those of `seqs` that are parked. All of them must have synced copies. `skipped` are
-        not parked."""
-        parked, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) == PARKED)
+        """Decide the deletion of those of `seqs` that are parked or condemned. All of them must have synced copies.
+        `skipped` are neither."""
+        parked, skipped, busy = self._choose(seqs, self.is_parked)
         return LeaseDecision(DeadLetterEvent(parked) if parked else None, skipped, busy)
 
     def abort(self, seqs: Iterable[int]) -> None:
@@ -347,137 +332,7 @@ class Leases:
             elif state == LEASED:
                 self._table.due_at(seq, page.due_ms[slot])
 
-    # -- events ------------------------------------------------------------------------------------------------------
-
-    def apply(self, event: Event) -> array[int]:
-        """Carry out `event`, at its commit point or in replay. Return the seqs that it changed."""
-        match event:
-            case ClaimEvent():
-                done = self._claim(event)
-            case ExtendEvent():
-                done = self._extend(event)
-            case ReleaseEvent():
-                done = self._release(event)
-            case ParkEvent():
-                done = self._park(event)
-            case DeadLetterEvent():
-                # Seqs whose records have died since count as dead-lettered too, because their copies are there. And in
-                # replay the deletion, which is in the same batch, may have been applied first.
-                self.dead_lettered += len(event.seqs)
-                done = self._end(event.seqs)
-            case AckEvent():
-                done = self._end(event.seqs)
-        self._pass_known()
-        return done
-
-    def gone(self, seqs: Iterable[int]) -> array[int]:
-        """Forget the jobs of `seqs`, whose records were deleted or lost, but not by an ack or a dead-letter move, which
-        are events. Return the seqs whose lease has ended by that."""
-        ended: array[int] = array("Q")
-        for page, slot, seq in self._table.each(seqs):
-            if seq in self._reserved:
-                self._reserved[seq] = False
-            state = page.forget(slot)
-            if state == LEASED:
-                ended.append(seq)
-            elif state == ABSENT and seq == self._cursor + 1:
-                self._cursor = seq
-        self._pass_known()
-        return ended
-
-    def gone_below(self, seq: int) -> None:
-        """Forget all jobs below `seq`, whose records are gone. Their leases end; `holds` tells which."""
-        if seq <= self._floor:
-            return
-        self._table.drop_below(self._floor, seq)
-        self._floor = seq
-        self._cursor = max(self._cursor, seq - 1)
-        self._pass_known()
-
-    def reconcile(self, live_among: Callable[[array[int]], array[int]]) -> None:
-        """Forget jobs whose records are gone, at the end of a replay.
-
-        `live_among` picks the live ones out of ascending seqs, some thousands at a time. Its exceptions are not caught;
-        called again, this continues with the same seqs.
-        """
-        assert not self._reserved, "a replay decides nothing"
-        for run in self._table.runs(self._reconciled + 1, _MOST_SEQ, _SCAN):
-            self._gone_unless(live_among, run)
-            self._reconciled = run[-1]
-        self._reconciled = 0
-
-    def forget_dead(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> array[int]:
-        """Forget the jobs from `first` to `last` that are no longer live, because records of that range were lost.
-        Return the same as `gone`. May be called at any time, also while events are in flight.
-
-        Calls `live_among` once, with all known seqs of the range. Its exceptions are not caught, and then nothing has
-        changed.
-        """
-        known = {seq for seq in self._reserved if first <= seq <= last}
-        known.update(*self._table.runs(first, last, _SCAN))
-        return self._gone_unless(live_among, array("Q", sorted(known)))
-
-    # -- keeping -----------------------------------------------------------------------------------------------------
-
-    def freeze(self, now: Instant) -> FrozenLeases:
-        """Return the applied state, never to change, to be dumped later. O(pages), well below 1 ms for a million
-        jobs."""
-        # Events in flight have not happened: fresh seqs that they reserve are still fresh.
-        fresh = (
-            seq
-            for seq, there in self._reserved.items()
-            if there and seq >= self._floor and self._table.state(seq) == ABSENT
-        )
-        cursor = min(self._cursor, min(fresh, default=self._cursor + 1) - 1)
-        return FrozenLeases(cursor, self.dead_lettered, now.window - now.mono, self._table.freeze())
-
-    def dump(self, now: Instant) -> dict[str, Any]:
-        """Freeze and dump at once: for few jobs."""
-        return self.freeze(now).dump()
-
-    @classmethod
-    def load(cls, value: Mapping[str, Any], now: Instant) -> Leases:
-        """Rebuild the projection from a dump. `now` is used to convert the times to the monotonic clock of this
-        process.
-
-        Raises ValueError if `value` is not a dump.
-        """
-        match value:
-            case {
-                "cursor": int(cursor),
-                "dead_lettered": int(dead_lettered),
-                "to_epoch_ms": int(to_epoch_ms),
-                "page": job_pages.PAGE,
-                "pages": list(dumped),
-            }:
-                pass
-            case _:
-                raise ValueError("lease dump: fields are missing, or not what they should be")
-        if not 0 <= cursor <= _MOST_SEQ or dead_lettered < 0:
-            raise ValueError("lease dump: values out of range")
-        leases = cls()
-        leases.dead_lettered = dead_lettered
-        leases._cursor = cursor
-        leases._table = JobTable.load(dumped, to_epoch_ms - now.window + now.mono, now.mono + MAX_AHEAD_MS)
-        return leases
-
-    def check(self) -> None:
-        """Assert every invariant. O(n)."""
-        self._table.check(self._reserved)
-        kept = [seq for run in self._table.runs(0, _MOST_SEQ, _SCAN) for seq in run]
-        assert kept == sorted(set(kept))
-        assert not kept or kept[0] >= self._floor, (kept[0], self._floor)
-        assert self._cursor >= self._floor - 1, (self._cursor, self._floor)
-        for seq, there in self._reserved.items():
-            state = self._table.state(seq)
-            assert there or state == ABSENT, seq
-            assert not there or state != ABSENT or seq <= self._cursor, seq
-
     # -- within ------------------------------------------------------------------------------------------------------
-
-    def _gone_unless(self, live_among: Callable[[array[int]], array[int]], seqs: array[int]) -> array[int]:
-        live = set(live_among(seqs)) if seqs else set()
-        return self.gone([seq for seq in seqs if seq not in live] if len(live) < len(seqs) else ())
 
     def _find_fresh(self, limit: int, next_live: NextLive) -> tuple[array[int], int, bool]:
         """Return up to `limit` fresh seqs, ascending, the cursor after them, and True if there may be more beyond the
@@ -505,7 +360,7 @@ class Leases:
     ) -> tuple[array[int], list[int], list[int]]:
         """Call `_choose` for the seqs that `node` (None: any node) holds under the lease ids, if any are given."""
         assert lease_ids is None or len(lease_ids) == len(seqs)
-        self.sweep(now.mono, SWEEP_MOST)
+        self.sweep(now.mono, SWEEP_MOST, now.wall)
         right = set()
         for seq, lease_id in zip(seqs, repeat(None, len(seqs)) if lease_ids is None else lease_ids, strict=True):
             page, slot = self._table.at(seq)
@@ -542,89 +397,3 @@ class Leases:
         for page, slot, seq in self._table.each(seqs):
             self._reserved[seq] = True
             page.reserve(slot)
-
-    def _claim(self, event: ClaimEvent) -> array[int]:
-        assert len(event.seqs) == len(event.lease_ids)
-        done: array[int] = array("Q")
-        due_ms = _column_ms(event.deadline.mono + 1)
-        holder, last = 0, None
-        changes = self._table.each(event.seqs, add=True, due_ms=due_ms)
-        for (page, slot, seq), lease_id in zip(changes, event.lease_ids, strict=True):
-            there = self._reserved.pop(seq, None)
-            # Not reserved, so this is replay; unknown seqs up to the cursor are gone.
-            if page.states[slot] == ABSENT and (
-                there is False or seq < self._floor or (there is None and seq <= self._cursor)
-            ):
-                continue
-            if page is not last:
-                holder, last = page.index_of(event.node), page
-            page.lease(slot, holder, lease_id, due_ms)
-            done.append(seq)
-        return done
-
-    def _extend(self, event: ExtendEvent) -> array[int]:
-        done: array[int] = array("Q")
-        due_ms = _column_ms(event.deadline.mono + 1)
-        for page, slot, seq in self._events(event.seqs, due_ms):
-            if page.unreserve(slot) == LEASED:
-                page.due_ms[slot] = due_ms
-                done.append(seq)
-        return done
-
-    def _release(self, event: ReleaseEvent) -> array[int]:
-        done: array[int] = array("Q")
-        state, due_ms = (FREE, None) if event.available_at is None else (DELAYED, _column_ms(event.available_at.mono))
-        for page, slot, seq in self._events(event.seqs, due_ms):
-            if page.unreserve(slot) in (LEASED, PARKED):
-                page.move(slot, state, due_ms or 0)
-                done.append(seq)
-        return done
-
-    def _park(self, event: ParkEvent) -> array[int]:
-        done: array[int] = array("Q")
-        for page, slot, seq in self._events(event.seqs):
-            if page.unreserve(slot) != ABSENT:
-                page.move(slot, PARKED)
-                done.append(seq)
-        return done
-
-    def _end(self, seqs: array[int]) -> array[int]:
-        return array("Q", [seq for page, slot, seq in self._events(seqs) if page.forget(slot) != ABSENT])
-
-    def _events(self, seqs: array[int], due_ms: int | None = None) -> Iterator[tuple[JobPage, int, int]]:
-        """Like `JobTable.each`, and end the reservations of the seqs."""
-        for seq in seqs:
-            self._reserved.pop(seq, None)
-        return self._table.each(seqs, due_ms=due_ms)
-
-    def _pass_known(self) -> None:
-        """Move the cursor over the known seqs right behind it. In replay, where no claim does it."""
-        self._cursor = self._table.end_of_run(self._cursor + 1) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenLeases:
-    """The state that `Leases.freeze` returned. It never changes, whatever happens to the `Leases`."""
-
-    cursor: int
-    dead_lettered: int
-    to_epoch_ms: int
-    """The window clock minus the monotonic one (ms) at that moment."""
-    pages: Mapping[int, JobPage]
-
-    def dump(self) -> dict[str, Any]:
-        """Return the state as ints, strings, bytes and lists that CBOR takes, for `Leases.load`. May run in any thread.
-
-        The form is described in `job_pages`.
-        """
-        return {
-            "cursor": self.cursor,
-            "dead_lettered": self.dead_lettered,
-            "to_epoch_ms": self.to_epoch_ms,
-            "page": job_pages.PAGE,
-            "pages": [self.pages[number].dump(number) for number in sorted(self.pages)],
-        }
-
-
-def _column_ms(ms: int) -> int:
-    return max(-FAR_MS, min(ms, FAR_MS))

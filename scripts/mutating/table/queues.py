@@ -62,7 +62,7 @@ QUEUES: Final = (
         "durable-lease-not-waited-for",
         "queues",
         "topics/engine/queues/lease_commits.py",
-        "commit_point = CommitPoint.SYNCED if topic.config.leases_durable and data else CommitPoint.HANDED",
+        "commit_point = CommitPoint.SYNCED if waits and data else CommitPoint.HANDED",
         "commit_point = CommitPoint.HANDED",
         "8.9: with leases_durable no crash makes a second holder",
         "unit",

@@ -21,7 +21,9 @@ from topics.model import (
     GroupPatch,
     GroupState,
     HeldRequest,
+    NackTerms,
     Performance,
+    RetryPolicy,
     TopicConfigPatch,
 )
 from topics.storage.wal.frames import FrameType
@@ -269,6 +271,41 @@ async def test_groups_are_bounded_and_of_logs_only(autojump_clock: Any) -> None:
         assert (await refusal(state(life))).code == "group_not_found"
 
 
+async def test_a_group_is_paused_limited_and_backs_off_as_a_queue_does(autojump_clock: Any) -> None:
+    fs = SimFs()
+    retry = RetryPolicy(backoff="fixed", delay_ms=2000)
+    async with living(fs=fs, clean=False) as life:
+        await life.append("t", *range(5))
+        await put(life, max_in_flight=2, retry=retry, dead_letter="dead", lease_ms=60_000)
+        assert await claim(life) == [1, 2]
+        assert await claim(life) == []
+        request = HeldRequest(node="n", seqs=[1], lease_ids=None)
+        terms = NackTerms(None, "no luck", counts=False)
+        await life.engine.queues.nack("t", request, terms, Performance(), "g")
+        await life.engine.queues.nack("t", request, terms, Performance(), "g")
+        assert await claim(life) == [1]
+        request = HeldRequest(node="n", seqs=[1], lease_ids=None)
+        await life.engine.queues.nack("t", request, NackTerms(), Performance(), "g")
+        assert (await state(life)).queue.delayed == 1
+        assert await claim(life) == [3]
+        await life.engine.queues.pause("t", None, Performance(), "g")
+    async with living(fs=fs) as life:
+        seen = await state(life)
+        assert (seen.queue.paused, seen.retry, seen.max_in_flight) == (True, retry, 2)
+        assert (await take(life)).paused
+        assert await claim(life) == []
+        await life.engine.queues.resume("t", Performance(), "g")
+        await ack(life, 2, 3)
+        await trio.sleep(3)
+        assert await claim(life, 1) == [1]
+        request = HeldRequest(node="n", seqs=[1], lease_ids=None)
+        await life.engine.queues.nack("t", request, NackTerms(error="never", dead=True), Performance(), "g")
+        await trio.sleep(1)
+        (letter,), _ = await life.all("dead", include_meta=True)
+        assert (letter["meta"]["$dead_letter_group"], letter["meta"]["$dead_letter_error"]) == ("g", "never")
+        assert (await state(life)).floor == 3
+
+
 async def test_what_every_group_and_consumer_has_finished_is_deleted(autojump_clock: Any) -> None:
     async with living() as life:
         await life.put("t", retention="consumed")
@@ -356,7 +393,7 @@ async def test_over_kills_no_record_is_skipped_given_twice_or_given_again_after_
                         finished |= set(await ack(life, *seqs))
                     else:
                         request = HeldRequest(node="n", seqs=seqs, lease_ids=None)
-                        await life.engine.queues.nack("t", request, 0, Performance(), "g")
+                        await life.engine.queues.nack("t", request, NackTerms(0), Performance(), "g")
                     for seq in seqs:
                         del held[seq]
                 elif step < 0.8:

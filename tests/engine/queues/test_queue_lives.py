@@ -42,6 +42,7 @@ from topics.model import (
     HeldRequest,
     HeldResult,
     Job,
+    NackTerms,
     Performance,
     QueueState,
     RecordIn,
@@ -501,7 +502,7 @@ class Walk(walks.Walk):
         if call == "ack":
             answer = await self._call(engine.queues.ack("q", request, perf))
         elif call == "nack":
-            answer = await self._call(engine.queues.nack("q", request, 0, perf))
+            answer = await self._call(engine.queues.nack("q", request, NackTerms(0), perf))
         else:
             answer = await self._call(engine.queues.extend("q", request, 1000, perf))
         sure(answer.done == [], "a lie was believed", answer)
@@ -545,7 +546,9 @@ class Walk(walks.Walk):
         delay_ms = self.random.choice((0, 0, 100, 3000))
         began = self.now()
         with self._saying(node, jobs, over=True) as said:
-            answer = await self._call(self.life.engine.queues.nack("q", said.request, delay_ms, Performance()))
+            answer = await self._call(
+                self.life.engine.queues.nack("q", said.request, NackTerms(delay_ms), Performance())
+            )
             if self.about != "drops":
                 alone = said.alone()
                 self.truth.judge(said, answer, self.now())

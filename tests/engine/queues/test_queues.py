@@ -26,7 +26,7 @@ from topics.engine.job_queue import JobQueue
 from topics.engine.queues.queue_calls import JobSubscription
 from topics.engine.topic import Topic
 from topics.errors import ApiError
-from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, Performance, QueueState
+from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, NackTerms, Performance, QueueState
 from topics.runtime.offload import Pool
 from topics.storage.files.datadir import DataDir
 from topics.storage.wal.frames import FrameType
@@ -54,7 +54,9 @@ def ack(life: Life, seqs: list[int], node: str = "a", ids: list[int] | None = No
 
 
 def nack(life: Life, seqs: list[int], node: str = "a", *, delay_ms: int = 0) -> Awaitable[HeldResult]:
-    return life.engine.queues.nack("q", HeldRequest(node=node, seqs=seqs, lease_ids=None), delay_ms, Performance())
+    return life.engine.queues.nack(
+        "q", HeldRequest(node=node, seqs=seqs, lease_ids=None), NackTerms(delay_ms), Performance()
+    )
 
 
 def extend(life: Life, seqs: list[int], lease_ms: int, node: str = "a") -> Awaitable[HeldResult]:

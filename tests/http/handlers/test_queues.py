@@ -12,7 +12,7 @@ from tests.http.requests.test_bodies import nested, refused
 from tests.http.test_gate import error_of
 from topics.errors import ApiError
 from topics.http.requests import queue_requests
-from topics.model import ClaimRequest, HeldRequest
+from topics.model import ClaimRequest, HeldRequest, NackTerms
 
 LEASE = "lease_00000000000000ff"
 
@@ -29,7 +29,7 @@ def ack(body: Any) -> HeldRequest:
     return queue_requests.decode_ack(raw(body), SMALL)
 
 
-def nack(body: Any) -> tuple[HeldRequest, int]:
+def nack(body: Any) -> tuple[HeldRequest, NackTerms]:
     return queue_requests.decode_nack(raw(body), SMALL)
 
 
@@ -60,9 +60,9 @@ def test_numbers_of_a_claim_are_clamped(given: dict[str, Any], most: int, lease_
 
 def test_delays_and_leases_are_clamped() -> None:
     held = {"node": "w", "seqs": [1]}
-    assert nack(held)[1] == 0
-    assert nack({**held, "delay_ms": -1})[1] == 0
-    assert nack({**held, "delay_ms": 10**10})[1] == 86_400_000
+    assert nack(held)[1] == NackTerms()
+    assert nack({**held, "delay_ms": -1})[1].delay_ms == 0
+    assert nack({**held, "delay_ms": 10**10})[1].delay_ms == 86_400_000
     assert extend({**held, "lease_ms": 1})[1] == 100
     assert extend({**held, "lease_ms": 10**10})[1] == 86_400_000
 
@@ -114,6 +114,9 @@ def test_a_bad_ack_or_nack_names_its_field(decode: Any, body: Any, field: str) -
         (claim, {"node": "w", "max": None}, "max"),
         (nack, {"node": "w", "seqs": [1], "delay_ms": "1"}, "delay_ms"),
         (nack, {"node": "w", "seqs": [1], "delay_ms": None}, "delay_ms"),
+        (nack, {"node": "w", "seqs": [1], "error": "é" * 2049}, "error"),
+        (nack, {"node": "w", "seqs": [1], "count": 1}, "count"),
+        (nack, {"node": "w", "seqs": [1], "dead": "yes"}, "dead"),
         (extend, {"node": "w", "seqs": [1]}, "lease_ms"),
         (extend, {"node": "w", "seqs": [1], "lease_ms": None}, "lease_ms"),
     ],

@@ -41,7 +41,6 @@ from topics.model import (
     GroupPatch,
     GroupState,
     Performance,
-    QueueState,
     TopicConfig,
 )
 from topics.runtime.clock import Clock
@@ -138,7 +137,7 @@ class GroupCalls:
         assert isinstance(queue, GroupQueue)
         if topic.working is not None:
             await topic.working.wait()
-        elif queue.sweep(self._registry.instant()):
+        elif queue.sweep(self._registry.instant(), queue.terms(topic.config)):
             await trio.lowlevel.checkpoint()
         else:
             try:
@@ -161,12 +160,7 @@ class GroupCalls:
             lag=group.lag(log),
             missed=group.missed,
             unfinished=len(group.leases) + len(group.finished),
-            queue=QueueState(
-                ready=group.ready(log),
-                in_flight=group.leases.in_flight,
-                delayed=group.leases.delayed,
-                dead_lettered=group.leases.dead_lettered,
-            ),
+            queue=queue.counters(log),
             max_unfinished=group.max_unfinished,
             filter=None if group.filter is None else msgspec.Raw(group.filter.encode()),
             **terms,

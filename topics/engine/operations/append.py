@@ -24,6 +24,7 @@ from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.judge import FoundTags, Judge, check_missing, publish_fence, raise_fence
 from topics.engine.operations.large_batches import LARGE_BATCH_BYTES, LargeBatch
+from topics.engine.operations.new_jobs import check_jobs, enqueue_event, enqueue_frame, publish_jobs
 from topics.engine.operations.schema_checks import check_records
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.record_columns import (
@@ -43,7 +44,16 @@ from topics.log.retention import eviction_watermark, has_room
 from topics.log.span import NotLoaded
 from topics.log.topic_config import resolve_config
 from topics.log.topic_log import Extent
-from topics.model import AppendRequest, AppendResult, Fence, Performance, TopicConfig, TopicConfigPatch
+from topics.model import (
+    AppendRequest,
+    AppendResult,
+    CheckedAppend,
+    Fence,
+    Performance,
+    TopicConfig,
+    TopicConfigPatch,
+)
+from topics.queue.lease_events import EnqueueEvent
 from topics.runtime.clock import Clock
 from topics.runtime.turns import Turns
 from topics.storage.wal import frames
@@ -71,6 +81,8 @@ class _DecidedAppend(NamedTuple):
     key: str | None
     fence: Fence | None
     """The fence that it raises, if it raises one."""
+    jobs: EnqueueEvent | None
+    """What the queue is told of its jobs, if they are not like any others."""
 
 
 class Appends:
@@ -173,6 +185,8 @@ class Appends:
                 continue
             if batch is None:
                 batch = columns_of(request)
+            if batch.jobs is not None:
+                check_jobs(batch.jobs, is_queue=topic.queue is not None, wall_ms=self._clock.now_ms())
             if topic.log.stored.last_seq and not await self.is_loaded(topic, batch):
                 continue
             if not has_turn and (cost := batch.cost) >= COMMIT_TURN_BYTES:
@@ -248,6 +262,8 @@ class Appends:
         if config is None:
             config = resolve_config(None, TopicConfigPatch(), topic=name)
         check_may_be_made(name, request, config)
+        if isinstance(request, CheckedAppend):
+            check_jobs(request.jobs, is_queue=config.type == "queue", wall_ms=self._clock.now_ms())
         if config.schema is not None:
             await check_records(config.schema, columns_of(request).datas, self._turns)
         if request.conditions is not None:
@@ -344,6 +360,7 @@ class Appends:
         last_seq = topic.assigned = topic.assigned + count
         commit_point = self._ceilings.commit_point(topic, last_seq, ts)
         watermark = self.decided_watermark(topic, batch.sizes)
+        jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms()) if batch.jobs is not None else None
         if topic.ephemeral:
             frame_count = 0
             appended = _without_frames(batch)
@@ -352,6 +369,8 @@ class Appends:
             tail = _tail(topic, key, first_seq, count, watermark, at)
             if fence is not None:
                 tail.append(fence_frame(fence))
+            if jobs is not None:
+                tail.append(enqueue_frame(jobs, at))
             frame_count = count + len(tail)
             if large is not None:
                 appended = large.frames(closes_batch=not tail)
@@ -364,7 +383,7 @@ class Appends:
             names = batch.nodes, batch.tags
             blocks = encode_blocks(first_seq, ts, batch.datas, *names, batch.metas, pinned=topic.ephemeral)
         decided = _DecidedAppend(
-            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence
+            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence, jobs
         )
         commit = Commit(
             topic,
@@ -415,8 +434,10 @@ class Appends:
 
     def _publish(self, decided: _DecidedAppend, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Returns its first and last seq."""
-        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence = decided
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence, jobs = decided
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
+        if jobs is not None:
+            publish_jobs(topic, jobs)
         if key is not None:
             self._keys.remember(topic, key, first_seq, commit.records, at)
         if fence is not None:

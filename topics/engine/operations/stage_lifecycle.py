@@ -16,6 +16,7 @@ import trio
 from topics.config import Settings
 from topics.engine.commits import Commits, Creation
 from topics.engine.operations.append import Appends
+from topics.engine.operations.new_jobs import refuse_jobs
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
@@ -63,6 +64,7 @@ class StageLifecycle:
 
         Raises what an append raises, and `409 stage_closed`. Cancelling as for an append.
         """
+        refuse_jobs(request.jobs, "a stage")
         config = self._appends.inline_config(name, request)
         find, make = partial(self._find, name, stage), partial(self._make, name, stage, request, config)
         result = await self._appends.append_to(find, make, request, perf)

@@ -31,6 +31,7 @@ from topics.engine.operations.append import (
 )
 from topics.engine.operations.judge import FoundTags, check_missing, publish_fence, raise_fence, take_back_fence
 from topics.engine.operations.large_batches import LARGE_BATCH_BYTES, LargeBatch
+from topics.engine.operations.new_jobs import check_jobs, enqueue_event, enqueue_frame, publish_jobs
 from topics.engine.operations.schema_checks import check_records
 from topics.engine.record_columns import COMMIT_TURN_BYTES, AppendColumns, columns_of, encode_blocks, utf8
 from topics.engine.registry import Registry
@@ -52,6 +53,7 @@ from topics.model import (
     TransactionRequest,
     TransactionResult,
 )
+from topics.queue.lease_events import EnqueueEvent
 from topics.runtime.clock import Clock
 from topics.runtime.turns import Turns
 from topics.storage.wal import frames
@@ -92,6 +94,7 @@ class _DecidedMember(NamedTuple):
     floor: int
     """The floor of the topic when this was decided, which the batch logs."""
     fence: Fence | None
+    jobs: EnqueueEvent | None
     """The fence that it raises, if it raises one."""
 
 
@@ -229,6 +232,8 @@ class Transactions:
                 if topic is None:
                     check_may_be_made(member.name, member.request, _future(member))
                     missing.append(member)
+                is_queue = (topic.config if topic is not None else _future(member)).type == "queue"
+                check_jobs(member.batch.jobs, is_queue=is_queue, wall_ms=self._clock.now_ms())
                 _check_class(member.name, topic.config.durability if topic is not None else _future(member).durability)
         return missing
 
@@ -360,12 +365,15 @@ class Transactions:
         tail = eviction_frames(topic, watermark)
         if fence is not None:
             tail.append(fence_frame(fence))
+        jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms())
+        if jobs is not None:
+            tail.append(enqueue_frame(jobs, self._registry.windows.now_ms()))
         tail.append((FrameType.TRANSACTION, payload))
         if ahead is not None:
             appended, blocks = ahead.frames(closes_batch=False), ahead.blocks()
         else:
             appended, blocks = _encoded(topic, first_seq, ts, batch)
-        decided = _DecidedMember(first_seq, last_seq, ts, appended, batch.tags, blocks, watermark, floor, fence)
+        decided = _DecidedMember(first_seq, last_seq, ts, appended, batch.tags, blocks, watermark, floor, fence, jobs)
         commit = MemberCommit(
             topic,
             appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True),
@@ -415,15 +423,16 @@ class Transactions:
 
     def _publish(self, decided: _DecidedMember, commit: Commit) -> None:
         """The commit point of one topic; that of the others is in the same step."""
-        first_seq, _, ts, appended, tags, blocks, watermark, _, fence = decided
+        first_seq, _, ts, appended, tags, blocks, watermark, _, fence, jobs = decided
         publish_records(commit.topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
+        publish_jobs(commit.topic, jobs)
         if fence is not None:
             publish_fence(commit.topic, fence)
         self._registry.account(commit.topic)
 
     def _publish_undone(self, decided: _DecidedMember, commit: Commit) -> None:
         """Show readers that the seqs are used, and that nothing is there."""
-        first_seq, last_seq, ts, appended, tags, blocks, watermark, floor, fence = decided
+        first_seq, last_seq, ts, appended, tags, blocks, watermark, floor, fence, _ = decided
         topic = commit.topic
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, 0)
         if fence is not None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
@@ -36,6 +35,7 @@ from topics.engine.registry import EngineStatus
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, block_with
+from topics.log.topic_log import TopicLog
 from topics.model import Performance
 from topics.queue.fair_division import deal, divide
 from topics.queue.lease_events import ClaimEvent, ParkEvent
@@ -143,7 +143,7 @@ class Claims:
         there is more to do at once. Raises NotLoaded, and has done nothing then."""
         if self._commits.in_the_way(topic, queue):
             return True
-        if not queue.ready(topic.log):
+        if not queue.ready(topic.log) or not queue.room():
             return False
         wanted = 0
         first: list[Claimer] = []
@@ -166,7 +166,11 @@ class Claims:
         if the call has to be repeated because there were many exhausted ones."""
         config = queue.terms(topic.config)
         limited = config.max_deliveries if config.dead_letter is not None else 0
-        selection = queue.leases.decide_claim(limit, queue.now, queue.fresh(topic.log), limited)
+        limit = min(limit, queue.room())
+        if not limit:
+            return array("Q"), False
+        ages = queue.ages(topic.log, self._commits.retention_ms())
+        selection = queue.leases.decide_claim(limit, queue.now, queue.fresh(topic.log), limited, ages)
         if selection.exhausted:
             self._commits.lease(topic, queue, ParkEvent(selection.exhausted))
             self._dead_letters.attend(topic, queue)
@@ -275,8 +279,9 @@ class Claims:
         if selected is None:
             return True
         seqs, more = selected
+        by_priority = not (_is_ascending(taken) and _is_ascending(seqs))
         taken.extend(seqs)
-        if len(taken) > len(seqs):
+        if not by_priority and len(taken) > len(seqs):
             taken[:] = array("Q", sorted(taken))
         return more or looked or len(seqs) == limit
 
@@ -337,7 +342,7 @@ def _gather(
     be fetched, and the room for them. Raises NotLoaded, and has done nothing then."""
     if topic.deleted:
         raise topic_not_found(topic.name)
-    live = topic.log.index.only_live(seqs)
+    live = _only_live(topic.log, seqs)
     block: Block | None = None
     for i, seq in enumerate(live):
         if block is None or not block.first_seq <= seq <= block.last_seq:
@@ -353,7 +358,23 @@ def _gather(
     return array("Q"), room
 
 
+def _only_live(log: TopicLog, seqs: array[int]) -> array[int]:
+    """Return the live ones of `seqs`, in their order. Raises NotLoaded."""
+    if _is_ascending(seqs):
+        return log.index.only_live(seqs)
+    among = set(log.index.only_live(array("Q", sorted(seqs))))
+    return array("Q", [seq for seq in seqs if seq in among])
+
+
 def _end_of_run(seqs: array[int]) -> int:
     """Return the last of the contiguous seqs at the beginning of `seqs`."""
-    first = seqs[0]
-    return seqs[bisect_left(range(len(seqs)), True, key=lambda i: seqs[i] - i > first) - 1]
+    last = seqs[0]
+    for seq in seqs[1:]:
+        if seq != last + 1:
+            break
+        last = seq
+    return last
+
+
+def _is_ascending(seqs: array[int]) -> bool:
+    return array("Q", sorted(seqs)) == seqs

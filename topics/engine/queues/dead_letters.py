@@ -128,10 +128,13 @@ class DeadLetters:
         await self._lease_commits.still_current(topic, queue)
         config = queue.terms(topic.config)
         if config.dead_letter is None or not config.max_deliveries:
-            unparked = queue.leases.decide_unpark(seqs).event
-            if unparked is not None:
-                await self._lease_commits.lease(topic, queue, unparked).wait()
-            return {}
+            # Condemned jobs go there however often they may be delivered.
+            unparked = queue.leases.decide_unpark(seqs, condemned=config.dead_letter is None)
+            if unparked.event is not None:
+                await self._lease_commits.lease(topic, queue, unparked.event).wait()
+            seqs = unparked.skipped
+            if config.dead_letter is None or not seqs:
+                return {}
         target = self._registry.topics.get(config.dead_letter)
         if target is not None and target.ephemeral:
             raise ApiError("invalid_request", f"{config.dead_letter!r} is ephemeral")  # configs do not allow it
@@ -181,7 +184,7 @@ class DeadLetters:
     async def _append(self, topic: Topic, queue: JobQueue, name: str, jobs: dict[int, RecordParts]) -> None:
         """Append jobs to the dead-letter topic, which is made if it is missing. Jobs that have died since they were
         read are left out."""
-        jobs = {seq: parts for seq, parts in jobs.items() if queue.leases.deliveries(seq)}
+        jobs = {seq: parts for seq, parts in jobs.items() if queue.leases.is_parked(seq)}
         if not jobs:
             return
         datas = [parts.data for parts in jobs.values()]
@@ -250,4 +253,7 @@ def _meta(topic: str, queue: JobQueue, seq: int, meta: bytes) -> bytes:
     }
     if queue.group is not None:
         fields["$dead_letter_group"] = queue.group
+    error = queue.leases.errors.of(seq)
+    if error is not None:
+        fields["$dead_letter_error"] = error
     return msgspec.json.encode(fields)

@@ -28,7 +28,15 @@ from topics.groups.group_events import group_event_to_wire
 from topics.log.dumped_values import little_endian
 from topics.log.missing_columns import missing_to_delete
 from topics.log.span import NotLoaded
-from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, Event, LeaseEvent
+from topics.queue.lease_events import (
+    AckEvent,
+    ClaimEvent,
+    DeadLetterEvent,
+    Event,
+    LeaseEvent,
+    PauseEvent,
+    ResumeEvent,
+)
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.storage.wal.frames import NOTHING, FrameType, UnsealedFrames, encode_control, joined
@@ -48,6 +56,10 @@ class LeaseCommits:
     def now(self) -> Instant:
         """Return the time of a decision."""
         return self._registry.instant()
+
+    def retention_ms(self) -> int:
+        """Return the time by the clock of the records' times (epoch ms)."""
+        return self._registry.now_ms()
 
     def deadline(self, moment: Instant) -> int:
         """Return a time as clients are told it: epoch ms, by the wall clock as it is set now."""
@@ -77,7 +89,7 @@ class LeaseCommits:
             return False
         if topic.working is not None:
             await topic.working.wait()
-        elif queue.sweep(self.now()):
+        elif queue.sweep(self.now(), queue.terms(topic.config)):
             await trio.lowlevel.checkpoint()
         else:
             try:
@@ -98,7 +110,7 @@ class LeaseCommits:
         """Return True if, after an await, no decision can be made about the queue yet."""
         if topic.deleted or queue.deleted or topic.barrier is not None or topic.working is not None:
             return True
-        return queue.sweep(self.now())
+        return queue.sweep(self.now(), queue.terms(topic.config))
 
     def claim(self, topic: Topic, queue: JobQueue, event: ClaimEvent) -> Commit:
         """Commit a claim. The result of the commit is the seqs that it leased, and their deliveries."""
@@ -108,10 +120,23 @@ class LeaseCommits:
         """Commit an event about leases. The result of the commit is the seqs that it changed."""
         return self._lease(topic, queue, event, partial(_publish, queue, event))
 
-    def _lease(self, topic: Topic, queue: JobQueue, event: LeaseEvent, publish: Callable[[Commit], Any]) -> Commit:
-        data = NOTHING if topic.ephemeral else self._frame(topic, queue, event)
-        durable = queue.terms(topic.config).leases_durable
-        commit_point = CommitPoint.SYNCED if durable and data else CommitPoint.HANDED
+    def pause(self, topic: Topic, queue: JobQueue, event: PauseEvent | ResumeEvent) -> Commit:
+        """Commit a pause or its end, synced whatever the class of the topic."""
+        return self._lease(topic, queue, event, partial(_publish, queue, event), synced=True)
+
+    def _lease(
+        self,
+        topic: Topic,
+        queue: JobQueue,
+        event: LeaseEvent,
+        publish: Callable[[Commit], Any],
+        *,
+        synced: bool = False,
+    ) -> Commit:
+        # A pause outlives the jobs of an `ephemeral` topic.
+        data = NOTHING if topic.ephemeral and not synced else self._frame(topic, queue, event)
+        waits = synced or queue.terms(topic.config).leases_durable
+        commit_point = CommitPoint.SYNCED if waits and data else CommitPoint.HANDED
         commit = Commit(topic, data, 1 if data else 0, commit_point, publish, self._clock.perf_ns)
         commit.on_fail = partial(queue.abort, event.seqs)
         commit.patient = commit_point is CommitPoint.HANDED

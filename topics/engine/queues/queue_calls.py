@@ -25,9 +25,9 @@ from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.lease_commits import LeaseCommits, queue_of
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Topic
-from topics.errors import ApiError
-from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, Performance, QueueState
-from topics.queue.lease_events import AckEvent, ExtendEvent, ReleaseEvent
+from topics.errors import ApiError, invalid
+from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, NackTerms, Performance, QueueState
+from topics.queue.lease_events import AckEvent, ExtendEvent, NackEvent, PauseEvent, ReleaseEvent, ResumeEvent
 from topics.queue.leases import LeaseDecision
 from topics.runtime.background import BackgroundTasks
 
@@ -40,7 +40,7 @@ STREAM_BYTES: Final = 256 << 10
 JOB_BYTES: Final = 96
 """Bytes that a job takes besides its record: lease id, deadline, deliveries."""
 
-E = TypeVar("E", AckEvent, ReleaseEvent, ExtendEvent)
+E = TypeVar("E", AckEvent, ReleaseEvent | NackEvent, ExtendEvent)
 
 
 class QueueCalls:
@@ -144,16 +144,47 @@ class QueueCalls:
         return await self._say(name, request, decide, self._lease_commits.end, perf, group, takes_room=True)
 
     async def nack(
-        self, name: str, request: HeldRequest, delay_ms: int, perf: Performance, group: str | None = None
+        self, name: str, request: HeldRequest, nack: NackTerms, perf: Performance, group: str | None = None
     ) -> HeldResult:
-        """Give jobs back that the node holds, to be claimed again in `delay_ms`. Raises 404, 409 and 503."""
+        """Give jobs back that the node holds. Raises 400 for a `dead` one where there is no dead-letter topic, 404, 409
+        and 503."""
+        delay_ms, error, counts, dead = nack
 
         def decide(
             queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None
-        ) -> LeaseDecision[ReleaseEvent]:
-            return queue.leases.decide_nack(request.node, seqs, lease_ids, queue.now, delay_ms)
+        ) -> LeaseDecision[ReleaseEvent | NackEvent]:
+            return queue.leases.decide_nack(
+                request.node, seqs, lease_ids, queue.now, delay_ms, counts=counts, condemns=dead, error=error
+            )
 
-        return await self._say(name, request, decide, self._lease_commits.lease, perf, group)
+        if not dead:
+            return await self._say(name, request, decide, self._lease_commits.lease, perf, group)
+        topic, queue = await self._lease_commits.current(name, group)
+        if queue.terms(topic.config).dead_letter is None:
+            raise invalid("dead", f"{_called(name, group)} has no dead_letter")
+        result = await self._say(name, request, decide, self._lease_commits.lease, perf, group)
+        self._dead_letters.attend(topic, queue)
+        return result
+
+    async def pause(self, name: str, until: int | None, perf: Performance, group: str | None = None) -> QueueState:
+        """Give out no jobs of a queue or group until `until` (epoch ms), or for None until it is resumed. Returns once
+        that is synced. Raises 404, 409 and 503."""
+        return await self._pause(name, PauseEvent(until or 0), perf, group)
+
+    async def resume(self, name: str, perf: Performance, group: str | None = None) -> QueueState:
+        """Give out the jobs of a queue or group again. Otherwise like `pause`."""
+        return await self._pause(name, ResumeEvent(), perf, group)
+
+    async def _pause(
+        self, name: str, event: PauseEvent | ResumeEvent, perf: Performance, group: str | None
+    ) -> QueueState:
+        topic, queue = await self._lease_commits.current(name, group)
+        commit = self._lease_commits.pause(topic, queue, event)
+        await commit.answer()
+        time_commit(commit, perf)
+        if queue.line:
+            self._claims.attend(topic, queue)
+        return queue.counters(topic.log)
 
     async def extend(
         self, name: str, request: HeldRequest, lease_ms: int, perf: Performance, group: str | None = None
@@ -218,19 +249,11 @@ class QueueCalls:
     def sweep(self, topic: Topic) -> bool:
         """Free jobs of a queue whose lease or delay is over, as many as fit into a step. Return True if there are
         more."""
-        return topic.queue is not None and topic.queue.sweep(self._lease_commits.now())
+        return topic.queue is not None and topic.queue.sweep(self._lease_commits.now(), topic.config)
 
     def state(self, topic: Topic) -> QueueState | None:
         """The counters of a queue as of its last sweep; None for a log."""
-        if topic.queue is None:
-            return None
-        leases = topic.queue.leases
-        return QueueState(
-            ready=leases.ready(topic.log.count),
-            in_flight=leases.in_flight,
-            delayed=leases.delayed,
-            dead_lettered=leases.dead_lettered,
-        )
+        return None if topic.queue is None else topic.queue.counters(topic.log)
 
     def window_ms(self, name: str, group: str | None = None) -> int:
         """Return the window that claims of the topic or group wait for, whatever they ask for (ms); 0 for none."""
@@ -361,8 +384,13 @@ class JobSubscription(NamedTuple):
 
 def _claimed(topic: Topic, queue: JobQueue, jobs: list[Job]) -> ClaimResult:
     if not isinstance(queue, GroupQueue):
-        return ClaimResult(jobs, queue.ready(topic.log))
-    return ClaimResult(jobs, queue.ready(topic.log), queue.state.lag(topic.log), queue.state.missed)
+        return ClaimResult(jobs, queue.ready(topic.log), queue.paused)
+    lag, missed = queue.state.lag(topic.log), queue.state.missed
+    return ClaimResult(jobs, queue.ready(topic.log), queue.paused, lag, missed)
+
+
+def _called(name: str, group: str | None) -> str:
+    return f"topic {name!r}" if group is None else f"group {group!r} of topic {name!r}"
 
 
 def _jobs(claim: Claim, done: Sequence[int], deliveries: Sequence[int]) -> list[Job]:

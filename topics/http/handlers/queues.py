@@ -14,14 +14,22 @@ from topics.engine.delivery.feed import ConnectionEnd
 from topics.engine.engine import Engine
 from topics.engine.queues.queue_calls import STREAM_BYTES, JobSubscription
 from topics.errors import ApiError
+from topics.http.answer_types import GroupPauseAnswer, PauseAnswer
 from topics.http.answers.sse import EVENTS, accepts_events, job_event
-from topics.http.calls import Call, Response, encode
+from topics.http.calls import Call, Response, encode, json_response
 from topics.http.connections.exchange import ClientGone
 from topics.http.handlers.streams import OpenStream
 from topics.http.handlers.transports import event_transport
-from topics.http.requests.queue_requests import decode_ack, decode_claim, decode_extend, decode_nack, decode_work
+from topics.http.requests.queue_requests import (
+    decode_ack,
+    decode_claim,
+    decode_extend,
+    decode_nack,
+    decode_pause,
+    decode_work,
+)
 from topics.http.requests.watch_requests import DEFAULT_HEARTBEAT_MS
-from topics.model import ClaimResult, HeldResult, Job
+from topics.model import ClaimResult, HeldResult, Job, QueueState
 
 RETRY_S: Final = 1.0
 """Pause of a `/work` stream after a read has failed, or while nothing can be claimed, seconds."""
@@ -49,12 +57,13 @@ class Queues:
                 result = engine.queues.nothing_claimed(topic, group)
         else:
             result = await engine.queues.claim(topic, request, call.perf, group)
-        answer = b'{"topic":"%b",%b"claimed":[%b],"count":%d,"ready":%d,"performance":%b}' % (
+        answer = b'{"topic":"%b",%b"claimed":[%b],"count":%d,"ready":%d,%b"performance":%b}' % (
             topic.encode(),
             b"" if group is None else b'"group":"%b",%b' % (group.encode(), _behind(result)),
             b",".join([b"{%b" % entry(job) for job in result.jobs]),
             len(result.jobs),
             result.ready,
+            b'"paused":true,' if result.paused else b"",
             encode(call.performance(engine.clock.perf_ns())),
         )
         leased = [job._replace(record=b"") for job in result.jobs]  # the records are in the answer
@@ -68,10 +77,27 @@ class Queues:
 
     async def nack(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/nack`."""
-        request, delay_ms = decode_nack(call.body, self._engine.settings)
+        request, nack = decode_nack(call.body, self._engine.settings)
         topic, group = call.params["topic"], call.params.get("group")
-        result = await self._engine.queues.nack(topic, request, delay_ms, call.perf, group)
+        result = await self._engine.queues.nack(topic, request, nack, call.perf, group)
         return self._answer(call, "nacked", result)
+
+    async def pause(self, call: Call) -> Response:
+        """`POST /v0/topics/{topic}/pause`."""
+        topic, group = call.params["topic"], call.params.get("group")
+        until = decode_pause(call.body)
+        return self._state(call, await self._engine.queues.pause(topic, until, call.perf, group))
+
+    async def resume(self, call: Call) -> Response:
+        """`POST /v0/topics/{topic}/resume`."""
+        topic, group = call.params["topic"], call.params.get("group")
+        return self._state(call, await self._engine.queues.resume(topic, call.perf, group))
+
+    def _state(self, call: Call, state: QueueState) -> Response:
+        performance = call.performance(self._engine.clock.perf_ns())
+        if "group" in call.params:
+            return json_response(GroupPauseAnswer(**call.params, queue=state, performance=performance))
+        return json_response(PauseAnswer(topic=call.params["topic"], queue=state, performance=performance))
 
     async def extend(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/extend`."""

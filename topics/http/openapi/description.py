@@ -554,10 +554,27 @@ _OPERATIONS |= {
     "nack": Operation(
         QUEUES,
         "Give jobs back",
-        "The jobs can be claimed again, at once or after `delay_ms`.",
+        "The jobs can be claimed again, after `delay_ms`, or else as `retry` in the config of the topic says. With "
+        "`dead` they are moved to the dead-letter topic.",
         _ok(answer_types.NackAnswer),
         body=JsonBody(queue_requests.NackBody, {**_HELD, "delay_ms": 1000}),
         codes=_HELD_CODES,
+    ),
+    "pause": Operation(
+        QUEUES,
+        "Pause a queue",
+        "Claims and streams get no jobs, until the time `until` or until the queue is resumed. Jobs that are leased "
+        "stay so. A queue that is paused already is paused as this call says.",
+        _ok(answer_types.PauseAnswer, "The queue is paused, synced."),
+        body=JsonBody(queue_requests.PauseBody, {}, required=False),
+        codes=_QUEUE_CODES,
+    ),
+    "resume": Operation(
+        QUEUES,
+        "Resume a queue",
+        "Claims and streams get jobs again. Resuming a queue that is not paused is no failure.",
+        _ok(answer_types.PauseAnswer, "The queue is not paused, synced."),
+        codes=_QUEUE_CODES,
     ),
     "extend": Operation(
         QUEUES,
@@ -652,6 +669,21 @@ _OPERATIONS |= {
         _ok(answer_types.GroupExtendAnswer),
         body=JsonBody(queue_requests.ExtendBody, {**_HELD, "lease_ms": 60_000}),
         codes=_GROUP_HELD_CODES,
+    ),
+    "group_pause": Operation(
+        LOG_GROUPS,
+        "Pause a group",
+        "Claims and streams of the group get nothing. What is leased stays so.",
+        _ok(answer_types.GroupPauseAnswer, "The group is paused, synced."),
+        body=JsonBody(queue_requests.PauseBody, {}, required=False),
+        codes=_GROUP_CODES,
+    ),
+    "group_resume": Operation(
+        LOG_GROUPS,
+        "Resume a group",
+        "Claims and streams get records again. Resuming a group that is not paused is no failure.",
+        _ok(answer_types.GroupPauseAnswer, "The group is not paused, synced."),
+        codes=_GROUP_CODES,
     ),
     "group_work": Operation(
         LOG_GROUPS,

@@ -30,9 +30,10 @@ from topics.http.requests import (
     watch_requests,
 )
 from topics.log.names import ROUTER_NAME, TOPIC_NAME
-from topics.log.topic_config import MAX_IDEMPOTENCY_WINDOW_MS, MAX_LEASE_MS, MIN_LEASE_MS, SEGMENT_LIMITS
+from topics.log.topic_config import MAX_IDEMPOTENCY_WINDOW_MS, MAX_LEASE_MS, MIN_LEASE_MS, RANGES, SEGMENT_LIMITS
 from topics.model import (
     MAX_U64,
+    ClaimRate,
     ConsumerState,
     DeleteRequest,
     Fence,
@@ -41,6 +42,7 @@ from topics.model import (
     Performance,
     QueueState,
     RecordIn,
+    RetryPolicy,
     RouterPatch,
     RouterState,
     Tombstone,
@@ -51,6 +53,8 @@ from topics.model import (
     WatchedTopic,
     WatchStart,
 )
+from topics.queue.job_pages import DEFAULT_PRIORITY, MOST_PRIORITY
+from topics.queue.last_errors import MAX_ERROR_BYTES
 from topics.runtime.instant import MAX_AHEAD_MS
 
 
@@ -154,6 +158,11 @@ _ANYWHERE: Final[Mapping[str, Fact]] = {
 # --- by type ---------------------------------------------------------------------------------------------------------
 
 
+def _between(text: str, field: str, part: str) -> Fact:
+    low, high = RANGES[field][part]
+    return Fact(text, {"minimum": low, "maximum": high})
+
+
 def _limit(name: str, text: str) -> Fact:
     """A limit of segments, for which null takes the setting of the daemon."""
     low, high = SEGMENT_LIMITS[name]
@@ -185,6 +194,10 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "max_deliveries": _seq("Queues: deliveries after which a job is moved to `dead_letter`; 0 is unlimited."),
     "dead_letter": Fact("Queues: the topic that gets such jobs. Not this topic, and not `ephemeral`.", TOPIC),
     "leases_durable": Fact("Queues: lease events are synced before anybody sees them."),
+    "retry": Fact("Queues: how long jobs are delayed that were given back or whose leases have ended; null for not."),
+    "priority_aging_ms": _seq("Queues: a job counts as one priority higher for each such time it could be claimed."),
+    "max_in_flight": _seq("Queues: most jobs that are leased at a time; 0 is unlimited."),
+    "rate": Fact("Queues: most jobs that are claimed in any `per_ms`; null is unlimited."),
     "schema": Fact(
         "A JSON Schema (2020-12) for `data`, at most 64 KiB, or null. A record that breaks it is refused with `422 "
         "schema_violation`. It refers to nothing outside of itself.",
@@ -252,7 +265,12 @@ _HELD: Final[Mapping[str, Fact]] = {
         f"The jobs, at most {setting('max_claim')}; one that is repeated counts once.", {**_SEQS, "minItems": 1}
     ),
     "lease_ids": Fact("The lease id for each seq. A job with another lease is skipped."),
-    "delay_ms": _clamped("When the jobs can be claimed again.", 0, MAX_AHEAD_MS),
+    "delay_ms": _clamped(
+        "When the jobs can be claimed again. Absent: as `retry` in the config of the topic says.", 0, MAX_AHEAD_MS
+    ),
+    "error": Fact(f"What went wrong, at most {MAX_ERROR_BYTES} bytes. It is kept as the last error of the jobs."),
+    "count": Fact("False: this delivery does not count, and without `delay_ms` the jobs can be claimed at once."),
+    "dead": Fact("The jobs are moved to `dead_letter` now, which the topic must have."),
     "lease_ms": _clamped("The leases end this long after the call.", MIN_LEASE_MS, MAX_LEASE_MS),
 }
 
@@ -267,6 +285,9 @@ _GROUP: Final[Mapping[str, Fact]] = {
     "max_deliveries": _seq("Deliveries after which a record is copied to `dead_letter` and finished; 0 is unlimited."),
     "dead_letter": Fact("The topic that gets such records. Not this topic, and not `ephemeral`.", TOPIC),
     "leases_durable": Fact("Claims, nacks and extensions are synced before they are answered."),
+    "retry": Fact("How long records are delayed that were given back or whose leases have ended; null for not."),
+    "max_in_flight": _seq("Most records that are leased at a time; 0 is unlimited."),
+    "rate": Fact("Most records that are claimed in any `per_ms`; null is unlimited."),
     "max_unfinished": Fact(
         "With so many records held and runs of finished ones above the floor, claims get nothing fresh. Default on "
         f"creation: `{MAX_UNFINISHED}`.",
@@ -307,6 +328,18 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "in_flight": _seq("Leased jobs."),
         "delayed": _seq("Jobs that cannot be claimed yet."),
         "dead_lettered": _seq("Jobs that were moved to `dead_letter` over the life of the topic."),
+        "paused": Fact("True while claims get no jobs because the queue is paused."),
+        "paused_until": _seq("When the pause ends by itself, in ms since the epoch. Absent: it does not."),
+    },
+    RetryPolicy: {
+        "backoff": Fact("The same delay each time (`fixed`), or twice as long each time (`exponential`)."),
+        "delay_ms": _between("The delay after the first delivery.", "retry", "delay_ms"),
+        "max_delay_ms": _between("The longest delay.", "retry", "max_delay_ms"),
+        "jitter": _between("Each delay is shortened by up to this part of it, at random.", "retry", "jitter"),
+    },
+    ClaimRate: {
+        "jobs": _between("Most jobs that are claimed in any `per_ms`.", "rate", "jobs"),
+        "per_ms": _between("The time in which they are counted.", "rate", "per_ms"),
     },
     Tombstone: {
         "gap_from": _seq("First seq of the gap."),
@@ -315,6 +348,12 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "missed_estimate": _seq("About how many records were in the gap."),
     },
     RecordIn: {
+        "delay_ms": Fact("Queues: the job cannot be claimed before so long after the append, at most 10 years."),
+        "not_before": Fact("Queues: the job cannot be claimed before (ms since the epoch, at most 10 years ahead)."),
+        "priority": Fact(
+            f"Queues: 0 to {MOST_PRIORITY}; jobs of a higher one are claimed first. Default {DEFAULT_PRIORITY}.",
+            {"minimum": 0, "maximum": MOST_PRIORITY},
+        ),
         "data": Fact("Any JSON value. It is never parsed, and read back byte for byte."),
         "tag": Fact(f"At most {setting('max_tag_bytes')} bytes.", NOT_EMPTY),
         "node": Fact(f"The name of the writer; at most {setting('max_node_bytes')} bytes.", NOT_EMPTY),
@@ -608,7 +647,13 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "deadline": _seq("When the lease ends, in ms since the epoch."),
         "deliveries": _seq("How often the job was leased, including this time."),
     },
-    answer_types.ClaimAnswer: {"claimed": Fact("The jobs, by their seqs."), "count": _seq("Jobs in `claimed`.")},
+    answer_types.ClaimAnswer: {
+        "claimed": Fact("The jobs, by their seqs, or in the order of their priorities if these differ."),
+        "count": _seq("Jobs in `claimed`."),
+        "paused": Fact("True if there are none because the queue is paused; otherwise absent."),
+    },
+    answer_types.PauseAnswer: {"queue": Fact("The counters after the call.")},
+    queue_requests.PauseBody: {"until": _seq("When the pause ends (ms since the epoch). Absent: with `resume`.")},
     answer_types.AckAnswer: {"acked": _seq("Jobs that are done, and deleted.")},
     answer_types.NackAnswer: {"nacked": _seq("Jobs that were given back.")},
     answer_types.ExtendAnswer: {
@@ -667,6 +712,7 @@ _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
     answer_types.GroupAckAnswer,
     answer_types.GroupNackAnswer,
     answer_types.GroupExtendAnswer,
+    answer_types.GroupPauseAnswer,
 )
 DESCRIBED: Final[Mapping[str, type[Struct]]] = {kind.__name__: kind for kind in (*_BY_TYPE, *_OF_DERIVED)}
 """The types by their names in the description."""

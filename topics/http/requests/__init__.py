@@ -5,13 +5,14 @@ json_checks           decoding JSON with errors that name the field, and the lim
 query_strings         reading query parameters
 condition_requests    conditions of appends and commits
 append_requests       bodies of appends, lines of uploads
+job_fields            the fields of records that are about jobs
 raw_appends           raw bytes as the body of an append
 record_slices         decoding the records of large appends in slices
 transaction_requests  appends to several topics
 filter_fields         filters of reads
 read_requests         reads and exports
 topic_requests        topics, routers, deletions, commits of stages
-queue_requests        claims, acks, nacks, extensions, work streams
+queue_requests        claims, acks, nacks, extensions, pauses, work streams
 consumer_requests     named consumers
 group_requests        groups of a log
 watch_requests        watches, streams and subscriptions

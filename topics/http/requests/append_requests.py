@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType
 from topics.config import Settings
 from topics.errors import ApiError, invalid, placed
 from topics.http.requests.condition_requests import ConditionFields, check_members, conditions_of, refuse_parameters
+from topics.http.requests.job_fields import jobs_of, may_have_jobs
 from topics.http.requests.json_checks import (
     DEEP_BYTES,
     MAX_DEPTH,
@@ -206,6 +207,7 @@ def decode_append(
         check_text("node", request.node, settings.max_node_bytes)
     return CheckedAppend(
         records=records,
+        jobs=jobs_of(records) if may_have_jobs(raw) else None,
         node=request.node,
         idempotency_key=_idempotency_key(request.idempotency_key, header_key),
         create=request.create,
@@ -267,6 +269,7 @@ def decode_append_in_steps(
         check_text("node", request.node, settings.max_node_bytes)
     return CheckedAppend(
         records=records,
+        jobs=jobs_of(records),
         node=request.node,
         idempotency_key=_idempotency_key(request.idempotency_key, header_key),
         create=request.create,
@@ -670,9 +673,11 @@ def decode_lines(lines: list[bytes], settings: Settings, *, strict: bool = False
         if longest > settings.max_record_bytes or longest >= DEEP_BYTES:
             _check_datas(datas, settings.max_record_bytes)
         extras = _check_extras(raw, records, datas, settings)
+        jobs = jobs_of(records) if may_have_jobs(raw) else None
     except ApiError as error:
         raise _bad_line_of(error) from None
-    return CheckedAppend(records=records, datas=datas, nodes=extras.nodes, tags=extras.tags, metas=extras.metas)
+    nodes, tags, metas = extras
+    return CheckedAppend(records=records, datas=datas, nodes=nodes, tags=tags, metas=metas, jobs=jobs)
 
 
 def _decode_line(i: int, line: bytes, strict: bool) -> RecordIn:

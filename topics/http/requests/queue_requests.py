@@ -10,6 +10,7 @@ import re
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics.config import Settings
 from topics.errors import ApiError, invalid
@@ -17,7 +18,8 @@ from topics.http.requests.json_checks import check_depth, check_text, check_utf8
 from topics.http.requests.query_strings import Query
 from topics.http.requests.read_requests import MAX_WAIT_MS
 from topics.log.topic_config import MAX_LEASE_MS, MIN_LEASE_MS
-from topics.model import MAX_U64, ClaimRequest, HeldRequest
+from topics.model import MAX_U64, ClaimRequest, HeldRequest, NackTerms
+from topics.queue.last_errors import MAX_ERROR_BYTES
 from topics.runtime.instant import MAX_AHEAD_MS
 
 NO_LEASE: Final = -1
@@ -25,6 +27,9 @@ NO_LEASE: Final = -1
 
 REPEATS: Final = 4
 """There may be so many times more pairs of a seq and a lease id than seqs: a seq may come with several lease ids."""
+
+MAX_UNTIL: Final = 253_402_300_799_999
+"""The latest end of a pause: the end of the year 9999."""
 
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{16})")
 
@@ -49,7 +54,16 @@ class HeldBody(msgspec.Struct, kw_only=True):
 class NackBody(HeldBody, kw_only=True):
     """The body of a nack, before checks."""
 
-    delay_ms: int = 0
+    delay_ms: int | UnsetType = UNSET
+    error: str | None = None
+    count: bool = True
+    dead: bool = False
+
+
+class PauseBody(msgspec.Struct, kw_only=True):
+    """The body of a pause, before checks."""
+
+    until: int | None = None
 
 
 class ExtendBody(HeldBody, kw_only=True):
@@ -61,6 +75,7 @@ class ExtendBody(HeldBody, kw_only=True):
 _claim_body: Final = msgspec.json.Decoder(ClaimBody)
 _ack_body: Final = msgspec.json.Decoder(HeldBody)
 _nack_body: Final = msgspec.json.Decoder(NackBody)
+_pause_body: Final = msgspec.json.Decoder(PauseBody)
 _extend_body: Final = msgspec.json.Decoder(ExtendBody)
 
 B = TypeVar("B", ClaimBody, HeldBody, NackBody, ExtendBody)
@@ -104,10 +119,25 @@ def decode_ack(raw: bytes, settings: Settings) -> HeldRequest:
     return _held(_decode(_ack_body, raw), settings)
 
 
-def decode_nack(raw: bytes, settings: Settings) -> tuple[HeldRequest, int]:
-    """The body of a nack, and its `delay_ms`. Raises 400."""
+def decode_nack(raw: bytes, settings: Settings) -> tuple[HeldRequest, NackTerms]:
+    """The body of a nack: which jobs, and how they are given back. Raises 400."""
     body = _decode(_nack_body, raw)
-    return _held(body, settings), _clamp(body.delay_ms, 0, MAX_AHEAD_MS)
+    delay_ms = None if body.delay_ms is UNSET else _clamp(body.delay_ms, 0, MAX_AHEAD_MS)
+    if body.error is not None and len(body.error.encode()) > MAX_ERROR_BYTES:
+        raise invalid("error", f"must be at most {MAX_ERROR_BYTES} bytes long", max=MAX_ERROR_BYTES)
+    return _held(body, settings), NackTerms(delay_ms, body.error or None, body.count, body.dead)
+
+
+def decode_pause(raw: bytes) -> int | None:
+    """The body of a pause: until when (epoch ms), None for no end. Raises 400."""
+    if not raw:
+        return None
+    check_utf8(raw)
+    until = decode_json(_pause_body, raw).until
+    check_depth(raw, "body")
+    if until is not None and not 1 <= until <= MAX_UNTIL:
+        raise invalid("until", "must be a time in ms since the Unix epoch", max=MAX_UNTIL)
+    return until
 
 
 def decode_extend(raw: bytes, settings: Settings) -> tuple[HeldRequest, int]:

@@ -280,7 +280,8 @@ class TopicReplay:
             topic.forwarded_to = max(topic.forwarded_to, event.seq)
         elif group is not None:
             group.apply(event)
-            topic.forwarded_to = max(topic.forwarded_to, event.seqs[-1])  # it was there when the group held it
+            if event.seqs:
+                topic.forwarded_to = max(topic.forwarded_to, event.seqs[-1])  # it was there when the group held it
 
     def _remember_transaction(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         """Remember the key of a transaction; the frames of its other topics have none."""

@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import cbor2
 
-from topics.queue.leases import FrozenLeases, Leases
+from topics.queue.job_projection import FrozenLeases
+from topics.queue.leases import Leases
 from topics.runtime.instant import Instant
 
 LARGE_PAGES: Final = 256

@@ -1,0 +1,454 @@
+"""The jobs of a queue as the events of its log have left them: what a replay makes, and what a snapshot keeps. Pure.
+
+`leases`, which adds the time and the decisions, has the theory of operation of both.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from topics.queue import job_pages
+from topics.queue.job_pages import (
+    ABSENT,
+    CONDEMNED,
+    DEFAULT_PRIORITY,
+    DELAYED,
+    FAR_MS,
+    FREE,
+    LATER,
+    LEASED,
+    PARKED,
+    JobPage,
+)
+from topics.queue.job_table import JobTable
+from topics.queue.last_errors import LastErrors
+from topics.queue.lease_events import (
+    AckEvent,
+    ClaimEvent,
+    DeadLetterEvent,
+    EnqueueEvent,
+    Event,
+    ExtendEvent,
+    NackEvent,
+    ParkEvent,
+    PauseEvent,
+    ReleaseEvent,
+    ResumeEvent,
+)
+from topics.queue.retry_delay import RetryDelay
+from topics.runtime.instant import MAX_AHEAD_MS, Instant
+
+# Seqs that are looked up in the log of live records at a time: 32 KiB.
+_RUN: Final = 4096
+
+_MOST_SEQ: Final = (1 << 64) - 1
+
+
+class JobProjection:
+    """The jobs of one queue as its events have left them, and the seqs that are reserved for events in flight.
+
+    `dead_lettered` counts over the topic's life. `backoff` is the delay of jobs that fail, None for none: it is part of
+    the topic's config, not of the state. `paused_until` is None if the queue is not paused, otherwise the epoch ms of
+    the end of the pause, or 0. The seqs in answers ascend, or have the order of the event.
+    """
+
+    __slots__ = (
+        "_cursor",
+        "_floor",
+        "_reconciled",
+        "_reserved",
+        "_table",
+        "backoff",
+        "dead_lettered",
+        "errors",
+        "paused_until",
+    )
+
+    def __init__(self) -> None:
+        self.dead_lettered = 0
+        self.backoff: RetryDelay | None = None
+        self.paused_until: int | None = None
+        self.errors = LastErrors()
+        self._table = JobTable()
+        # The cursor: every live seq up to it is in the table or in _reserved.
+        self._cursor = 0
+        # All records below this seq are gone.
+        self._floor = 1
+        # Seqs with an event in flight, and True while their records are live, as far as `gone` was told. Those that are
+        # kept have the flag in the table.
+        self._reserved: dict[int, bool] = {}
+        # Progress of `reconcile`: seqs up to this one have been asked for.
+        self._reconciled = 0
+
+    # -- as of now ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return how many jobs are kept: all but the fresh ones."""
+        return len(self._table)
+
+    @property
+    def in_flight(self) -> int:
+        """Leased jobs, as of the last sweep; `delayed` and `ready` likewise."""
+        return self._table.totals[LEASED]
+
+    @property
+    def delayed(self) -> int:
+        """Delayed jobs, with those that are later, parked or condemned."""
+        totals = self._table.totals
+        return totals[DELAYED] + totals[PARKED] + totals[LATER] + totals[CONDEMNED]
+
+    @property
+    def dealt(self) -> int:
+        """Return how many jobs are reserved for claims in flight, or to be parked. O(reserved)."""
+        return sum(self._table.state(seq) in (ABSENT, FREE) for seq in self._reserved)
+
+    @property
+    def cursor(self) -> int:
+        """The cursor: every live seq up to it is known here."""
+        return self._cursor
+
+    @property
+    def kept_free(self) -> int:
+        """Free jobs, reserved ones included: a claim may have those before fresh ones."""
+        return self._table.totals[FREE]
+
+    @property
+    def reserved(self) -> int:
+        """Jobs with an event on its way."""
+        return len(self._reserved)
+
+    def is_kept(self, seq: int) -> bool:
+        """Return True if the job is kept: it is not fresh."""
+        return self._table.state(seq) != ABSENT
+
+    def kept_between(self, first: int, last: int) -> Iterator[int]:
+        """Yield the known jobs from `first` to `last`, ascending: those that are kept, and reserved ones."""
+        kept = [seq for run in self._table.runs(first, last, _RUN) for seq in run]
+        return iter(sorted({*kept, *(seq for seq in self._reserved if first <= seq <= last)}))
+
+    def is_paused(self, now: Instant) -> bool:
+        """Return True if claims get nothing at this time."""
+        return self.paused_until is not None and (self.paused_until == 0 or now.wall < self.paused_until)
+
+    def ready(self, count: int) -> int:
+        """Return how many of `count` live records can be claimed, or are about to be."""
+        ready = count - self.in_flight - self.delayed
+        assert ready >= 0, (count, self.in_flight, self.delayed)
+        return ready
+
+    def holds(self, seq: int, lease_id: int) -> bool:
+        """Return True if `seq` is leased under `lease_id`."""
+        page, slot = self._table.at(seq)
+        return page.holder(slot) is not None and page.lease_ids[slot] == lease_id
+
+    def deliveries(self, seq: int) -> int:
+        """Return how often `seq` was claimed, including a claim that holds, but not one in flight. 0 if it is not
+        kept."""
+        page, slot = self._table.at(seq)
+        return page.deliveries[slot]
+
+    def priority(self, seq: int) -> int:
+        """Return the priority of `seq`; the default one if it is not kept."""
+        page, slot = self._table.at(seq)
+        return page.priority(slot)
+
+    def parked(self) -> array[int]:
+        """Return the parked and condemned jobs. For resuming their moves after a restart, and for giving the moves
+        up."""
+        if not self._table.totals[CONDEMNED]:
+            return self._table.seqs_in(PARKED)
+        return array("Q", sorted(self._table.seqs_in(PARKED) + self._table.seqs_in(CONDEMNED)))
+
+    def is_parked(self, seq: int) -> bool:
+        """Return True if `seq` is parked or condemned."""
+        return self._table.state(seq) in (PARKED, CONDEMNED)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def apply(self, event: Event) -> array[int]:
+        """Carry out `event`, at its commit point or in replay. Return the seqs that it changed."""
+        match event:
+            case ClaimEvent():
+                done = self._claim(event)
+            case ExtendEvent():
+                done = self._extend(event)
+            case ReleaseEvent():
+                done = self._release(event)
+            case NackEvent():
+                done = self._nack(event)
+            case EnqueueEvent():
+                done = self._enqueue(event)
+            case ParkEvent():
+                done = self._park(event)
+            case PauseEvent():
+                self.paused_until, done = event.until, event.seqs
+            case ResumeEvent():
+                self.paused_until, done = None, event.seqs
+            case DeadLetterEvent():
+                # Seqs whose records have died since count as dead-lettered too, because their copies are there. And in
+                # replay the deletion, which is in the same batch, may have been applied first.
+                self.dead_lettered += len(event.seqs)
+                done = self._end(event.seqs)
+            case AckEvent():
+                done = self._end(event.seqs)
+        self._pass_known()
+        return done
+
+    def gone(self, seqs: Iterable[int]) -> array[int]:
+        """Forget the jobs of `seqs`, whose records were deleted or lost, but not by an ack or a dead-letter move, which
+        are events. Return the seqs whose lease has ended by that."""
+        ended: array[int] = array("Q")
+        if self.errors:
+            seqs = list(seqs)
+            self.errors.forget(seqs)
+        for page, slot, seq in self._table.each(seqs):
+            if seq in self._reserved:
+                self._reserved[seq] = False
+            state = page.forget(slot)
+            if state == LEASED:
+                ended.append(seq)
+            elif state == ABSENT and seq == self._cursor + 1:
+                self._cursor = seq
+        self._pass_known()
+        return ended
+
+    def gone_below(self, seq: int) -> None:
+        """Forget all jobs below `seq`, whose records are gone. Their leases end; `holds` tells which."""
+        if seq <= self._floor:
+            return
+        self._table.drop_below(self._floor, seq)
+        if self.errors:
+            self.errors.forget_below(seq)
+        self._floor = seq
+        self._cursor = max(self._cursor, seq - 1)
+        self._pass_known()
+
+    def reconcile(self, live_among: Callable[[array[int]], array[int]]) -> None:
+        """Forget jobs whose records are gone, at the end of a replay.
+
+        `live_among` picks the live ones out of ascending seqs, some thousands at a time. Its exceptions are not caught;
+        called again, this continues with the same seqs.
+        """
+        assert not self._reserved, "a replay decides nothing"
+        for run in self._table.runs(self._reconciled + 1, _MOST_SEQ, _RUN):
+            self._gone_unless(live_among, run)
+            self._reconciled = run[-1]
+        self._reconciled = 0
+
+    def forget_dead(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> array[int]:
+        """Forget the jobs from `first` to `last` that are no longer live, because records of that range were lost.
+        Return the same as `gone`. May be called at any time, also while events are in flight.
+
+        Calls `live_among` once, with all known seqs of the range. Its exceptions are not caught, and then nothing has
+        changed.
+        """
+        known = {seq for seq in self._reserved if first <= seq <= last}
+        known.update(*self._table.runs(first, last, _RUN))
+        return self._gone_unless(live_among, array("Q", sorted(known)))
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def freeze(self, now: Instant) -> FrozenLeases:
+        """Return the applied state, never to change, to be dumped later. O(pages), well below 1 ms for a million
+        jobs."""
+        # Events in flight have not happened: fresh seqs that they reserve are still fresh.
+        fresh = (
+            seq
+            for seq, there in self._reserved.items()
+            if there and seq >= self._floor and self._table.state(seq) == ABSENT
+        )
+        cursor = min(self._cursor, min(fresh, default=self._cursor + 1) - 1)
+        errors = self.errors.copy()
+        to_epoch_ms = now.window - now.mono
+        return FrozenLeases(cursor, self.dead_lettered, to_epoch_ms, self._table.freeze(), errors, self.paused_until)
+
+    def dump(self, now: Instant) -> dict[str, Any]:
+        """Freeze and dump at once: for few jobs."""
+        return self.freeze(now).dump()
+
+    @classmethod
+    def load(cls, value: Mapping[str, Any], now: Instant) -> Self:
+        """Rebuild the projection from a dump. `now` is used to convert the times to the monotonic clock of this
+        process.
+
+        Raises ValueError if `value` is not a dump.
+        """
+        match value:
+            case {
+                "cursor": int(cursor),
+                "dead_lettered": int(dead_lettered),
+                "to_epoch_ms": int(to_epoch_ms),
+                "page": job_pages.PAGE,
+                "pages": list(dumped),
+            }:
+                pass
+            case _:
+                raise ValueError("lease dump: fields are missing, or not what they should be")
+        if not 0 <= cursor <= _MOST_SEQ or dead_lettered < 0:
+            raise ValueError("lease dump: values out of range")
+        leases = cls()
+        leases.dead_lettered = dead_lettered
+        leases._cursor = cursor
+        leases._table = JobTable.load(dumped, to_epoch_ms - now.window + now.mono, now.mono + MAX_AHEAD_MS)
+        leases.errors = LastErrors.load(value.get("errors", []))
+        match value.get("paused_until"):
+            case None:
+                pass
+            case int(until) if until >= 0:
+                leases.paused_until = until
+            case _:
+                raise ValueError("lease dump: a bad pause")
+        return leases
+
+    def check(self) -> None:
+        """Assert every invariant. O(n)."""
+        self._table.check(self._reserved)
+        kept = [seq for run in self._table.runs(0, _MOST_SEQ, _RUN) for seq in run]
+        assert kept == sorted(set(kept))
+        assert not kept or kept[0] >= self._floor, (kept[0], self._floor)
+        assert self._cursor >= self._floor - 1, (self._cursor, self._floor)
+        for seq, there in self._reserved.items():
+            state = self._table.state(seq)
+            assert there or state == ABSENT, seq
+            assert not there or state != ABSENT or seq <= self._cursor, seq
+
+    # -- within --------------------------------------------------------------------------------------------------------
+
+    def _gone_unless(self, live_among: Callable[[array[int]], array[int]], seqs: array[int]) -> array[int]:
+        live = set(live_among(seqs)) if seqs else set()
+        return self.gone([seq for seq in seqs if seq not in live] if len(live) < len(seqs) else ())
+
+    def _claim(self, event: ClaimEvent) -> array[int]:
+        assert len(event.seqs) == len(event.lease_ids)
+        done: array[int] = array("Q")
+        due_ms = _column_ms(event.deadline.mono + 1)
+        holder, last = 0, None
+        changes = self._table.each(event.seqs, add=True, due_ms=due_ms)
+        for (page, slot, seq), lease_id in zip(changes, event.lease_ids, strict=True):
+            there = self._reserved.pop(seq, None)
+            # Not reserved, so this is replay; unknown seqs up to the cursor are gone.
+            if page.states[slot] == ABSENT and (
+                there is False or seq < self._floor or (there is None and seq <= self._cursor)
+            ):
+                continue
+            if page is not last:
+                holder, last = page.index_of(event.node), page
+            page.lease(slot, holder, lease_id, due_ms)
+            done.append(seq)
+        return done
+
+    def _extend(self, event: ExtendEvent) -> array[int]:
+        done: array[int] = array("Q")
+        due_ms = _column_ms(event.deadline.mono + 1)
+        for page, slot, seq in self._events(event.seqs, due_ms):
+            if page.unreserve(slot) == LEASED:
+                page.due_ms[slot] = due_ms
+                done.append(seq)
+        return done
+
+    def _release(self, event: ReleaseEvent) -> array[int]:
+        done: array[int] = array("Q")
+        state, due_ms = (FREE, None) if event.available_at is None else (DELAYED, _column_ms(event.available_at.mono))
+        for page, slot, seq in self._events(event.seqs, due_ms):
+            if page.unreserve(slot) in (LEASED, PARKED, CONDEMNED):
+                page.move(slot, state, due_ms or 0)
+                done.append(seq)
+        return done
+
+    def _nack(self, event: NackEvent) -> array[int]:
+        done: array[int] = array("Q")
+        start = event.moment.mono
+        changes = self._events(event.seqs, _column_ms(start + min(event.delays)))
+        for (page, slot, seq), delay_ms in zip(changes, event.delays, strict=True):
+            if page.unreserve(slot) != LEASED:
+                continue
+            if event.condemns:
+                page.move(slot, CONDEMNED)
+            elif delay_ms > 0:
+                page.move(slot, DELAYED, _column_ms(start + delay_ms))
+            else:
+                page.move(slot, FREE)
+            if not event.counts:
+                page.uncount(slot)
+            if event.error is not None:
+                self.errors.note(seq, event.error)
+            done.append(seq)
+        return done
+
+    def _enqueue(self, event: EnqueueEvent) -> array[int]:
+        done: array[int] = array("Q")
+        first_ms = min(filter(None, event.not_before), default=None)
+        changes = self._table.each(event.seqs, add=True, later_ms=first_ms)
+        for (page, slot, seq), not_before, priority in zip(changes, event.not_before, event.priorities, strict=True):
+            # Unknown seqs up to the cursor are gone: they were evicted by their own batch, or this is replay.
+            if page.states[slot] != ABSENT or seq < self._floor or seq <= self._cursor or seq in self._reserved:
+                continue
+            if not_before:
+                page.move(slot, LATER, _column_ms(not_before))
+            elif priority != DEFAULT_PRIORITY:
+                page.move(slot, FREE)
+            else:
+                continue
+            page.prioritize(slot, priority)
+            done.append(seq)
+        return done
+
+    def _park(self, event: ParkEvent) -> array[int]:
+        done: array[int] = array("Q")
+        for page, slot, seq in self._events(event.seqs):
+            if page.unreserve(slot) != ABSENT:
+                page.move(slot, PARKED)
+                done.append(seq)
+        return done
+
+    def _end(self, seqs: array[int]) -> array[int]:
+        self.errors.forget(seqs)
+        return array("Q", [seq for page, slot, seq in self._events(seqs) if page.forget(slot) != ABSENT])
+
+    def _events(self, seqs: array[int], due_ms: int | None = None) -> Iterator[tuple[JobPage, int, int]]:
+        """Like `JobTable.each`, and end the reservations of the seqs."""
+        for seq in seqs:
+            self._reserved.pop(seq, None)
+        return self._table.each(seqs, due_ms=due_ms)
+
+    def _pass_known(self) -> None:
+        """Move the cursor over the known seqs right behind it. In replay, where no claim does it."""
+        self._cursor = self._table.end_of_run(self._cursor + 1) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenLeases:
+    """The state that `Leases.freeze` returned. It never changes, whatever happens to the `Leases`."""
+
+    cursor: int
+    dead_lettered: int
+    to_epoch_ms: int
+    """The window clock minus the monotonic one (ms) at that moment."""
+    pages: Mapping[int, JobPage]
+    errors: Mapping[int, str]
+    paused_until: int | None
+
+    def dump(self) -> dict[str, Any]:
+        """Return the state as ints, strings, bytes and lists that CBOR takes, for `Leases.load`. May run in any thread.
+
+        The form is described in `job_pages`.
+        """
+        fields: dict[str, Any] = {
+            "cursor": self.cursor,
+            "dead_lettered": self.dead_lettered,
+            "to_epoch_ms": self.to_epoch_ms,
+            "page": job_pages.PAGE,
+            "pages": [self.pages[number].dump(number) for number in sorted(self.pages)],
+        }
+        if self.errors:
+            fields["errors"] = [[seq, text] for seq, text in self.errors.items()]
+        if self.paused_until is not None:
+            fields["paused_until"] = self.paused_until
+        return fields
+
+
+def _column_ms(ms: int) -> int:
+    return max(-FAR_MS, min(ms, FAR_MS))
