@@ -145,6 +145,8 @@ class FakeEngine:
                 ack="ack",
                 nack="nack",
                 extend="extend",
+                pause="pause",
+                resume="resume",
             ),
             metrics=part(figures="figures"),
         )

@@ -50,6 +50,8 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("POST", "/v0/topics/{topic}/extend"): WRITE,
     ("POST", "/v0/topics/{topic}/claim"): READ | WRITE,
     ("GET", "/v0/topics/{topic}/work"): READ | WRITE,
+    ("POST", "/v0/topics/{topic}/pause"): ADMIN,
+    ("POST", "/v0/topics/{topic}/resume"): ADMIN,
     ("DELETE", "/v0/topics/{topic}"): DELETE,
     ("DELETE", "/v0/routers/{router}"): DELETE,
     ("POST", "/v0/topics/{topic}/delete"): DELETE,
@@ -67,6 +69,17 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/acquire"): WRITE,
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/release"): WRITE,
     ("DELETE", "/v0/topics/{topic}/consumers/{consumer}"): DELETE,
+    ("GET", "/v0/topics/{topic}/groups"): READ,
+    ("GET", "/v0/topics/{topic}/groups/{group}"): READ,
+    ("PUT", "/v0/topics/{topic}/groups/{group}"): ADMIN,
+    ("POST", "/v0/topics/{topic}/groups/{group}/claim"): READ | WRITE,
+    ("POST", "/v0/topics/{topic}/groups/{group}/ack"): WRITE,
+    ("POST", "/v0/topics/{topic}/groups/{group}/nack"): WRITE,
+    ("POST", "/v0/topics/{topic}/groups/{group}/extend"): WRITE,
+    ("POST", "/v0/topics/{topic}/groups/{group}/pause"): ADMIN,
+    ("POST", "/v0/topics/{topic}/groups/{group}/resume"): ADMIN,
+    ("GET", "/v0/topics/{topic}/groups/{group}/work"): READ | WRITE,
+    ("DELETE", "/v0/topics/{topic}/groups/{group}"): DELETE,
     ("GET", "/v0/openapi.json"): ANY,
     ("GET", "/v0/docs"): ANY,
     ("GET", "/v0/ws"): ANY,
@@ -77,7 +90,13 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("GET", "/readyz"): OPEN,
 }
 
-TAKES_TOKEN = {"/v0/topics/{topic}/stream", "/v0/topics/{topic}/work", "/v0/watch/{wid}", "/v0/ws"}
+TAKES_TOKEN = {
+    "/v0/topics/{topic}/stream",
+    "/v0/topics/{topic}/work",
+    "/v0/topics/{topic}/groups/{group}/work",
+    "/v0/watch/{wid}",
+    "/v0/ws",
+}
 """Where `?token=` counts: the event streams and the WebSocket."""
 
 SCOPES = ("read", "write", "delete", "admin")
@@ -98,6 +117,10 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/seek"): {"to": "tail"},
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/acquire"): {"owner": "o", "lease_ms": 1000},
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/release"): {"generation": 1},
+    ("POST", "/v0/topics/{topic}/groups/{group}/claim"): {"node": "n"},
+    ("POST", "/v0/topics/{topic}/groups/{group}/ack"): {"node": "n", "seqs": [1]},
+    ("POST", "/v0/topics/{topic}/groups/{group}/nack"): {"node": "n", "seqs": [1]},
+    ("POST", "/v0/topics/{topic}/groups/{group}/extend"): {"node": "n", "seqs": [1], "lease_ms": 1000},
     ("POST", "/v0/watch"): {"topics": {"in-topic": {}}},
     ("PUT", "/v0/routers/{router}"): {"source": "in-source", "dest": "in-dest"},
 }
