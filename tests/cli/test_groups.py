@@ -12,9 +12,9 @@ from tests.cli.canned import InProcess
 WHERE = "/v0/topics/orders/groups"
 GROUP = {
     **{"topic": "orders", "group": "mailer", "epoch": 3, "floor": 41, "lag": 1200, "missed": 2, "unfinished": 7},
-    "queue": {"ready": 1190, "in_flight": 6, "delayed": 4, "dead_lettered": 1},
+    "queue": {"ready": 1190, "in_flight": 6, "delayed": 4, "dead_lettered": 1, "paused": False, "paused_until": None},
     **{"lease_ms": 30_000, "claim_jitter_ms": 0, "max_deliveries": 5, "dead_letter": "dead", "leases_durable": False},
-    **{"max_unfinished": 100_000, "filter": None},
+    **{"max_unfinished": 100_000, "filter": None, "retry": None, "max_in_flight": 0, "rate": None},
 }
 BIG = ["data", "/total", "Ge", 10]
 

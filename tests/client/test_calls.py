@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.described import closed_document, resolve
-from topics.client import calls, consumer_calls, group_calls
+from topics.client import calls, consumer_calls, group_calls, pause_calls
 from topics.client.calls import ClientCall
 from topics.client.results import NewAppend, NewRecord, Page, Record, Tombstone
 from topics.http.openapi.document import document
@@ -373,13 +373,15 @@ CASES = {
     ),
     "group": said(group_calls.group("a", "g"), "GET /v0/topics/a/groups/g", repeatable=True),
     "group_page": said(group_calls.group_page("a"), "GET /v0/topics/a/groups", [("page_size", "100")], repeatable=True),
-    "pause_group": said(
-        group_calls.pause_group("a", "g", until=5),
+    "pause": said(pause_calls.pause("q"), "POST /v0/topics/q/pause", body={}, repeatable=True),
+    "pause, group": said(
+        pause_calls.pause("a", until=5, group="g"),
         "POST /v0/topics/a/groups/g/pause",
         body={"until": 5},
         repeatable=True,
     ),
-    "resume_group": said(group_calls.resume_group("a", "g"), "POST /v0/topics/a/groups/g/resume", repeatable=True),
+    "resume": said(pause_calls.resume("q"), "POST /v0/topics/q/resume", repeatable=True),
+    "resume, group": said(pause_calls.resume("a", group="g"), "POST /v0/topics/a/groups/g/resume", repeatable=True),
     "delete_group": said(group_calls.delete_group("a", "g"), "DELETE /v0/topics/a/groups/g", repeatable=False),
     "claim, group": said(
         calls.claim("a", "n", group="g"),
@@ -396,7 +398,7 @@ CASES = {
     "nack, group": said(
         calls.nack("a", "n", [1], group="g"),
         "POST /v0/topics/a/groups/g/nack",
-        body={"node": "n", "seqs": [1], "delay_ms": 0},
+        body={"node": "n", "seqs": [1]},
         repeatable=False,
     ),
     "extend, group": said(
@@ -484,7 +486,7 @@ CASES = {
     "nack, fenced": said(
         calls.nack("q", "n", [1], lease_ids=["lease_1"]),
         "POST /v0/topics/q/nack",
-        body={"node": "n", "seqs": [1], "delay_ms": 0, "lease_ids": ["lease_1"]},
+        body={"node": "n", "seqs": [1], "lease_ids": ["lease_1"]},
         repeatable=True,
     ),
     "extend": said(
@@ -597,7 +599,7 @@ every_call = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def makers() -> dict[str, Callable[..., Any]]:
     """The functions that make a call."""
-    modules = (calls, consumer_calls, group_calls)
+    modules = (calls, consumer_calls, group_calls, pause_calls)
     found = [member for module in modules for member in inspect.getmembers(module, inspect.isfunction)]
     return {
         name: function

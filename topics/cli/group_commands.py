@@ -93,6 +93,8 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     yield "unfinished", f"{count(found.unfinished)} of {count(found.max_unfinished)}"
     yield "lease_ms", str(found.lease_ms)
     yield "claim_jitter_ms", str(found.claim_jitter_ms)
+    yield "paused", str(found.queue.paused).lower()
+    yield "max_in_flight", str(found.max_in_flight or "-")
     yield "max_deliveries", str(found.max_deliveries)
     yield "dead_letter", found.dead_letter or "-"
     yield "leases_durable", str(found.leases_durable).lower()
@@ -123,6 +125,7 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
 @click.option("--max-deliveries", type=click.IntRange(min=0), metavar="N", help="Then to the dead letters; 0: never.")
 @click.option("--dead-letter", metavar="TOPIC", help="The topic of the dead letters; '' for none.")
 @click.option("--leases-durable/--no-leases-durable", default=None, help="Sync leases before a claim is answered.")
+@click.option("--max-in-flight", type=click.IntRange(min=0), metavar="N", help="Most leased records; 0: no limit.")
 @click.option("--max-unfinished", type=click.IntRange(min=1), metavar="N", help="The most records that it holds.")
 @click.option(
     "--filter",

@@ -4,6 +4,7 @@
     calls                     each call of `/v0`, as a value that both clients send
     consumer_calls            the calls on named consumers
     group_calls               the calls on groups of a log
+    pause_calls               pausing queues and groups
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
     transport                 the request of a call, the result or error of an answer

@@ -69,19 +69,6 @@ def group_page(
     return ClientCall(method="GET", target=where, answer=results.GroupPage, repeatable=True)
 
 
-def pause_group(topic: str, group: str, *, until: int | None = None) -> ClientCall[results.GroupPaused]:
-    """Have claims of a group get nothing until `until` (ms since the epoch); None: until it is resumed."""
-    body = encode({} if until is None else {"until": until})
-    where = topic_path(topic, "groups", group, "pause")
-    return ClientCall(method="POST", target=where, answer=results.GroupPaused, body=body, repeatable=True)
-
-
-def resume_group(topic: str, group: str) -> ClientCall[results.GroupPaused]:
-    """Have claims of a group get records again."""
-    where = topic_path(topic, "groups", group, "resume")
-    return ClientCall(method="POST", target=where, answer=results.GroupPaused, repeatable=True)
-
-
 def delete_group(topic: str, group: str) -> ClientCall[results.GroupDeletion]:
     """Delete a group; its leases end. The records stay."""
     return ClientCall(

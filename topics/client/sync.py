@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from topics.client import bulk, calls, consumer_calls, consumption, group_calls, pages, tails
+from topics.client import bulk, calls, consumer_calls, consumption, group_calls, pages, pause_calls, tails
 from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
 from topics.client.consumption import Consumption
@@ -237,8 +237,6 @@ class Client(BaseClient):
     group = _method(group_calls.group)
     groups = _method(group_calls.group_page)
     all_groups = _paged(pages.all_groups)
-    pause_group = _method(group_calls.pause_group)
-    resume_group = _method(group_calls.resume_group)
     delete_group = _method(group_calls.delete_group)
 
     # -- routers -----------------------------------------------------------------------------------------------------
@@ -256,6 +254,8 @@ class Client(BaseClient):
     ack = _method(calls.ack)
     nack = _method(calls.nack)
     extend = _method(calls.extend)
+    pause = _method(pause_calls.pause)
+    resume = _method(pause_calls.resume)
 
     # -- lists: last, because the name hides the type ----------------------------------------------------------------
 

@@ -219,7 +219,7 @@ def target_of(route: Route, side: str) -> str:
     """The path of a call on something whose name begins like this."""
     query = "?node=n" if route.template.endswith("/work") else ""
     names = {"topic": f"{side}-topic", "router": f"{side}-router", "wid": "wid_x", "stage": "s", "seq": 1}
-    return route.template.format(**names, fence="f", consumer="c") + query
+    return route.template.format(**names, fence="f", consumer="c", group="g") + query
 
 
 def body_for(route: Route) -> Any:
