@@ -107,6 +107,22 @@ async def test_after_a_start_the_groups_of_an_ephemeral_topic_begin_behind_what_
         assert found.missed == 0
 
 
+async def test_what_a_group_has_finished_is_kept_when_its_topic_stops_being_ephemeral(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(fs=fs, clean=False) as life:
+        await life.put("t", durability="ephemeral")
+        await life.append("t", 1, 2, 3)
+        await put(life, lease_ms=60_000)
+        assert await claim(life, 2) == [1, 2]
+        await ack(life, 1)
+        await life.put("t", durability="fsync")
+        await life.append("t", 4)
+    async with living(fs=fs) as life:
+        seen = await state(life)
+        assert (seen.floor, seen.queue.in_flight, seen.missed) == (1, 1, 0)
+        assert await claim(life) == [3, 4]
+
+
 @pytest.mark.parametrize(("durability", "syncs"), [("memory", 0), ("disk", 0), ("fsync", 1)])
 async def test_an_ack_is_as_durable_as_the_class(durability: str, syncs: int, autojump_clock: Any) -> None:
     offload = HeldOffload()

@@ -35,6 +35,7 @@ from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.segments.segment_reader import load_tags
 from topics.storage.segments.topic_segments import EMPTIED, Segment
+from topics.storage.snapshots.group_dump import load_groups
 from topics.storage.snapshots.queue_dump import load_queue
 from topics.storage.wal.frames import (
     HAS_NODE,
@@ -343,6 +344,8 @@ class TopicReplay:
         topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
         if payload.get("origins") is not None:
             topic.origins = OriginSet.load(payload["origins"])
+        if payload.get("groups") is not None:
+            topic.groups = load_groups(payload["groups"], self._clock.started)
         if payload.get("queue") is not None:
             topic.queue = load_queue(payload["queue"], self._clock.started)
         return True
