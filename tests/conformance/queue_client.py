@@ -42,6 +42,7 @@ class Counts:
     in_flight: int = 0
     delayed: int = 0
     dead_lettered: int = 0
+    paused: bool = False
 
 
 @dataclass(frozen=True)
