@@ -56,6 +56,7 @@ def test_the_readme_is_for_the_first_minute() -> None:
 BOTH_SIDES_OF_THE_WIRE = {
     "ApiError",
     "ConsumerState",
+    "GroupState",
     "Job",
     "Record",
     "RouterState",

@@ -8,6 +8,7 @@
     engine     the live topics, and every call that reads or changes them
     storage    bytes on disks: the log, segments, snapshots, recovery, maintenance
     sched      which topic is served next, and what is done under pressure
+    groups     competing consumers over a log; pure
     log        one topic in memory; pure
     queue      the leases of a queue; pure
     consumers  the named consumers of a topic; pure

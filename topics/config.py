@@ -369,6 +369,7 @@ class Settings:
     )
     max_consumers: int = _count(10_000, 0, MAX_COUNT, CAPS, "Named consumers of all topics together; 0 is off.")
     max_schedules: int = _count(10_000, 0, MAX_COUNT, CAPS, "Schedules; 0 is off.")
+    max_groups: int = _count(1000, 0, MAX_COUNT, CAPS, "Groups of all topics together; 0 is off.")
     max_watch_topics: int = _count(256, 1, 10_000, CAPS, "Topics of one watch session, or of one subscription.")
     max_watch_sessions: int = _count(10_000, 0, MAX_COUNT, CAPS, "Watch sessions; 0 is off.")
     max_sse_connections: int = _count(10_000, 0, MAX_COUNT, CAPS, "Open streams and WebSockets together; 0 is off.")

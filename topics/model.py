@@ -298,6 +298,16 @@ class ConsumerPatch(msgspec.Struct, frozen=True, kw_only=True):
     filter: Filter | UnsetType | None = UNSET
 
 
+class GroupPatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The PUT of a group, checked. `start` counts at its creation only. What is UNSET stays as it is; with a `filter`
+    of None the group has none. Of `terms` only the fields that a group has are set."""
+
+    start: ConsumerStart
+    terms: TopicConfigPatch
+    filter: Filter | UnsetType | None = UNSET
+    max_unfinished: int | UnsetType = UNSET
+
+
 class ConsumerStart(msgspec.Struct, frozen=True, kw_only=True):
     """A place in a topic: at its beginning, at its end, behind `seq`, or before the first record of `ts` (epoch ms) or
     later."""
@@ -540,6 +550,9 @@ class ClaimResult(NamedTuple):
     jobs: list[Job]
     ready: int
     paused: bool = False
+    lag: int | None = None
+    """Of a group: how many seqs it has not finished, from its floor on; and what it has missed."""
+    missed: int | None = None
 
 
 class HeldRequest(msgspec.Struct, kw_only=True):
@@ -585,6 +598,32 @@ class QueueState(msgspec.Struct, kw_only=True):
     paused: bool = False
     paused_until: int | UnsetType = UNSET
     """When the pause ends (epoch ms), if it does by itself."""
+
+
+class GroupState(msgspec.Struct, kw_only=True):
+    """A group as answers show it (`docs/spec/consumers.md` section 4). `filter` is JSON (`Raw`), or None."""
+
+    topic: str
+    group: str
+    epoch: int
+    floor: int
+    """Everything up to it is finished, or gone."""
+    lag: int
+    missed: int
+    """Records that were lost before they were finished."""
+    unfinished: int
+    """Records that it holds, and runs of finished ones above its floor: what `max_unfinished` bounds."""
+    queue: QueueState
+    lease_ms: int
+    claim_jitter_ms: int
+    max_deliveries: int
+    dead_letter: str | None
+    leases_durable: bool
+    retry: RetryPolicy | None
+    max_in_flight: int
+    rate: ClaimRate | None
+    max_unfinished: int
+    filter: msgspec.Raw | None
 
 
 class TopicState(msgspec.Struct, kw_only=True):

@@ -24,6 +24,7 @@ Subsystem = Literal[
     "relocator",
     "routers",
     "queues",
+    "groups",
     "staging",
     "transactions",
     "conditions",

@@ -11,8 +11,8 @@ from tests.cli.canned import CannedDaemon, InProcess
 from tests.cli.command_line import PROGRAM, CommandLine
 from tests.cli.terminal import Terminal
 from tests.conformance.client import Daemon, until
-from topics.cli.bench import SHARED, _is_loopback
-from topics.cli.measurements import MeasuredLoad
+from topics.cli.figures.bench import SHARED, _is_loopback
+from topics.cli.figures.measurements import MeasuredLoad
 from topics.client import Client
 
 WITHIN_S = 30.0

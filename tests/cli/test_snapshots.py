@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from topics.cli.snapshots import (
+from topics.cli.figures.snapshots import (
     DaemonObservation,
     LineSelection,
     TopicObservation,

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.described import closed_document, resolve
-from topics.client import calls, consumer_calls, schedule_calls
+from topics.client import calls, consumer_calls, group_calls, pause_calls, schedule_calls
 from topics.client.calls import ClientCall
 from topics.client.results import NewAppend, NewRecord, Page, Record, Tombstone
 from topics.http.openapi.document import document
@@ -342,6 +342,77 @@ CASES = {
         repeatable=True,
     ),
     "delete_router": said(calls.delete_router("r"), "DELETE /v0/routers/r", repeatable=False),
+    "create_group": said(
+        group_calls.create_group("a", "g"), "PUT /v0/topics/a/groups/g", body={"from": "tail"}, repeatable=True
+    ),
+    "create_group, everything": said(
+        group_calls.create_group(
+            "a",
+            "g",
+            from_="earliest",
+            filter=["tag", "Eq", "x"],
+            lease_ms=1000,
+            claim_jitter_ms=2,
+            max_deliveries=3,
+            dead_letter="",
+            leases_durable=True,
+            max_unfinished=4,
+        ),
+        "PUT /v0/topics/a/groups/g",
+        body={
+            "from": "earliest",
+            "filter": ["tag", "Eq", "x"],
+            "lease_ms": 1000,
+            "claim_jitter_ms": 2,
+            "max_deliveries": 3,
+            "dead_letter": None,
+            "leases_durable": True,
+            "max_unfinished": 4,
+        },
+        repeatable=True,
+    ),
+    "group": said(group_calls.group("a", "g"), "GET /v0/topics/a/groups/g", repeatable=True),
+    "group_page": said(group_calls.group_page("a"), "GET /v0/topics/a/groups", [("page_size", "100")], repeatable=True),
+    "pause": said(pause_calls.pause("q"), "POST /v0/topics/q/pause", body={}, repeatable=True),
+    "pause, group": said(
+        pause_calls.pause("a", until=5, group="g"),
+        "POST /v0/topics/a/groups/g/pause",
+        body={"until": 5},
+        repeatable=True,
+    ),
+    "resume": said(pause_calls.resume("q"), "POST /v0/topics/q/resume", repeatable=True),
+    "resume, group": said(pause_calls.resume("a", group="g"), "POST /v0/topics/a/groups/g/resume", repeatable=True),
+    "delete_group": said(group_calls.delete_group("a", "g"), "DELETE /v0/topics/a/groups/g", repeatable=False),
+    "claim, group": said(
+        calls.claim("a", "n", group="g"),
+        "POST /v0/topics/a/groups/g/claim",
+        body={"node": "n", "max": 1, "wait_ms": 0},
+        repeatable=False,
+    ),
+    "ack, group": said(
+        calls.ack("a", "n", [1], group="g"),
+        "POST /v0/topics/a/groups/g/ack",
+        body={"node": "n", "seqs": [1]},
+        repeatable=False,
+    ),
+    "nack, group": said(
+        calls.nack("a", "n", [1], group="g"),
+        "POST /v0/topics/a/groups/g/nack",
+        body={"node": "n", "seqs": [1]},
+        repeatable=False,
+    ),
+    "extend, group": said(
+        calls.extend("a", "n", [1], lease_ms=500, group="g"),
+        "POST /v0/topics/a/groups/g/extend",
+        body={"node": "n", "seqs": [1], "lease_ms": 500},
+        repeatable=False,
+    ),
+    "open_work, group": said(
+        calls.open_work("a", "n", group="g"),
+        "GET /v0/topics/a/groups/g/work",
+        [("node", "n"), ("max", "1")],
+        repeatable=False,
+    ),
     "create_consumer": said(
         consumer_calls.create_consumer("a", "c"), "PUT /v0/topics/a/consumers/c", body={"from": "tail"}, repeatable=True
     ),
@@ -456,7 +527,7 @@ CASES = {
     "nack, fenced": said(
         calls.nack("q", "n", [1], lease_ids=["lease_1"]),
         "POST /v0/topics/q/nack",
-        body={"node": "n", "seqs": [1], "delay_ms": 0, "lease_ids": ["lease_1"]},
+        body={"node": "n", "seqs": [1], "lease_ids": ["lease_1"]},
         repeatable=True,
     ),
     "extend": said(
@@ -569,7 +640,7 @@ every_call = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def makers() -> dict[str, Callable[..., Any]]:
     """The functions that make a call."""
-    modules = calls, consumer_calls, schedule_calls
+    modules = calls, consumer_calls, group_calls, pause_calls, schedule_calls
     found = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     return {
         name: function

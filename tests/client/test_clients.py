@@ -462,4 +462,4 @@ def test_the_client_needs_nothing_of_the_server() -> None:
 
 
 def test_the_lasting_limits_are_limits_of_the_daemon() -> None:
-    assert set(SETTINGS) >= LASTING_LIMITS - {"max_consumer_filters"}  # which cannot be set
+    assert set(SETTINGS) >= LASTING_LIMITS - {"max_consumer_filters", "max_schedule_records"}  # no settings

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from topics.client.calls import ClientCall
 from topics.client.errors import BadRequest, ConnectionFailed, NotFound, ProtocolError, Throttled, Unauthorized
-from topics.client.follower import Follower, Position, named, tail, watch
-from topics.client.job_stream import work
-from topics.client.reconnection import Reconnection
 from topics.client.results import CaughtUp, Record, Tombstone, TopicDeleted, Watch
+from topics.client.streams.follower import Follower, Position, named, tail, watch
+from topics.client.streams.job_stream import work
+from topics.client.streams.reconnection import Reconnection
 
 NAMED_TOPICS = 2
 """The ids of sessions of more are opaque: 64 in the real one."""

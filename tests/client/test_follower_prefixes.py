@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from topics.client.calls import ClientCall
 from topics.client.errors import ConnectionFailed, NotFound
-from topics.client.follower import Follower, Position, watch
-from topics.client.reconnection import Reconnection
 from topics.client.results import Record, Tombstone, TopicAdded, TopicDeleted, TopicsLeftOut, Watch
+from topics.client.streams.follower import Follower, Position, watch
+from topics.client.streams.reconnection import Reconnection
 
 NAMES = ("a.x", "a.y", "a.z", "b")
 

@@ -34,8 +34,8 @@ from topics.client import (
     TopicAdded,
     TopicDeleted,
 )
-from topics.client.async_tails import AsyncTail
-from topics.client.tails import Tail
+from topics.client.streams.async_tails import AsyncTail
+from topics.client.streams.tails import Tail
 
 pytestmark = pytest.mark.slow
 

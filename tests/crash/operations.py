@@ -11,6 +11,7 @@ from typing import Final
 from tests.crash.condition_operations import CONDITION_OPERATIONS
 from tests.crash.consumer_operations import CONSUMER_OPERATIONS
 from tests.crash.copy_operations import COPY_OPERATIONS
+from tests.crash.group_operations import GROUP_OPERATIONS
 from tests.crash.job_operations import JOB_OPERATIONS
 from tests.crash.rows import Operation
 from tests.crash.salvage_operations import SALVAGE_OPERATIONS
@@ -28,6 +29,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *STAGE_OPERATIONS,
     *CONDITION_OPERATIONS,
     *CONSUMER_OPERATIONS,
+    *GROUP_OPERATIONS,
     *TRANSACTION_OPERATIONS,
     *SCHEDULE_OPERATIONS,
     *SALVAGE_OPERATIONS,

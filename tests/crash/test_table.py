@@ -37,6 +37,7 @@ from topics.engine.engine import Engine
 from topics.engine.engine_metrics import EngineMetrics
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
+from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
@@ -118,6 +119,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     ConsumerCalls: ("acquire", "commit", "delete", "put", "release", "seek"),
     ScheduleCalls: ("delete", "pause", "put", "run"),
     Firings: ("run",),
+    GroupCalls: ("delete", "put"),
     Ceilings: ("lower_all", "lower_idle"),
     Compactor: (
         "announce",
@@ -135,7 +137,8 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
 READS: Final[dict[type, tuple[str, ...]]] = {
     Engine: ("open_for_business", "quiesce", "run", "start_draining", "wake_all"),
     RouterLifecycle: ("ends", "page", "state"),
-    QueueCalls: ("ready_jobs", "window_ms"),
+    QueueCalls: ("nothing_claimed", "window_ms"),
+    GroupCalls: ("page", "state"),
     ConsumerCalls: ("page", "placed", "state"),
     ScheduleCalls: ("page", "state", "topic_of"),
     ConsumerReads: ("read",),
@@ -177,7 +180,8 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     StageCommits: ("ended", "expire"),
     Transactions: ("expire",),
     RouterLifecycle: ("adopt", "forget_topic", "samples"),
-    QueueCalls: ("figures", "look_after", "state", "sweep"),
+    QueueCalls: ("figures", "look_after", "look_after_one", "state", "sweep"),
+    GroupCalls: ("adopt_all", "samples"),
     ConsumerCalls: ("adopt_all", "advance", "find", "samples"),
     Firings: ("decided", "figures", "look", "note_change", "running"),
     Ceilings: ("forget", "commit_point", "watch"),

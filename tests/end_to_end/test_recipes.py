@@ -382,6 +382,7 @@ def test_every_block_says_what_it_is() -> None:
         "Unique user names",
         "Outbox without an outbox",
         "Backfill",
+        "Fan-out to services",
     ],
 )
 def test_a_recipe_does_what_it_shows(title: str, daemon: Daemon, open_place: Callable[..., Place]) -> None:

@@ -22,8 +22,8 @@ from topics.cli.values import parse_duration, parse_size
 from topics.client import calls, results
 from topics.client.bulk import ExportDownload
 from topics.client.errors import ProtocolError, TopicsError
-from topics.client.follower import Follower, named, watch
-from topics.client.sse import EventDecoder
+from topics.client.streams.follower import Follower, named, watch
+from topics.client.streams.sse import EventDecoder
 from topics.client.transport import result
 from topics.config import ConfigError, load_settings
 from topics.engine.delivery.feed import SHUTTING_DOWN

@@ -140,11 +140,13 @@ class FakeEngine:
             queues=part(
                 claim="claim",
                 window_ms="window_ms",
-                ready_jobs="ready_jobs",
+                nothing_claimed="nothing_claimed",
                 give_back="give_back",
                 ack="ack",
                 nack="nack",
                 extend="extend",
+                pause="pause",
+                resume="resume",
             ),
             metrics=part(figures="figures"),
         )
@@ -440,7 +442,7 @@ class FakeEngine:
             bytes=0,
         )
 
-    async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult:
+    async def claim(self, name: str, request: ClaimRequest, perf: Performance, group: str | None = None) -> ClaimResult:
         await self._enter()
         self.asked.append(request)
         jobs = [
@@ -449,29 +451,33 @@ class FakeEngine:
         ]
         return ClaimResult(jobs, 5)
 
-    def window_ms(self, name: str) -> int:
+    def window_ms(self, name: str, group: str | None = None) -> int:
         return 0
 
-    async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
+    async def ack(self, name: str, request: HeldRequest, perf: Performance, group: str | None = None) -> HeldResult:
         await self._enter()
         self.asked.append(request)
         self._topic(name)
         return HeldResult(done=request.seqs[:1], skipped=request.seqs[1:], ready=1, in_flight=2)
 
-    async def nack(self, name: str, request: HeldRequest, delay_ms: int, perf: Performance) -> HeldResult:
+    async def nack(
+        self, name: str, request: HeldRequest, delay_ms: int, perf: Performance, group: str | None = None
+    ) -> HeldResult:
         self.asked.append(delay_ms)
         return await self.ack(name, request, perf)
 
-    async def extend(self, name: str, request: HeldRequest, lease_ms: int, perf: Performance) -> HeldResult:
+    async def extend(
+        self, name: str, request: HeldRequest, lease_ms: int, perf: Performance, group: str | None = None
+    ) -> HeldResult:
         self.asked.append(lease_ms)
         result = await self.ack(name, request, perf)
         result.deadlines = {str(seq): 99 for seq in result.done}
         return result
 
-    def ready_jobs(self, name: str) -> int:
-        return 0
+    def nothing_claimed(self, name: str, group: str | None = None) -> ClaimResult:
+        return ClaimResult([], 0)
 
-    def give_back(self, name: str, jobs: Sequence[Job]) -> None:
+    def give_back(self, name: str, jobs: Sequence[Job], group: str | None = None) -> None:
         self.given_back += [job.seq for job in jobs]
 
     async def checkpoint(self, hold_ms: int) -> tuple[list[str], dict[int, list[int]]]:

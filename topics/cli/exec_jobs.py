@@ -22,11 +22,11 @@ from typing import Final, Literal
 import anyio
 from anyio.abc import ByteSendStream, Process
 
-from topics.client import calls
+from topics.client import calls, group_calls
 from topics.client.concurrent import AsyncClient
 from topics.client.errors import TopicsError
 from topics.client.held_jobs import Backoff, Nack
-from topics.client.results import Job
+from topics.client.results import Job, QueueCounts
 from topics.client.worker import AsyncWorker
 
 TERM_GRACE_S: Final = 5.0
@@ -257,6 +257,8 @@ class WorkOptions:
     """Stop after so many jobs; None: no limit."""
     once: bool
     """Stop when no job is ready."""
+    group: str | None = None
+    """The group of a log; None: the topic is a queue."""
 
 
 class CommandWorker:
@@ -291,6 +293,7 @@ class CommandWorker:
             topic,
             self._handle,
             node=options.node,
+            group=options.group,
             concurrency=options.concurrency,
             lease_ms=options.lease_ms,
             max_jobs=options.max_jobs,
@@ -308,7 +311,7 @@ class CommandWorker:
         """
         if self._options.once:
             # A worker waits for a daemon that is away; one that is to end with the queue must not begin with that.
-            await self._client.once(calls.state(self._topic, touch=False))
+            await self._counts(once=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._obey_signals, tasks.cancel_scope)
             if self._options.once:
@@ -345,13 +348,20 @@ class CommandWorker:
                 else:
                     everything.cancel()
 
+    async def _counts(self, *, once: bool) -> QueueCounts | None:
+        """Return how many jobs there are; None if the topic is no queue. `once`: without repeats."""
+        make, group = self._client.once if once else self._client.run, self._options.group
+        if group is not None:
+            return (await make(group_calls.group(self._topic, group))).queue
+        return (await make(calls.state(self._topic, touch=False))).queue
+
     async def _stop_when_none_is_ready(self) -> None:
         while True:
             await anyio.sleep(LOOK_S)
             if self._runner.running:
                 continue
             try:
-                jobs = (await self._client.state(self._topic, touch=False)).queue
+                jobs = await self._counts(once=False)
             except TopicsError as error:  # after all the repeats of the client
                 self._unreachable = error
                 self._worker.stop()

@@ -268,6 +268,10 @@ def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
     if topic.queue is not None:
         jobs = f"{topic.queue.ready:,} ready, {topic.queue.leased:,} leased, {topic.queue.delayed:,} delayed"
         yield f"    jobs: {jobs}, {topic.queue.parked:,} parked; {topic.queue.dead_lettered:,} dead-lettered so far"
+    for group in topic.groups:
+        jobs = f"{group.queue.ready:,} ready, {group.queue.leased:,} leased, {group.queue.delayed:,} delayed"
+        more = f"{group.queue.parked:,} parked; {group.queue.dead_lettered:,} dead-lettered, {group.missed:,} missed"
+        yield f"    group {group.name}: floor {group.floor}, {group.runs:,} runs above it; {jobs}, {more}"
     for name, token in sorted(topic.fences.items()):
         yield f"    fence {printable(name)}: {token}"
     for router in topic.routers:

@@ -47,6 +47,7 @@ leases_option = click.option(
     metavar="ID",
     help="Only if the job is held under this lease; one for each SEQ, in the same order.",
 )
+group_option = click.option("--group", metavar="GROUP", help="Of this group of a log (`topics group`), not of a queue.")
 
 
 @click.group()
@@ -132,15 +133,24 @@ def _state(client: Client, name: str) -> Any:
     default=0,
     help="How long to wait for the first job.  [0]",
 )
+@group_option
 @client_options
 @click.pass_obj
-def claim(options: CommandOptions, topic: str, node: str, most: int, lease_ms: int | None, wait_ms: int) -> None:
+def claim(
+    options: CommandOptions,
+    topic: str,
+    node: str,
+    most: int,
+    lease_ms: int | None,
+    wait_ms: int,
+    group: str | None,
+) -> None:
     """Lease jobs.
 
     A job that is neither acked nor extended in time goes to another claimer. Getting no job is not a failure.
     """
     with connect(options) as client:
-        claimed = client.claim(topic, node, max=most, lease_ms=lease_ms, wait_ms=wait_ms)
+        claimed = client.claim(topic, node, max=most, lease_ms=lease_ms, wait_ms=wait_ms, group=group)
     if options.as_json:
         jobs = [_job_document(job) for job in claimed.claimed]
         answer = {"topic": claimed.topic, "claimed": jobs, "count": claimed.count, "ready": claimed.ready}
@@ -187,16 +197,24 @@ def _job_document(job: Job) -> dict[str, Any]:
 @seqs_argument
 @node_option
 @leases_option
+@group_option
 @client_options
 @click.pass_obj
-def ack(options: CommandOptions, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...]) -> None:
-    """Ack jobs, which deletes them.
+def ack(
+    options: CommandOptions,
+    topic: str,
+    seqs: tuple[int, ...],
+    node: str,
+    lease_ids: tuple[str, ...],
+    group: str | None,
+) -> None:
+    """Ack jobs, which deletes them. With --group they are finished for the group, and stay.
 
     Exit code 1 if a job was skipped, because NAME does not hold it (any more).
     """
     fences = _fences(seqs, lease_ids)
     with connect(options) as client:
-        answer = client.ack(topic, node, seqs, lease_ids=fences)
+        answer = client.ack(topic, node, seqs, lease_ids=fences, group=group)
     _settled(options, answer, f"{count(answer.acked)} acked, {_left(answer)}")
 
 
@@ -205,6 +223,7 @@ def ack(options: CommandOptions, topic: str, seqs: tuple[int, ...], node: str, l
 @seqs_argument
 @node_option
 @leases_option
+@group_option
 @click.option(
     "--delay",
     "--delay-ms",
@@ -228,6 +247,7 @@ def nack(
     error: str | None,
     no_count: bool,
     dead: bool,
+    group: str | None,
 ) -> None:
     """Give jobs back, for another claimer.
 
@@ -236,7 +256,15 @@ def nack(
     fences = _fences(seqs, lease_ids)
     with connect(options) as client:
         answer = client.nack(
-            topic, node, seqs, delay_ms=delay_ms, lease_ids=fences, error=error, count=not no_count, dead=dead
+            topic,
+            node,
+            seqs,
+            delay_ms=delay_ms,
+            lease_ids=fences,
+            error=error,
+            count=not no_count,
+            dead=dead,
+            group=group,
         )
     _settled(options, answer, f"{count(answer.nacked)} given back, {_left(answer)}")
 
@@ -246,6 +274,7 @@ def nack(
 @seqs_argument
 @node_option
 @leases_option
+@group_option
 @click.option(
     "--lease",
     "--lease-ms",
@@ -258,7 +287,13 @@ def nack(
 @client_options
 @click.pass_obj
 def extend(
-    options: CommandOptions, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], lease_ms: int
+    options: CommandOptions,
+    topic: str,
+    seqs: tuple[int, ...],
+    node: str,
+    lease_ids: tuple[str, ...],
+    lease_ms: int,
+    group: str | None,
 ) -> None:
     """Extend the leases of jobs.
 
@@ -266,7 +301,7 @@ def extend(
     """
     fences = _fences(seqs, lease_ids)
     with connect(options) as client:
-        answer = client.extend(topic, node, seqs, lease_ms=lease_ms, lease_ids=fences)
+        answer = client.extend(topic, node, seqs, lease_ms=lease_ms, lease_ids=fences, group=group)
     until = [f"{seq} until {moment(deadline)}" for seq, deadline in sorted(answer.deadlines.items())]
     _settled(options, answer, "\n".join(until) or "none extended")
 
@@ -274,26 +309,28 @@ def extend(
 @queue.command(epilog=examples("topics queue pause mails", "topics queue pause mails --until 2026-12-24T18:00:00Z"))
 @topic_argument
 @click.option("--until", metavar="TIME", type=Time(), help="When the pause ends by itself.  [never]")
+@group_option
 @client_options
 @click.pass_obj
-def pause(options: CommandOptions, topic: str, until: int | None) -> None:
-    """Give out no jobs of a queue.
+def pause(options: CommandOptions, topic: str, until: int | None, group: str | None) -> None:
+    """Give out no jobs of a queue, or with --group of a group.
 
     Jobs that are leased stay so. Claims that wait, and workers, wait on.
     """
     with connect(options) as client:
-        answer = client.pause(topic, until=until)
+        answer = client.pause(topic, until=until, group=group)
     _paused(options, answer)
 
 
 @queue.command(epilog=examples("topics queue resume mails"))
 @topic_argument
+@group_option
 @client_options
 @click.pass_obj
-def resume(options: CommandOptions, topic: str) -> None:
-    """Give out the jobs of a paused queue again."""
+def resume(options: CommandOptions, topic: str, group: str | None) -> None:
+    """Give out the jobs of a paused queue, or with --group of a group, again."""
     with connect(options) as client:
-        answer = client.resume(topic)
+        answer = client.resume(topic, group=group)
     _paused(options, answer)
 
 
@@ -361,6 +398,7 @@ def _settled(options: CommandOptions, answer: Any, said: str) -> None:
 )
 @click.option("--raw", is_flag=True, help="Pass a JSON string to COMMAND as plain text, without quotes.")
 @click.option("--pass-token", is_flag=True, help="Leave TOPICS_TOKEN in the command's environment.")
+@group_option
 @client_options
 @click.pass_obj
 def work(
@@ -376,8 +414,9 @@ def work(
     once: bool,
     raw: bool,
     pass_token: bool,
+    group: str | None,
 ) -> None:
-    """Run a command for each job of a queue.
+    """Run a command for each job of a queue, or with --group for each record that the group has not finished.
 
     The command gets the job's data on its standard input, as JSON and a newline (with --raw a string as its text), and
     TOPICS_JOB_TOPIC, _SEQ, _TAG, _NODE, _DELIVERIES and _META_... (the names of its meta in capitals) in its
@@ -399,7 +438,9 @@ def work(
 
     command = _checked_command(line, shell=shell)
     _check_lease(lease_ms)
-    wanted = WorkOptions(node=node, concurrency=concurrency, lease_ms=lease_ms, max_jobs=max_jobs, once=once)
+    wanted = WorkOptions(
+        node=node, concurrency=concurrency, lease_ms=lease_ms, max_jobs=max_jobs, once=once, group=group
+    )
     with connect(options, retry=Retry()) as client:
         runner = CommandRunner(
             command,

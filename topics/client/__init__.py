@@ -4,6 +4,8 @@
     calls                     each call of `/v0`, as a value that both clients send
     consumer_calls            the calls on named consumers
     schedule_calls            the calls on schedules
+    group_calls               the calls on groups of a log
+    pause_calls               pausing queues and groups
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
     transport                 the request of a call, the result or error of an answer
@@ -11,18 +13,15 @@
     errors                    the exceptions
     pages                     reads and lists that take one call for each page
     bulk                      exports, uploads and stages
-    lines, sse                bytes to lines, lines to server-sent events
-    follower                  the state of a tail or watch: positions, session, decoded values
-    job_stream                the state of a stream of jobs
-    reconnection              which failures a stream survives, and how long it waits
-    tails, async_tails        the I/O of tails, watches and streams of jobs
+    streams/                  tails, watches and streams of jobs
     producer_buffer           records that wait to be sent, in batches
     producer                  `Producer` and `AsyncProducer`
     held_jobs                 jobs in hand and their leases
     worker                    `Worker` and `AsyncWorker`
 
-Only `sync`, `concurrent`, `tails`, `async_tails`, `producer` and `worker` do I/O. The package imports nothing of
-the server. The names below are the public interface; the module of each is imported when the name is first used.
+Only `sync`, `concurrent`, `streams.tails`, `streams.async_tails`, `producer` and `worker` do I/O. The package imports
+nothing of the server. The names below are the public interface; the module of each is imported when the name is first
+used.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topics.client.async_tails import AsyncJobs as AsyncJobs
-    from topics.client.async_tails import AsyncTail as AsyncTail
     from topics.client.concurrent import AsyncClient as AsyncClient
     from topics.client.errors import ApiError as ApiError
     from topics.client.errors import BadRequest as BadRequest
@@ -50,7 +47,6 @@ if TYPE_CHECKING:
     from topics.client.errors import TopicsError as TopicsError
     from topics.client.errors import Unauthorized as Unauthorized
     from topics.client.errors import Unavailable as Unavailable
-    from topics.client.follower import Position as Position
     from topics.client.held_jobs import Backoff as Backoff
     from topics.client.held_jobs import Nack as Nack
     from topics.client.held_jobs import Stats as Stats
@@ -71,9 +67,12 @@ if TYPE_CHECKING:
     from topics.client.results import TopicDeleted as TopicDeleted
     from topics.client.results import TopicsLeftOut as TopicsLeftOut
     from topics.client.retry import Retry as Retry
+    from topics.client.streams.async_tails import AsyncJobs as AsyncJobs
+    from topics.client.streams.async_tails import AsyncTail as AsyncTail
+    from topics.client.streams.follower import Position as Position
+    from topics.client.streams.tails import Jobs as Jobs
+    from topics.client.streams.tails import Tail as Tail
     from topics.client.sync import Client as Client
-    from topics.client.tails import Jobs as Jobs
-    from topics.client.tails import Tail as Tail
     from topics.client.worker import AsyncWorker as AsyncWorker
     from topics.client.worker import Worker as Worker
 
@@ -111,11 +110,11 @@ _PLACES = {
     "retry": ("Retry",),
     "sync": ("Client",),
     "producer_buffer": ("BufferFull", "DeliveryFailed", "ProducerClosed"),
-    "follower": ("Position",),
+    "streams.follower": ("Position",),
     "held_jobs": ("Backoff", "Nack", "Stats"),
     "producer": ("AsyncDelivery", "AsyncProducer", "Delivery", "Producer"),
-    "async_tails": ("AsyncJobs", "AsyncTail"),
-    "tails": ("Jobs", "Tail"),
+    "streams.async_tails": ("AsyncJobs", "AsyncTail"),
+    "streams.tails": ("Jobs", "Tail"),
     "worker": ("AsyncWorker", "Worker"),
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}

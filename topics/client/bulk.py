@@ -18,8 +18,8 @@ import msgspec
 from topics.client import calls, results
 from topics.client.calls import ClientCall
 from topics.client.errors import ConnectionFailed, ProtocolError
-from topics.client.lines import LineDecoder
 from topics.client.results import Record, Tombstone
+from topics.client.streams.lines import LineDecoder
 
 LINES: Final = calls.LINES
 ARROW: Final = "application/vnd.apache.arrow.stream"

@@ -622,18 +622,24 @@ def delete_router(router: str) -> ClientCall[results.RouterDeletion]:
 # --- queues ----------------------------------------------------------------------------------------------------------
 
 
+def jobs_path(topic: str, group: str | None, verb: str) -> str:
+    """The path of a call about the jobs of a queue, or of a group of a log."""
+    return topic_path(topic, verb) if group is None else topic_path(topic, "groups", group, verb)
+
+
 def claim(
-    topic: str, node: str, *, max: int = 1, lease_ms: int | None = None, wait_ms: int = 0
+    topic: str, node: str, *, max: int = 1, lease_ms: int | None = None, wait_ms: int = 0, group: str | None = None
 ) -> ClientCall[results.Claimed]:
     """Lease up to `max` jobs to `node` for `lease_ms`; None: as the topic says (`docs/spec/api.md` section 9).
 
     `wait_ms` is how long the daemon waits for a first job where none is ready; the result may be empty. A claim whose
-    answer was lost is not repeated: the jobs that it has leased become ready again when their leases end. Raises
-    Conflict for a topic that is no queue.
+    answer was lost is not repeated: the jobs that it has leased become ready again when their leases end. With `group`
+    the jobs are the records of a log, for a group of it. Raises Conflict for a topic that is no queue, or with `group`
+    for one that is.
     """
     return ClientCall(
         method="POST",
-        target=topic_path(topic, "claim"),
+        target=jobs_path(topic, group, "claim"),
         answer=results.Claimed,
         body=_body(node=node, max=max, lease_ms=lease_ms, wait_ms=wait_ms),
         repeatable=False,
@@ -642,16 +648,16 @@ def claim(
 
 
 def ack(
-    topic: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] | None = None
+    topic: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] | None = None, group: str | None = None
 ) -> ClientCall[results.Acked]:
-    """Delete jobs that are done.
+    """Delete jobs that are done; with `group`, note that the group has finished them, and delete nothing.
 
     With `lease_ids`, one for each seq, a job is deleted only under that lease, and the call may be repeated. `skipped`
     of the result are the seqs that `node` does not hold; a repeat skips those that an earlier attempt has acked.
     """
     return ClientCall(
         method="POST",
-        target=topic_path(topic, "ack"),
+        target=jobs_path(topic, group, "ack"),
         answer=results.Acked,
         body=_body(node=node, seqs=seqs, lease_ids=lease_ids),
         repeatable=lease_ids is not None,
@@ -668,6 +674,7 @@ def nack(
     error: str | None = None,
     count: bool = True,
     dead: bool = False,
+    group: str | None = None,
 ) -> ClientCall[results.Nacked]:
     """Give jobs back. They become ready again after `delay_ms`, by default as `retry` of the topic says; those that
     have been given out `max_deliveries` times go to the dead-letter topic instead, if there is one, and with `dead`
@@ -675,7 +682,7 @@ def nack(
     been given out this time. `lease_ids` and `skipped` are as in `ack`."""
     return ClientCall(
         method="POST",
-        target=topic_path(topic, "nack"),
+        target=jobs_path(topic, group, "nack"),
         answer=results.Nacked,
         body=_body(
             node=node,
@@ -690,39 +697,30 @@ def nack(
     )
 
 
-def pause(topic: str, *, until: int | None = None) -> ClientCall[results.QueuePaused]:
-    """Give out no jobs of a queue, until the time `until` (ms since the epoch, by the daemon's clock), or until
-    `resume`. Jobs that are leased stay so."""
-    return ClientCall(
-        method="POST",
-        target=topic_path(topic, "pause"),
-        answer=results.QueuePaused,
-        body=_body(until=until),
-        repeatable=True,
-    )
-
-
-def resume(topic: str) -> ClientCall[results.QueuePaused]:
-    """Give out the jobs of a queue again."""
-    return ClientCall(method="POST", target=topic_path(topic, "resume"), answer=results.QueuePaused, repeatable=True)
-
-
 def extend(
-    topic: str, node: str, seqs: Sequence[int], *, lease_ms: int, lease_ids: Sequence[str] | None = None
+    topic: str,
+    node: str,
+    seqs: Sequence[int],
+    *,
+    lease_ms: int,
+    lease_ids: Sequence[str] | None = None,
+    group: str | None = None,
 ) -> ClientCall[results.Extended]:
     """Extend the leases of jobs to `lease_ms` from now. `lease_ids` and `skipped` are as in `ack`."""
     return ClientCall(
         method="POST",
-        target=topic_path(topic, "extend"),
+        target=jobs_path(topic, group, "extend"),
         answer=results.Extended,
         body=_body(node=node, seqs=seqs, lease_ms=lease_ms, lease_ids=lease_ids),
         repeatable=lease_ids is not None,
     )
 
 
-def open_work(topic: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> ClientCall[bytes]:
+def open_work(
+    topic: str, node: str, *, max: int = 1, lease_ms: int | None = None, group: str | None = None
+) -> ClientCall[bytes]:
     """The stream of the jobs that are leased to it, at most `max` at a time (`docs/spec/api.md` section 9)."""
-    where = target(topic_path(topic, "work"), node=node, max=max, lease_ms=lease_ms)
+    where = target(jobs_path(topic, group, "work"), node=node, max=max, lease_ms=lease_ms)
     return ClientCall(method="GET", target=where, accept="text/event-stream", repeatable=False)
 
 

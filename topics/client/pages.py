@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from topics.client import calls, consumer_calls, results, schedule_calls
+from topics.client import (
+    calls,
+    consumer_calls,
+    group_calls,
+    results,
+    schedule_calls,
+)
 from topics.client.calls import ClientCall
 from topics.client.results import Record, Tombstone
 
@@ -92,6 +98,14 @@ def all_schedules(*, prefix: str = "") -> Pages[results.ScheduleState]:
     return _CursorPages(
         lambda cursor: schedule_calls.schedule_page(prefix=prefix, page_size=1000, cursor=cursor),
         lambda page: page.schedules,
+    )
+
+
+def all_groups(topic: str, *, prefix: str = "") -> Pages[results.GroupState]:
+    """Every group of a log whose name begins with `prefix`, in the order of names, fetched page by page."""
+    return _CursorPages(
+        lambda cursor: group_calls.group_page(topic, prefix=prefix, page_size=1000, cursor=cursor),
+        lambda page: page.groups,
     )
 
 

@@ -469,6 +469,56 @@ class RouterDeletion(Struct, kw_only=True):
     deleted: bool
 
 
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+class GroupState(Struct, kw_only=True):
+    """A group of a log: how far it is, and its settings."""
+
+    topic: str
+    group: str
+    epoch: int
+    floor: int
+    """Everything up to this seq is finished, or gone."""
+    lag: int
+    """Seqs from the floor to the head."""
+    missed: int
+    """Records that were lost before the group had finished them."""
+    unfinished: int
+    """Records that it holds, and runs of finished ones above its floor: at most `max_unfinished`."""
+    queue: QueueCounts
+    lease_ms: int
+    claim_jitter_ms: int
+    max_deliveries: int
+    dead_letter: str | None
+    leases_durable: bool
+    max_unfinished: int
+    retry: dict[str, Any] | None = None
+    """How records are delayed that have failed; None for not."""
+    max_in_flight: int = 0
+    """Most records that are leased at a time; 0: unlimited."""
+    rate: dict[str, int] | None = None
+    """Most records that are claimed in some time; None: unlimited."""
+    filter: Any
+    """Only records that match it; None for all."""
+
+
+class GroupPage(Struct, kw_only=True):
+    """A page of a list of groups."""
+
+    groups: list[GroupState]
+    next_cursor: str | None = None
+    """The `cursor` of the next page; None on the last page."""
+
+
+class GroupDeletion(Struct, kw_only=True):
+    """A group was deleted. `deleted` is False if it did not exist."""
+
+    topic: str
+    group: str
+    deleted: bool
+
+
 # --- consumers -------------------------------------------------------------------------------------------------------
 
 

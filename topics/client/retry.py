@@ -19,6 +19,7 @@ LASTING_LIMITS: Final = frozenset(
         "max_topics",
         "max_routers",
         "max_consumers",
+        "max_groups",
         "max_consumer_filters",
         "max_schedules",
         "max_schedule_records",

@@ -13,13 +13,23 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from topics.client import bulk, calls, consumer_calls, consumption, pages, schedule_calls, tails
+from topics.client import (
+    bulk,
+    calls,
+    consumer_calls,
+    consumption,
+    group_calls,
+    pages,
+    pause_calls,
+    schedule_calls,
+)
 from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
 from topics.client.consumption import Consumption
 from topics.client.errors import TopicsError
 from topics.client.pages import Pages
 from topics.client.results import Record, Tombstone
+from topics.client.streams import tails
 from topics.client.transport import BaseClient, DaemonEndpoint, is_about, refusal, result, signed
 
 if TYPE_CHECKING:
@@ -244,6 +254,14 @@ class Client(BaseClient):
     resume_schedule = _method(schedule_calls.resume_schedule)
     consume = _consumed(consumption.consume)
 
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    create_group = _method(group_calls.create_group)
+    group = _method(group_calls.group)
+    groups = _method(group_calls.group_page)
+    all_groups = _paged(pages.all_groups)
+    delete_group = _method(group_calls.delete_group)
+
     # -- routers -----------------------------------------------------------------------------------------------------
 
     create_router = _method(calls.create_router)
@@ -259,8 +277,8 @@ class Client(BaseClient):
     ack = _method(calls.ack)
     nack = _method(calls.nack)
     extend = _method(calls.extend)
-    pause = _method(calls.pause)
-    resume = _method(calls.resume)
+    pause = _method(pause_calls.pause)
+    resume = _method(pause_calls.resume)
 
     # -- lists: last, because the name hides the type ----------------------------------------------------------------
 

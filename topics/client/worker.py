@@ -25,7 +25,7 @@ import anyio.abc
 import anyio.to_thread
 import trio
 
-from topics.client import calls
+from topics.client import calls, group_calls
 from topics.client.calls import ClientCall
 from topics.client.errors import ConnectionFailed, TopicsError
 from topics.client.held_jobs import Backoff, GiveBack, HeldJob, HeldJobBatch, HeldJobs, Nack, Stats, cut
@@ -62,6 +62,7 @@ class WorkerOptions(TypedDict, total=False):
     """The keyword arguments of an AsyncWorker, for `Worker`."""
 
     node: str | None
+    group: str | None
     concurrency: int
     lease_ms: int | None
     backoff: Callable[[int], int] | None
@@ -71,7 +72,8 @@ class WorkerOptions(TypedDict, total=False):
 
 
 class AsyncWorker:
-    """Runs `handler` for every job of the queue `topic`, `concurrency` of them at a time (1 to 1000).
+    """Runs `handler` for every job of the queue `topic`, `concurrency` of them at a time (1 to 1000). With `group`, for
+    every record of the log `topic` that this group has not finished; an ack deletes nothing then.
 
     **Delivery is at least once.** The worker acks a job, which deletes it, after the handler has returned; until then
     the job is leased to this worker alone. The job is given out again if the ack does not reach the daemon before the
@@ -109,6 +111,7 @@ class AsyncWorker:
         handler: Callable[[Job], object],
         *,
         node: str | None = None,
+        group: str | None = None,
         concurrency: int = 1,
         lease_ms: int | None = None,
         backoff: Callable[[int], int] | None = Backoff(),  # noqa: B008 - immutable
@@ -127,6 +130,7 @@ class AsyncWorker:
             raise ValueError("max_jobs: must be 1 or more")
         self.topic = topic
         self.node = node or f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.group = group
         self._client = client
         self._handler = handler
         self._in_thread = not _is_async(handler)
@@ -200,14 +204,14 @@ class AsyncWorker:
         with self._claiming:
             lease_ms = self._lease_ms
             if lease_ms is None:
-                state = await self._persist(calls.state(self.topic, touch=False), row)
-                lease_ms = state.config.lease_ms
+                lease_ms = await self._configured_lease(row)
             self._hand.lease_s = lease_ms / 1000
             self._pressing = Retry(longest_wait=min(max(self._hand.lease_s / 6, 0.05), self._patient.longest_wait))
             self._attempt_s = max(self._hand.lease_s / 3, 1.0)
             while wanted := self._max_jobs - self.stats.claimed:
                 most = int(min(await self._until(lambda: self._hand.free), wanted))
-                call = calls.claim(self.topic, self.node, max=most, lease_ms=lease_ms, wait_ms=WAIT_MS)
+                options = {"lease_ms": lease_ms, "wait_ms": WAIT_MS}
+                call = calls.claim(self.topic, self.node, max=most, **options, group=self.group)
                 answer = await self._persist(call, row)
                 for held in self._hand.take(answer.claimed, anyio.current_time()):
                     held.job.topic = self.topic
@@ -216,6 +220,12 @@ class AsyncWorker:
                 if not answer.claimed:
                     await anyio.sleep(PAUSE_S)
             self.stop(math.inf)
+
+    async def _configured_lease(self, row: _FailureStreak) -> int:
+        """Return how long the topic or the group leases jobs, in ms."""
+        if self.group is not None:
+            return (await self._persist(group_calls.group(self.topic, self.group), row)).lease_ms
+        return (await self._persist(calls.state(self.topic, touch=False), row)).config.lease_ms
 
     async def _handle(self, held: HeldJob) -> None:
         """Run the handler of one job. If it is cancelled, the job stays in hand."""
@@ -269,9 +279,10 @@ class AsyncWorker:
         """Make one ack or nack; if it fails, wait until it is to be repeated."""
         batch = self._hand.next_call()
         where = self.topic, self.node, batch.seqs
+        ids, group = batch.lease_ids, self.group
         try:
             answer = await (
-                self._attempt(calls.ack(*where, lease_ids=batch.lease_ids))
+                self._attempt(calls.ack(*where, lease_ids=ids, group=group))
                 if batch.terms is None
                 else self._attempt(self._nack(batch, batch.terms))
             )
@@ -285,8 +296,17 @@ class AsyncWorker:
 
     def _nack(self, batch: HeldJobBatch, terms: GiveBack) -> ClientCall[Nacked]:
         delay_ms, error, counts, dead = terms
-        where = self.topic, self.node, batch.seqs
-        return calls.nack(*where, delay_ms=delay_ms, lease_ids=batch.lease_ids, error=error, count=counts, dead=dead)
+        return calls.nack(
+            self.topic,
+            self.node,
+            batch.seqs,
+            delay_ms=delay_ms,
+            lease_ids=batch.lease_ids,
+            error=error,
+            count=counts,
+            dead=dead,
+            group=self.group,
+        )
 
     async def _extend(self) -> None:
         """Extend all leases when the oldest of them is due."""
@@ -298,10 +318,11 @@ class AsyncWorker:
                 continue
             for batch in self._hand.to_extend():
                 sent = anyio.current_time()
+                where, ids = (self.topic, self.node, batch.seqs), batch.lease_ids
                 lease_ms = round(self._hand.lease_s * 1000)
                 try:
                     answer = await self._attempt(
-                        calls.extend(self.topic, self.node, batch.seqs, lease_ms=lease_ms, lease_ids=batch.lease_ids)
+                        calls.extend(*where, lease_ms=lease_ms, lease_ids=ids, group=self.group)
                     )
                 except TopicsError as error:
                     if self._lowered(error):

@@ -16,8 +16,10 @@ loader             loads records and index columns that are not in memory
 record_collector   the deliverable records after a position
 filtered_records   records as filters ask about them, and where the tag index says that they may be
 job_queue          the jobs of one queue, its claimers and its streams
+group_queue        the groups of one topic, each of them such a queue
 operations/        append, read, export, delete, topics and stages as a whole
 queues/            claim, ack, nack, extend; dead letters
+groups/            groups of a log: making, changing, listing, deleting them
 consumers/         named consumers: their calls, and reads at their positions
 schedules/         records that are appended by the clock
 forwarding/        routers at work

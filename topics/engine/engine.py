@@ -11,7 +11,8 @@ a client should see:
     routers          routers created, deleted; catching up      forwarding    who forwards for them
     queues           the calls of a queue                       watching      sessions and streams, live
     consumers        named consumers                            consumer_reads reads at their positions
-    schedules        records appended by the clock    firings       the task that does it
+    schedules        records appended by the clock              firings       the task that appends them
+    groups           groups of a log
     registry         which topics there are, totals, the clock  keys          idempotency keys over all topics
     ceilings         reserves of seqs                           loader        what is not in memory
     store            the shards and their files                 metrics       figures for whoever scrapes
@@ -44,6 +45,7 @@ from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine_metrics import EngineMetrics
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
+from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
@@ -60,6 +62,7 @@ from topics.engine.operations.transactions import Transactions
 from topics.engine.queues.claims import Claims
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.lease_commits import LeaseCommits
+from topics.engine.queues.looks import Looks
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
@@ -289,7 +292,9 @@ class Engine:
 
     def _make_queues(self) -> None:
         """Jobs: who is given which, and what becomes of them."""
-        lease_commits = LeaseCommits(self.clock, self.registry, commits=self._commits, loader=self.loader)
+        self._lease_commits = lease_commits = LeaseCommits(
+            self.clock, self.registry, commits=self._commits, loader=self.loader
+        )
         self._dead_letters = dead_letters = DeadLetters(
             self.status,
             self.registry,
@@ -305,6 +310,7 @@ class Engine:
             loader=self.loader,
             background=self._background,
             dead_letters=dead_letters,
+            looks=Looks(self.settings, self.registry, self.loader),
         )
         self.queues = QueueCalls(
             self.settings,
@@ -334,6 +340,7 @@ class Engine:
             queues=self.queues,
             consumers=self.consumers,
             firings=self.firings,
+            groups=self.groups,
             watch_sessions=self.watch_sessions,
             scheduler=self._scheduler,
             governor=self.governor,
@@ -352,6 +359,16 @@ class Engine:
         )
         self.consumer_reads = ConsumerReads(self.consumers, self.reads)
         self._make_schedules()
+        self.groups = GroupCalls(
+            self.settings,
+            self.clock,
+            self.registry,
+            commits=self._commits,
+            queues=self.queues,
+            loader=self.loader,
+            on_changed=self._consumed.note,
+        )
+        self._lease_commits.on_finished = self._consumed.note
         self.topic_lifecycle.on_changed = self._look_after
 
     def _make_schedules(self) -> None:
@@ -384,6 +401,7 @@ class Engine:
         for topic in self.registry.topics.values():
             self.queues.look_after(topic)
         self.consumers.adopt_all()
+        self.groups.adopt_all()
         self._consumed.note_all()
 
     def start_draining(self) -> None:
@@ -399,6 +417,8 @@ class Engine:
             topic.wake()
             if topic.queue is not None:
                 topic.queue.ring()
+            elif topic.groups is not None:
+                topic.groups.ring()
 
     async def quiesce(self) -> None:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone

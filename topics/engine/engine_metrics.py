@@ -18,6 +18,7 @@ from topics.engine.consumers.consumer_calls import ConsumerCalls
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
+from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry, names_with
 from topics.engine.schedules.firings import Firings
@@ -31,6 +32,7 @@ from topics.telemetry.figures import DeliveryFigures, EngineFigures, TopicFigure
 
 METRIC_ROUTERS: Final = 1000
 METRIC_CONSUMERS: Final = 1000
+METRIC_GROUPS: Final = 1000
 METRIC_TOPICS: Final = 1000
 """Routers, consumers and topics with figures of their own in the metrics (`docs/spec/api.md` section 11)."""
 
@@ -53,6 +55,7 @@ class EngineMetrics:
         queues: QueueCalls,
         consumers: ConsumerCalls,
         firings: Firings,
+        groups: GroupCalls,
         watch_sessions: WatchSessions,
         scheduler: Scheduler[Any],
         governor: Governor,
@@ -67,6 +70,7 @@ class EngineMetrics:
         self._queues = queues
         self._consumers = consumers
         self._firings = firings
+        self._groups = groups
         self._watching = watch_sessions
         self._scheduler = scheduler
         self._governor = governor
@@ -84,6 +88,7 @@ class EngineMetrics:
         names = list(islice(names_with(registry.topics, key.covered(""), None), METRIC_TOPICS + 1))
         routers, routers_truncated = self._routers.samples(METRIC_ROUTERS, key)
         consumers, consumers_truncated = self._consumers.samples(METRIC_CONSUMERS, key)
+        groups, groups_truncated = self._groups.samples(METRIC_GROUPS, key)
         return EngineFigures(
             topics=len(registry.topics),
             by_class=census.by_class,
@@ -110,6 +115,9 @@ class EngineMetrics:
             consumer_samples=consumers,
             consumers_truncated=consumers_truncated,
             schedules=self._firings.figures(),
+            groups=len(self._groups),
+            group_samples=groups,
+            groups_truncated=groups_truncated,
             router_failures=self._forwarders.failures,
             restarts=dict(self._restarts),
             delivery=self._delivery_figures(),

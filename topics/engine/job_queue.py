@@ -11,17 +11,19 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import trio
+from msgspec import UNSET
 
 from topics.errors import ApiError
-from topics.log.topic_log import TopicLog
-from topics.model import TopicConfig
+from topics.log.topic_log import SeqRun, TopicLog
+from topics.model import QueueState, TopicConfig
 from topics.queue.claim_limits import ClaimLimits, RateWindow
 from topics.queue.claim_order import Ages
 from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent
-from topics.queue.leases import Leases
+from topics.queue.leases import Leases, NextLive
 from topics.queue.retry_delay import RetryDelay
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.queue_dump import FrozenQueue
@@ -40,7 +42,7 @@ class Claimer:
     `hand` has the jobs that it was dealt. They are reserved for it, and it has to claim or abort them.
     """
 
-    __slots__ = ("asks_again", "ended", "hand", "most", "node", "passed", "woken")
+    __slots__ = ("asks_again", "ended", "hand", "most", "node", "passed", "scan_is_over", "scanned", "woken")
 
     def __init__(self, node: str, most: int, *, asks_again: bool = False) -> None:
         self.asks_again = asks_again
@@ -53,6 +55,10 @@ class Claimer:
         self.passed = trio.Event()
         """True once its window is over, whether it was dealt jobs or not."""
         self.ended: ApiError | None = None
+        self.scanned = 0
+        """Records that a filter was asked about for it."""
+        self.scan_is_over = False
+        """True if these are as many as a call may look at."""
 
     def deal(self, seqs: array[int]) -> None:
         """Add jobs to its hand."""
@@ -80,7 +86,7 @@ class Holder:
 
 class JobQueue:
     """The lease projection of one queue topic, its line of claimers and its streams. Made with the topic, which keeps
-    it."""
+    it. Of a group of a log (`topics.engine.group_queue`) it is the base."""
 
     __slots__ = (
         "_config",
@@ -88,6 +94,7 @@ class JobQueue:
         "_restored",
         "attended",
         "bell",
+        "deleted",
         "leases",
         "limits",
         "line",
@@ -119,6 +126,44 @@ class JobQueue:
         """Set when claimers should not wait for a window any more."""
         self._held: dict[int, Holder] = {}
         """The stream that holds a job, by seq."""
+        self.deleted = False
+        """True for a group that is gone, or about to be. A queue goes with its topic."""
+
+    @property
+    def group(self) -> str | None:
+        """The name of the group; None for the jobs of a queue topic."""
+        return None
+
+    def terms(self, config: TopicConfig) -> TopicConfig:
+        """Return the settings of leases: those of the topic, which has `config`."""
+        return config
+
+    def ready(self, log: TopicLog) -> int:
+        """Return how many jobs can be claimed, or are about to be."""
+        return self.leases.ready(log.count)
+
+    def fresh(self, log: TopicLog) -> NextLive:
+        """Return what `Leases.decide_claim` asks for fresh jobs. Its calls raise NotLoaded."""
+        return partial(live_after, log)
+
+    def counters(self, log: TopicLog) -> QueueState:
+        """Return the counters as of the last sweep."""
+        leases = self.leases
+        return QueueState(
+            ready=self.ready(log),
+            in_flight=leases.in_flight,
+            delayed=leases.delayed,
+            dead_lettered=leases.dead_lettered,
+            paused=self.paused,
+            paused_until=leases.paused_until if self.paused and leases.paused_until else UNSET,
+        )
+
+    def must_look(self, log: TopicLog, most: int) -> bool:
+        """Return True if a filter has to be asked about records before `most` jobs can be claimed."""
+        return False
+
+    def catch_up(self, log: TopicLog) -> None:
+        """Take note of records that are gone without a call. Those of a queue never are."""
 
     def freeze(self, now: Instant, *, keeps_jobs: bool = True) -> FrozenQueue:
         """Return the state for the queue's part of a snapshot. An `ephemeral` queue keeps no jobs, but a count over its
@@ -186,7 +231,7 @@ class JobQueue:
 
     def apply(self, event: Event) -> array[int]:
         """Carry out an event, at its commit point. Return the seqs that it changed."""
-        done = self.leases.apply(event)
+        done = self._carry_out(event)
         if isinstance(event, ClaimEvent) and self.limits.window is not None:
             self.limits.window.note(self.now.mono, len(done))
         if isinstance(event, ExtendEvent):
@@ -194,6 +239,9 @@ class JobQueue:
         elif not isinstance(event, ClaimEvent):
             self._freed(done)
         return done
+
+    def _carry_out(self, event: Event) -> array[int]:
+        return self.leases.apply(event)
 
     def abort(self, seqs: Sequence[int]) -> None:
         """End the reservation of `seqs`: their event will not be committed."""
@@ -283,3 +331,13 @@ class JobQueue:
         """Forget the jobs from `first` to `last` that are not live any more, because records there were found
         damaged."""
         self._freed(self.leases.forget_dead(first, last, live_among))
+
+
+def live_after(log: TopicLog, after: int, limit: int) -> array[int]:
+    """Return the first `limit` live seqs above `after`, ascending. Raises NotLoaded."""
+    found: array[int] = array("Q")
+    while len(found) < limit and (step := log.step(after, limit - len(found))) is not None:
+        if isinstance(step, SeqRun):
+            found.extend(range(step.first, step.last + 1))
+        after = step.last
+    return found

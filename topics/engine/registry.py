@@ -258,6 +258,8 @@ class Registry:
         topic.blocks.drop_below(log_.earliest_seq)
         if topic.queue is not None:
             topic.queue.gone_below(log_.earliest_seq)
+        elif topic.groups is not None:
+            topic.groups.front_moved(log_)
 
     def now_ms(self) -> int:
         """The clock by which retention judges (ms): wall time that never steps back."""

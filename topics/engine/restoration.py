@@ -12,6 +12,7 @@ import trio
 
 from topics.conditions.fences import Fences
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
+from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry
@@ -80,6 +81,8 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
     topic.stage, topic.commit_keys, topic.transactions = found.stage, found.commit_keys, found.transactions
     topic.fences = Fences(found.fences) if found.fences else None
     topic.consumers = found.consumers
+    if found.groups:
+        topic.set_groups(TopicGroups(found.groups.values()))
     # Appends since the checkpoint do not have the time of this clock: the stage counts as used now.
     topic.used_at = found.used_at if found.part is not None else None
     if found.segments:

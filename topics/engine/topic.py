@@ -18,6 +18,7 @@ import trio
 
 from topics.conditions.fences import Fences
 from topics.consumers.consumers import Consumers
+from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.errors import ApiError
 from topics.log.copies import CopyTable
@@ -141,6 +142,7 @@ class Topic:
         "deleted",
         "fanout",
         "fences",
+        "groups",
         "id",
         "incoming",
         "keys",
@@ -235,6 +237,8 @@ class Topic:
         """Its named consumers, once it has had one."""
         self.consumer_commits: dict[str, ConsumerCommit] | None = None
         """The unpublished event of each consumer that has one."""
+        self.groups: TopicGroups | None = None
+        """Its groups, once it has had one."""
         self.transactions: TransactionKeys | None = None
         """The transactions that it remembers by their keys: those whose first topic it is."""
         self.deleted = False
@@ -306,6 +310,8 @@ class Topic:
         """The topic is gone: everybody is to be told."""
         if self.queue is not None:
             self.queue.end()
+        if self.groups is not None:
+            self.groups.end()
         if self.audience is not None:
             for consumer in self.audience.consumers:
                 self.audience.set_due(consumer)
@@ -351,6 +357,18 @@ class Topic:
         """These are its jobs from here on."""
         self.queue = queue
         self.log.on_lost = partial(queue.lost, live_among=self.log.index.only_live)
+
+    def set_groups(self, groups: TopicGroups) -> None:
+        """These are its groups from here on."""
+        self.groups = groups
+        self.log.on_lost = partial(groups.lost, live_among=self.log.index.only_live)
+
+    def jobs_gone(self, seqs: Sequence[int]) -> None:
+        """Forget the jobs of records that were deleted: those of a queue, or of groups."""
+        if self.queue is not None:
+            self.queue.gone(seqs)
+        if self.groups is not None:
+            self.groups.gone(seqs)
 
     def copy_table(self) -> CopyTable:
         """Its copies, made where there are none."""

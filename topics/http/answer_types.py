@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from topics.model import (
     ConsumerState,
+    GroupState,
     MovedConsumer,
     Performance,
     QueueState,
@@ -157,6 +158,32 @@ class ScheduleRunAnswer(Struct, kw_only=True):
     schedule: str
     topic: str
     seq: int
+    performance: Performance
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+class GroupAnswer(GroupState, kw_only=True):
+    """The answer to the PUT or the GET of a group."""
+
+    performance: Performance
+
+
+class GroupListAnswer(Struct, kw_only=True):
+    """One page of the list of groups of a topic. `next_cursor` is missing on the last one."""
+
+    groups: list[GroupState]
+    next_cursor: str | UnsetType = UNSET
+    performance: Performance
+
+
+class GroupDeletedAnswer(Struct, kw_only=True):
+    """The answer to the deletion of a group."""
+
+    topic: str
+    group: str
+    deleted: bool
     performance: Performance
 
 
@@ -316,6 +343,14 @@ class ClaimAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class GroupClaimAnswer(ClaimAnswer, kw_only=True):
+    """The answer to a claim of a group."""
+
+    group: str
+    lag: int
+    missed: int
+
+
 class AckAnswer(Struct, kw_only=True):
     """The answer to an ack."""
 
@@ -325,6 +360,12 @@ class AckAnswer(Struct, kw_only=True):
     ready: int
     in_flight: int
     performance: Performance
+
+
+class GroupAckAnswer(AckAnswer, kw_only=True):
+    """The answer to an ack of a group."""
+
+    group: str
 
 
 class NackAnswer(Struct, kw_only=True):
@@ -338,12 +379,24 @@ class NackAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class GroupNackAnswer(NackAnswer, kw_only=True):
+    """The answer to a nack of a group."""
+
+    group: str
+
+
 class PauseAnswer(Struct, kw_only=True):
     """The answer to a pause of a queue, and to its end."""
 
     topic: str
     queue: QueueState
     performance: Performance
+
+
+class GroupPauseAnswer(PauseAnswer, kw_only=True):
+    """The answer to a pause of a group, and to its end."""
+
+    group: str
 
 
 class ExtendAnswer(Struct, kw_only=True):
@@ -354,6 +407,12 @@ class ExtendAnswer(Struct, kw_only=True):
     skipped: list[int]
     deadlines: dict[str, int]
     performance: Performance
+
+
+class GroupExtendAnswer(ExtendAnswer, kw_only=True):
+    """The answer to an extension of leases of a group."""
+
+    group: str
 
 
 # --- live delivery ---------------------------------------------------------------------------------------------------

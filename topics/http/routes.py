@@ -91,6 +91,7 @@ READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
 _DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, BodyKind.JSON
 _CONSUMER: Final = "/v0/topics/{topic}/consumers/{consumer}"
 _SCHEDULE: Final = "/v0/schedules/{schedule}"
+_GROUP: Final = "/v0/topics/{topic}/groups/{group}"
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, BodyKind.APPEND),
@@ -125,6 +126,17 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("run_schedule", "POST", f"{_SCHEDULE}/run", _DATA, ADMIN, audited=True),
     Route("pause_schedule", "POST", f"{_SCHEDULE}/pause", _DATA, ADMIN, audited=True),
     Route("resume_schedule", "POST", f"{_SCHEDULE}/resume", _DATA, ADMIN, audited=True),
+    Route("list_groups", "GET", "/v0/topics/{topic}/groups", _DATA, READ),
+    Route("put_group", "PUT", _GROUP, _DATA, ADMIN, _JSON, audited=True),
+    Route("get_group", "GET", _GROUP, _DATA, READ),
+    Route("delete_group", "DELETE", _GROUP, _DATA, DELETE, audited=True),
+    Route("group_claim", "POST", f"{_GROUP}/claim", _DATA, READ | WRITE, _JSON),
+    Route("group_ack", "POST", f"{_GROUP}/ack", _DATA, WRITE, _JSON),
+    Route("group_nack", "POST", f"{_GROUP}/nack", _DATA, WRITE, _JSON),
+    Route("group_extend", "POST", f"{_GROUP}/extend", _DATA, WRITE, _JSON),
+    Route("group_pause", "POST", f"{_GROUP}/pause", _DATA, ADMIN, _JSON, audited=True),
+    Route("group_resume", "POST", f"{_GROUP}/resume", _DATA, ADMIN, audited=True),
+    Route("group_work", "GET", f"{_GROUP}/work", _DATA, READ | WRITE, token_in_query=True),
     Route("open_watch", "POST", "/v0/watch", _DATA, READ, _JSON),
     Route("watch", "GET", "/v0/watch/{wid}", _DATA, READ, token_in_query=True),
     Route("ws", "GET", "/v0/ws", _DATA, ANY_KEY, token_in_query=True),
@@ -178,6 +190,7 @@ _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
     "fence": check_fence_name,
     "consumer": partial(check_topic_name, field="consumer"),
     "schedule": partial(check_topic_name, field="schedule"),
+    "group": partial(check_topic_name, field="group"),
     "wid": str,
 }
 

@@ -105,6 +105,30 @@ class JobProjection:
         """Return how many jobs are reserved for claims in flight, or to be parked. O(reserved)."""
         return sum(self._table.state(seq) in (ABSENT, FREE) for seq in self._reserved)
 
+    @property
+    def cursor(self) -> int:
+        """The cursor: every live seq up to it is known here."""
+        return self._cursor
+
+    @property
+    def kept_free(self) -> int:
+        """Free jobs, reserved ones included: a claim may have those before fresh ones."""
+        return self._table.totals[FREE]
+
+    @property
+    def reserved(self) -> int:
+        """Jobs with an event on its way."""
+        return len(self._reserved)
+
+    def is_kept(self, seq: int) -> bool:
+        """Return True if the job is kept: it is not fresh."""
+        return self._table.state(seq) != ABSENT
+
+    def kept_between(self, first: int, last: int) -> Iterator[int]:
+        """Yield the known jobs from `first` to `last`, ascending: those that are kept, and reserved ones."""
+        kept = [seq for run in self._table.runs(first, last, _RUN) for seq in run]
+        return iter(sorted({*kept, *(seq for seq in self._reserved if first <= seq <= last)}))
+
     def is_paused(self, now: Instant) -> bool:
         """Return True if claims get nothing at this time."""
         return self.paused_until is not None and (self.paused_until == 0 or now.wall < self.paused_until)

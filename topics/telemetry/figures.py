@@ -132,6 +132,18 @@ class ConsumerFigures:
 
 
 @dataclass(slots=True)
+class GroupFigures:
+    """One group, for the metrics that each group has."""
+
+    topic: str
+    group: str
+    lag: int
+    ready: int
+    in_flight: int
+    missed: int
+
+
+@dataclass(slots=True)
 class DeliveryFigures:
     """Connections and sessions of watchers, and the measures that the governor has taken."""
 
@@ -154,7 +166,7 @@ class EngineFigures:
 
     `topic_samples` holds the first 1000, by name, of the topics that the caller may see; `topics_truncated` is true if
     there are more. `router_samples` and `routers_truncated` are the same for routers, and those of consumers for
-    consumers.
+    consumers, those of groups for groups.
     """
 
     topics: int = 0
@@ -179,6 +191,9 @@ class EngineFigures:
     consumer_samples: list[ConsumerFigures] = field(default_factory=list)
     consumers_truncated: bool = False
     schedules: ScheduleFigures = field(default_factory=ScheduleFigures)
+    groups: int = 0
+    group_samples: list[GroupFigures] = field(default_factory=list)
+    groups_truncated: bool = False
     router_failures: int = 0
     """How often forwarders were started again after an unexpected error."""
     restarts: dict[str, int] = field(default_factory=dict)

@@ -8,6 +8,7 @@ directories  the data directory, and the reserves of seqs
 snapshots    checkpoints, and what a start makes of them and of the log
 segments     segments: how they are written, rewritten, moved, and what is evicted
 routers      routers
+groups       groups of a log
 queues       queues and what makes their jobs
 appends      stages, keys of appends, classes of durability
 conditions   conditions, fences, transactions, consumers
@@ -25,6 +26,7 @@ from mutating.table.appends import CLASSES, IDEMPOTENCY, STAGING
 from mutating.table.conditions import CONDITIONS
 from mutating.table.delivery import DELIVERY, SOCKETS
 from mutating.table.directories import CEILINGS, DIRECTORIES
+from mutating.table.groups import GROUPS
 from mutating.table.log_writes import WAL
 from mutating.table.pressure import PRESSURE, TURNS
 from mutating.table.queues import QUEUES
@@ -48,6 +50,7 @@ MUTATIONS: Final = (
     *RELOCATOR,
     *ROUTERS,
     *QUEUES,
+    *GROUPS,
     *STAGING,
     *CONDITIONS,
     *SCHEDULES,

@@ -62,7 +62,7 @@ QUEUES: Final = (
         "durable-lease-not-waited-for",
         "queues",
         "topics/engine/queues/lease_commits.py",
-        "waits = synced or topic.config.leases_durable",
+        "waits = synced or queue.terms(topic.config).leases_durable",
         "waits = synced",
         "8.9: with leases_durable no crash makes a second holder",
         "unit",

@@ -50,6 +50,8 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("POST", "/v0/topics/{topic}/extend"): WRITE,
     ("POST", "/v0/topics/{topic}/claim"): READ | WRITE,
     ("GET", "/v0/topics/{topic}/work"): READ | WRITE,
+    ("POST", "/v0/topics/{topic}/pause"): ADMIN,
+    ("POST", "/v0/topics/{topic}/resume"): ADMIN,
     ("DELETE", "/v0/topics/{topic}"): DELETE,
     ("DELETE", "/v0/routers/{router}"): DELETE,
     ("POST", "/v0/topics/{topic}/delete"): DELETE,
@@ -74,6 +76,17 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("POST", "/v0/schedules/{schedule}/pause"): ADMIN,
     ("POST", "/v0/schedules/{schedule}/resume"): ADMIN,
     ("DELETE", "/v0/schedules/{schedule}"): DELETE,
+    ("GET", "/v0/topics/{topic}/groups"): READ,
+    ("GET", "/v0/topics/{topic}/groups/{group}"): READ,
+    ("PUT", "/v0/topics/{topic}/groups/{group}"): ADMIN,
+    ("POST", "/v0/topics/{topic}/groups/{group}/claim"): READ | WRITE,
+    ("POST", "/v0/topics/{topic}/groups/{group}/ack"): WRITE,
+    ("POST", "/v0/topics/{topic}/groups/{group}/nack"): WRITE,
+    ("POST", "/v0/topics/{topic}/groups/{group}/extend"): WRITE,
+    ("POST", "/v0/topics/{topic}/groups/{group}/pause"): ADMIN,
+    ("POST", "/v0/topics/{topic}/groups/{group}/resume"): ADMIN,
+    ("GET", "/v0/topics/{topic}/groups/{group}/work"): READ | WRITE,
+    ("DELETE", "/v0/topics/{topic}/groups/{group}"): DELETE,
     ("GET", "/v0/openapi.json"): ANY,
     ("GET", "/v0/docs"): ANY,
     ("GET", "/v0/ws"): ANY,
@@ -84,7 +97,13 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("GET", "/readyz"): OPEN,
 }
 
-TAKES_TOKEN = {"/v0/topics/{topic}/stream", "/v0/topics/{topic}/work", "/v0/watch/{wid}", "/v0/ws"}
+TAKES_TOKEN = {
+    "/v0/topics/{topic}/stream",
+    "/v0/topics/{topic}/work",
+    "/v0/topics/{topic}/groups/{group}/work",
+    "/v0/watch/{wid}",
+    "/v0/ws",
+}
 """Where `?token=` counts: the event streams and the WebSocket."""
 
 SCOPES = ("read", "write", "delete", "admin")
@@ -106,6 +125,10 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/acquire"): {"owner": "o", "lease_ms": 1000},
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/release"): {"generation": 1},
     ("PUT", "/v0/schedules/{schedule}"): {"topic": "in-topic", "record": {"data": 1}, "every_ms": 1000},
+    ("POST", "/v0/topics/{topic}/groups/{group}/claim"): {"node": "n"},
+    ("POST", "/v0/topics/{topic}/groups/{group}/ack"): {"node": "n", "seqs": [1]},
+    ("POST", "/v0/topics/{topic}/groups/{group}/nack"): {"node": "n", "seqs": [1]},
+    ("POST", "/v0/topics/{topic}/groups/{group}/extend"): {"node": "n", "seqs": [1], "lease_ms": 1000},
     ("POST", "/v0/watch"): {"topics": {"in-topic": {}}},
     ("PUT", "/v0/routers/{router}"): {"source": "in-source", "dest": "in-dest"},
 }
@@ -205,7 +228,7 @@ def target_of(route: Route, side: str) -> str:
     query = "?node=n" if route.template.endswith("/work") else ""
     names = {"topic": f"{side}-topic", "router": f"{side}-router", "wid": "wid_x", "stage": "s", "seq": 1}
     names["schedule"] = f"{side}-schedule"
-    return route.template.format(**names, fence="f", consumer="c") + query
+    return route.template.format(**names, fence="f", consumer="c", group="g") + query
 
 
 def body_for(route: Route) -> Any:

@@ -64,6 +64,7 @@ class Topic:
 
 class Work:
     topic = Topic()
+    queue = SimpleNamespace(group=None)
 
 
 def job(seq: int) -> Job:

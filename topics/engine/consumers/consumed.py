@@ -1,12 +1,12 @@
 """Deletes records that all consumers and routers of a topic have passed, in topics with `retention: "consumed"`
 (`docs/spec/consumers.md` section 3).
 
-A record is deleted when every named consumer of the topic, and every router from it, has passed the record. Without a
-consumer nothing is deleted. A pass looks at topics in which a consumer has moved or was deleted, or whose config has
-changed, since the pass before. The deletion is one commit, like the deletion of a client. It is decided in the step
-that reads the positions; unpublished positions count too. A crash may lose copies that are not synced in a router's
-dest, and then the router makes them again from the source. So a pass first reads the cursors of the routers, and then
-syncs all shards.
+A record is deleted when every named consumer and every group of the topic, and every router from it, has passed the
+record. Without a consumer or group nothing is deleted. A pass looks at topics in which a consumer has moved or was
+deleted, or a group has finished a record, or whose config has changed, since the pass before. The deletion is one
+commit, like the deletion of a client. It is decided in the step that reads the positions; unpublished positions count
+too. A crash may lose copies that are not synced in a router's dest, and then the router makes them again from the
+source. So a pass first reads the cursors of the routers, and then syncs all shards.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ class ConsumedTopics:
         floor = _floor(topic, passed)
         if topic.deleted or floor is None:
             return
-        assert topic.consumers is not None
-        if floor < (topic.consumers.lowest_seq or 0):
+        if floor < (_lowest(topic) or 0):
             self.note(topic)  # a router is behind, and does not report when it moves
         if floor < topic.log.earliest_seq:
             return
@@ -92,12 +91,23 @@ def _has_gone_back(topic: Topic, passed: dict[str, int]) -> bool:
     return cursors.keys() != passed.keys() or any(cursors[name] < seq for name, seq in passed.items())
 
 
+def _lowest(topic: Topic) -> int | None:
+    """Return the position of the consumer or group that is furthest behind; None without a consumer or group."""
+    lowest = [
+        topic.consumers.lowest_seq if topic.consumers is not None else None,
+        topic.groups.lowest_floor() if topic.groups is not None else None,
+    ]
+    return min((seq for seq in lowest if seq is not None), default=None)
+
+
 def _floor(topic: Topic, passed: dict[str, int]) -> int | None:
-    """Return the seq up to which all consumers and routers have finished; None without a consumer, or if the topic's
-    retention is no longer `consumed`."""
+    """Return the seq up to which all consumers, groups and routers have finished; None without a consumer or group, if
+    one is being created, or if the topic's retention is no longer `consumed`."""
     if topic.config.retention != "consumed":
         return None
-    lowest = topic.consumers.lowest_seq if topic.consumers is not None else None
+    if topic.groups is not None and topic.groups.on_the_way:
+        return None  # its end is noted
+    lowest = _lowest(topic)
     if lowest is None:
         return None
     on_their_way = [one.seq for one in (topic.consumer_commits or {}).values()]

@@ -237,8 +237,7 @@ class Deletions:
     def _delete_slice(self, topic: Topic, seqs: Sequence[int]) -> int:
         deleted = topic.log.delete_seqs(seqs)
         topic.blocks.free(seqs)
-        if topic.queue is not None:
-            topic.queue.gone(seqs)
+        topic.jobs_gone(seqs)
         self._registry.account(topic)
         return deleted
 

@@ -347,6 +347,8 @@ class TopicLifecycle:
             update["origins"] = topic.origins.dump() if topic.origins is not None else None
             if topic.queue is not None:
                 update["queue"] = topic.queue.freeze(self._registry.instant()).dump()
+            if topic.groups is not None:
+                update["groups"] = topic.groups.freeze(self._registry.instant()).dump()
         entries: list[tuple[FrameType, dict[str, Any]]] = []
         if old.ttl_ms and topic.log.losses.evict_floor > 1:
             entries.append((FrameType.EVICT_WATERMARK, {"below": topic.log.earliest_seq, "reason": "ttl"}))

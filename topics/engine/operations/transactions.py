@@ -444,8 +444,7 @@ class Transactions:
         topic.blocks.free(seqs)
         if watermark:  # the eviction by caps is undone too; earlier evictions by ttl stay
             topic.on_disk.floor_logged = min(topic.on_disk.floor_logged, floor)
-        if topic.queue is not None:
-            topic.queue.gone(seqs)
+        topic.jobs_gone(seqs)
         self._registry.account(topic)
 
 

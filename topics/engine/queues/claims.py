@@ -29,12 +29,13 @@ import trio
 from topics.engine.job_queue import Claimer, JobQueue
 from topics.engine.loader import Loader
 from topics.engine.queues.dead_letters import DeadLetters
-from topics.engine.queues.lease_commits import LeaseCommits
+from topics.engine.queues.lease_commits import LeaseCommits, check_there
+from topics.engine.queues.looks import Looks
 from topics.engine.registry import EngineStatus
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, block_with
-from topics.log.topic_log import SeqRun, TopicLog
+from topics.log.topic_log import TopicLog
 from topics.model import Performance
 from topics.queue.fair_division import deal, divide
 from topics.queue.lease_events import ClaimEvent, ParkEvent
@@ -78,7 +79,9 @@ class Claims:
         loader: Loader,
         background: BackgroundTasks,
         dead_letters: DeadLetters,
+        looks: Looks,
     ) -> None:
+        self._looks = looks
         self._status = status
         self._commits = commits
         self._loader = loader
@@ -87,16 +90,28 @@ class Claims:
 
     # -- the line ----------------------------------------------------------------------------------------------------
 
+    async def _look(self, topic: Topic, queue: JobQueue, most: int, claimer: Claimer | None = None) -> bool:
+        """Ask the filter of a group, if that has to be done before `most` jobs can be dealt (`Looks.look`)."""
+        if not queue.must_look(topic.log, most):
+            return False
+        more = await self._looks.look(topic, queue, most, claimer)
+        self._commits.on_finished(topic)
+        return more
+
     async def join(self, topic: Topic, queue: JobQueue, claimer: Claimer, *, waits: bool) -> None:
         """Put a claimer in line. Must be called in the step after `LeaseCommits.current`. Without a window the claimer
         is dealt the jobs there are. If it gets none and `waits`, or if there is a window, the queue's task serves it
         later. Raises `503 not_ready` if the disk does not answer."""
         queue.join(claimer)
-        if not topic.config.claim_jitter_ms:
-            while await self._loader.prepared(topic, partial(self._serve, topic, queue)) and not claimer.hand:
+        if not queue.terms(topic.config).claim_jitter_ms:
+            while not claimer.hand and not claimer.scan_is_over:
+                looked = await self._look(topic, queue, claimer.most, None if claimer.asks_again else claimer)
+                if not await self._loader.prepared(topic, partial(self._serve, topic, queue)) and not looked:
+                    break
                 await trio.lowlevel.checkpoint()
-                await self._commits.still_current(topic)
-        if claimer in queue.line and (topic.config.claim_jitter_ms or (waits and not queue.attended)):
+                await self._commits.still_current(topic, queue)
+        waits = waits and not claimer.scan_is_over
+        if claimer in queue.line and (queue.terms(topic.config).claim_jitter_ms or (waits and not queue.attended)):
             self.attend(topic, queue)
 
     def attend(self, topic: Topic, queue: JobQueue) -> None:
@@ -128,7 +143,7 @@ class Claims:
         there is more to do at once. Raises NotLoaded, and has done nothing then."""
         if self._commits.in_the_way(topic, queue):
             return True
-        if not queue.leases.ready(topic.log.count) or not queue.room():
+        if not queue.ready(topic.log) or not queue.room():
             return False
         wanted = 0
         first: list[Claimer] = []
@@ -149,15 +164,15 @@ class Claims:
     def _take(self, topic: Topic, queue: JobQueue, limit: int) -> tuple[array[int], bool]:
         """Reserve up to `limit` jobs, and have exhausted ones moved to the dead-letter topic. Return the jobs, and True
         if the call has to be repeated because there were many exhausted ones."""
-        config = topic.config
+        config = queue.terms(topic.config)
         limited = config.max_deliveries if config.dead_letter is not None else 0
         limit = min(limit, queue.room())
         if not limit:
             return array("Q"), False
         ages = queue.ages(topic.log, self._commits.retention_ms())
-        selection = queue.leases.decide_claim(limit, queue.now, partial(_live_after, topic.log), limited, ages)
+        selection = queue.leases.decide_claim(limit, queue.now, queue.fresh(topic.log), limited, ages)
         if selection.exhausted:
-            self._commits.lease(topic, ParkEvent(selection.exhausted))
+            self._commits.lease(topic, queue, ParkEvent(selection.exhausted))
             self._dead_letters.attend(topic, queue)
         return selection.seqs, selection.more
 
@@ -198,32 +213,32 @@ class Claims:
 
     async def _attend_once(self, topic: Topic, queue: JobQueue) -> None:
         """Do one pass, and wait for the next. Raises the reason if there will be none."""
-        self._check(topic)
+        self._check(topic, queue)
         if not await self._commits.settle(topic, queue):
             return
-        if topic.config.claim_jitter_ms:
-            if queue.leases.ready(topic.log.count) or queue.newcomers:
+        if queue.terms(topic.config).claim_jitter_ms:
+            if queue.ready(topic.log) or queue.newcomers:
                 bell = queue.bell
-                with trio.move_on_after(topic.config.claim_jitter_ms / 1000):
+                with trio.move_on_after(queue.terms(topic.config).claim_jitter_ms / 1000):
                     await bell.wait()
                 await self._divide(topic, queue)
-                self._check(topic)
+                self._check(topic, queue)
                 if not await self._commits.settle(topic, queue):
                     return
         else:
-            more = await self._loader.prepared(topic, partial(self._serve, topic, queue))
+            looked = await self._look(topic, queue, _wanted(queue))
+            more = await self._loader.prepared(topic, partial(self._serve, topic, queue)) or looked
             queue.passed()
             if more:
                 await trio.lowlevel.checkpoint()
                 return
-        if not queue.line or (queue.newcomers and topic.config.claim_jitter_ms):
+        if not queue.line or (queue.newcomers and queue.terms(topic.config).claim_jitter_ms):
             return
         with trio.move_on_after(queue.due_in_ms(self._commits.now()) / 1000):
             await topic.followed().poll()
 
-    def _check(self, topic: Topic) -> None:
-        if topic.deleted:
-            raise topic_not_found(topic.name)
+    def _check(self, topic: Topic, queue: JobQueue) -> None:
+        check_there(topic, queue)
         if self._status.phase == "draining":
             raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
 
@@ -252,12 +267,13 @@ class Claims:
 
     async def _take_more(self, topic: Topic, queue: JobQueue, taken: array[int]) -> bool:
         """Add to the jobs taken for the cohort. Return True if there may be more for it."""
-        self._check(topic)
+        self._check(topic, queue)
         if not await self._commits.settle(topic, queue):
             return True
         wanted = sum(claimer.most for claimer in queue.line) - len(taken)
         if wanted <= 0:
             return False
+        looked = await self._look(topic, queue, wanted)
         limit = min(wanted, PASS_JOBS)
         selected = await self._loader.prepared(topic, partial(self._take_if_free, topic, queue, limit))
         if selected is None:
@@ -267,7 +283,7 @@ class Claims:
         taken.extend(seqs)
         if not by_priority and len(taken) > len(seqs):
             taken[:] = array("Q", sorted(taken))
-        return more or len(seqs) == limit
+        return more or looked or len(seqs) == limit
 
     # -- a hand ------------------------------------------------------------------------------------------------------
 
@@ -294,28 +310,29 @@ class Claims:
             claimer.hand = fetched.seqs
         return fetched
 
-    async def claim(self, topic: Topic, claimer: Claimer, fetched: FetchedJobs, lease_ms: int) -> Claim:
+    async def claim(
+        self, topic: Topic, queue: JobQueue, claimer: Claimer, fetched: FetchedJobs, lease_ms: int
+    ) -> Claim:
         """Commit the claim of the fetched jobs of a hand, which is empty then. Raises 404, and 503 on a failed shard,
         with the hand unchanged."""
-        assert topic.queue is not None
-        while not await self._commits.settle(topic, topic.queue):
+        while not await self._commits.settle(topic, queue):
             pass
         n = len(fetched.seqs)
         lease_ids = array("Q", [next(_LEASE_IDS) for _ in range(n)])
         deadline = self._commits.now().after(lease_ms)
         claimer.hand = array("Q")
-        commit = self._commits.claim(topic, ClaimEvent(claimer.node, fetched.seqs, lease_ids, deadline))
+        commit = self._commits.claim(topic, queue, ClaimEvent(claimer.node, fetched.seqs, lease_ids, deadline))
         return Claim(commit, fetched, lease_ids, self._commits.deadline(deadline))
 
 
-def _live_after(log: TopicLog, after: int, limit: int) -> array[int]:
-    """Return the first `limit` live seqs above `after`, ascending. Raises NotLoaded."""
-    found: array[int] = array("Q")
-    while len(found) < limit and (step := log.step(after, limit - len(found))) is not None:
-        if isinstance(step, SeqRun):
-            found.extend(range(step.first, step.last + 1))
-        after = step.last
-    return found
+def _wanted(queue: JobQueue) -> int:
+    """Return how many jobs the claimers in line want, as far as one pass deals them."""
+    wanted = 0
+    for claimer in queue.line:
+        wanted += claimer.most
+        if wanted >= PASS_JOBS:
+            return PASS_JOBS
+    return wanted
 
 
 def _gather(

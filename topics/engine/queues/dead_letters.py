@@ -27,7 +27,6 @@ from topics.engine.topic import Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, RecordParts, block_with
 from topics.model import CheckedAppend, Performance, RecordIn
-from topics.queue.leases import Leases
 from topics.runtime.background import BackgroundTasks
 from topics.telemetry.logs import get_logger
 
@@ -84,11 +83,12 @@ class DeadLetters:
     async def _move_all(self, topic: Topic, queue: JobQueue) -> None:
         """Move jobs until none is parked, or the topic is deleted."""
         backoff = _Backoff()
-        config = topic.config
+        config = queue.terms(topic.config)
         try:
-            while not topic.deleted:
-                if topic.config is not config:
-                    backoff, config = _Backoff(), topic.config  # with another config, moves that failed may succeed
+            while not topic.deleted and not queue.deleted:
+                if queue.terms(topic.config) is not config:
+                    # With another config, moves that failed may succeed.
+                    backoff, config = _Backoff(), queue.terms(topic.config)
                 queue.parked_more = trio.Event()
                 parked = queue.leases.parked()
                 if not parked and topic.quiet:
@@ -125,13 +125,13 @@ class DeadLetters:
     async def _move_some(self, topic: Topic, queue: JobQueue, seqs: Sequence[int]) -> dict[int, ApiError]:
         """Move jobs to the dead-letter topic, or free them if there is none. Return those that failed, with the errors.
         Raises errors that concern all of them."""
-        await self._lease_commits.still_current(topic)
-        config = topic.config
+        await self._lease_commits.still_current(topic, queue)
+        config = queue.terms(topic.config)
         if config.dead_letter is None or not config.max_deliveries:
             # Condemned jobs go there however often they may be delivered.
             unparked = queue.leases.decide_unpark(seqs, condemned=config.dead_letter is None)
             if unparked.event is not None:
-                await self._lease_commits.lease(topic, unparked.event).wait()
+                await self._lease_commits.lease(topic, queue, unparked.event).wait()
             seqs = unparked.skipped
             if config.dead_letter is None or not seqs:
                 return {}
@@ -184,12 +184,11 @@ class DeadLetters:
     async def _append(self, topic: Topic, queue: JobQueue, name: str, jobs: dict[int, RecordParts]) -> None:
         """Append jobs to the dead-letter topic, which is made if it is missing. Jobs that have died since they were
         read are left out."""
-        leases = queue.leases
-        jobs = {seq: parts for seq, parts in jobs.items() if leases.is_parked(seq)}
+        jobs = {seq: parts for seq, parts in jobs.items() if queue.leases.is_parked(seq)}
         if not jobs:
             return
         datas = [parts.data for parts in jobs.values()]
-        metas = [_meta(topic.name, seq, leases, parts.meta) for seq, parts in jobs.items()]
+        metas = [_meta(topic.name, queue, seq, parts.meta) for seq, parts in jobs.items()]
         tags = [parts.tag.decode() or None for parts in jobs.values()]
         request = CheckedAppend(
             records=[RecordIn(data=msgspec.Raw(data)) for data in datas],
@@ -214,7 +213,7 @@ class DeadLetters:
             pass
         event = queue.leases.decide_dead_letter(seqs).event
         if event is not None:
-            await self._lease_commits.end(topic, event).wait()
+            await self._lease_commits.end(topic, queue, event).wait()
 
 
 class _Backoff:
@@ -244,15 +243,17 @@ class _Backoff:
             self._until[seq] = now_ms + pause, pause
 
 
-def _meta(queue: str, seq: int, leases: Leases, meta: bytes) -> bytes:
+def _meta(topic: str, queue: JobQueue, seq: int, meta: bytes) -> bytes:
     """Return a job's meta with its history added."""
     fields: dict[str, str] = msgspec.json.decode(meta) if meta else {}
     fields |= {
-        "$dead_letter_from": queue,
-        "$dead_letter_deliveries": str(leases.deliveries(seq)),
+        "$dead_letter_from": topic,
+        "$dead_letter_deliveries": str(queue.leases.deliveries(seq)),
         "$dead_letter_src_seq": str(seq),
     }
-    error = leases.errors.of(seq)
+    if queue.group is not None:
+        fields["$dead_letter_group"] = queue.group
+    error = queue.leases.errors.of(seq)
     if error is not None:
         fields["$dead_letter_error"] = error
     return msgspec.json.encode(fields)

@@ -17,19 +17,29 @@ from typing import Any
 import trio
 
 from topics.engine.commits import Commits, deletion_batch
+from topics.engine.group_queue import TopicGroups, group_not_found
 from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
 from topics.engine.operations.delete import is_among
 from topics.engine.registry import Registry, settled
 from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
 from topics.errors import ApiError, topic_not_found
+from topics.groups.group_events import group_event_to_wire
 from topics.log.dumped_values import little_endian
 from topics.log.missing_columns import missing_to_delete
 from topics.log.span import NotLoaded
-from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, LeaseEvent, PauseEvent, ResumeEvent
+from topics.queue.lease_events import (
+    AckEvent,
+    ClaimEvent,
+    DeadLetterEvent,
+    Event,
+    LeaseEvent,
+    PauseEvent,
+    ResumeEvent,
+)
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
-from topics.storage.wal.frames import NOTHING, FrameType, encode_control, joined
+from topics.storage.wal.frames import NOTHING, FrameType, UnsealedFrames, encode_control, joined
 
 
 class LeaseCommits:
@@ -40,6 +50,8 @@ class LeaseCommits:
         self._registry = registry
         self._commits = commits
         self._loader = loader
+        self.on_finished: Callable[[Topic], None] = _nothing
+        """Called when a group of the topic has finished records."""
 
     def now(self) -> Instant:
         """Return the time of a decision."""
@@ -53,91 +65,99 @@ class LeaseCommits:
         """Return a time as clients are told it: epoch ms, by the wall clock as it is set now."""
         return self._registry.to_wall(moment.window)
 
-    async def current(self, name: str, *, bounded: bool = True) -> tuple[Topic, JobQueue]:
-        """Return a queue about which a decision can be made now (`JobQueue.now`): no barrier is set, expired leases are
-        free, expired records are gone. There is no await between that and the return.
+    async def current(self, name: str, group: str | None = None, *, bounded: bool = True) -> tuple[Topic, JobQueue]:
+        """Return a queue, or a group of a log, about which a decision can be made now (`JobQueue.now`): no barrier is
+        set, expired leases are free, expired records are gone. There is no await between that and the return.
 
-        Raises 404, `409 not_a_queue`, and 503 on a failed shard; if `bounded`, also when a change of the topic waits
-        for room on the disk (`Commits.settled`).
+        Raises 404, `409 not_a_queue` or `not_a_log`, and 503 on a failed shard; if `bounded`, also when a change of the
+        topic waits for room on the disk (`Commits.settled`).
         """
         while True:
             topic = self._registry.topic(name)
-            if topic.queue is None:
-                raise ApiError("not_a_queue", f"topic {name!r} is a log, not a queue", detail={"topic": name})
+            queue = queue_of(topic, group)
             if bounded and topic.barrier is not None:
                 await self._commits.settled(topic)
-            elif await self.settle(topic, topic.queue):
-                return topic, topic.queue
+            elif await self.settle(topic, queue):
+                return topic, queue
 
     async def settle(self, topic: Topic, queue: JobQueue) -> bool:
         """Remove one obstacle to a decision about the queue. Return True if there was none, and nothing waited. Raises
         404 if the topic is deleted, and 503 on a failed shard."""
-        if topic.deleted:
-            raise topic_not_found(topic.name)
+        check_there(topic, queue)
         self._commits.check_writable(topic)
         if not await settled(topic):
             return False
         if topic.working is not None:
             await topic.working.wait()
-        elif queue.sweep(self.now(), topic.config):
+        elif queue.sweep(self.now(), queue.terms(topic.config)):
             await trio.lowlevel.checkpoint()
         else:
             try:
                 self._registry.expire(topic)
+                queue.catch_up(topic.log)
                 return True
             except NotLoaded:
                 await self._loader.expire(topic)
         return False
 
-    async def still_current(self, topic: Topic) -> None:
-        """Like `current`, for a queue that was looked up before. Raises 404 if it is deleted, even if another one has
-        its name. Waits for a change of the topic however long that takes."""
-        current, _ = await self.current(topic.name, bounded=False)
-        if current is not topic:
-            raise topic_not_found(topic.name)
+    async def still_current(self, topic: Topic, queue: JobQueue) -> None:
+        """Like `current`, for a queue or group that was looked up before. Raises 404 if it is deleted, even if another
+        one has its name. Waits for a change of the topic however long that takes."""
+        while not await self.settle(topic, queue):
+            pass
 
     def in_the_way(self, topic: Topic, queue: JobQueue) -> bool:
         """Return True if, after an await, no decision can be made about the queue yet."""
-        if topic.deleted or topic.barrier is not None or topic.working is not None:
+        if topic.deleted or queue.deleted or topic.barrier is not None or topic.working is not None:
             return True
-        return queue.sweep(self.now(), topic.config)
+        return queue.sweep(self.now(), queue.terms(topic.config))
 
-    def claim(self, topic: Topic, event: ClaimEvent) -> Commit:
+    def claim(self, topic: Topic, queue: JobQueue, event: ClaimEvent) -> Commit:
         """Commit a claim. The result of the commit is the seqs that it leased, and their deliveries."""
-        assert topic.queue is not None
-        return self._lease(topic, event, partial(_publish_claim, topic.queue, event))
+        return self._lease(topic, queue, event, partial(_publish_claim, queue, event))
 
-    def lease(self, topic: Topic, event: LeaseEvent) -> Commit:
-        """Commit a Lease frame. The result of the commit is the seqs that it changed."""
-        assert topic.queue is not None
-        return self._lease(topic, event, partial(_publish, topic.queue, event))
+    def lease(self, topic: Topic, queue: JobQueue, event: LeaseEvent) -> Commit:
+        """Commit an event about leases. The result of the commit is the seqs that it changed."""
+        return self._lease(topic, queue, event, partial(_publish, queue, event))
 
-    def pause(self, topic: Topic, event: PauseEvent | ResumeEvent) -> Commit:
+    def pause(self, topic: Topic, queue: JobQueue, event: PauseEvent | ResumeEvent) -> Commit:
         """Commit a pause or its end, synced whatever the class of the topic."""
-        assert topic.queue is not None
-        return self._lease(topic, event, partial(_publish, topic.queue, event), synced=True)
+        return self._lease(topic, queue, event, partial(_publish, queue, event), synced=True)
 
     def _lease(
-        self, topic: Topic, event: LeaseEvent, publish: Callable[[Commit], Any], *, synced: bool = False
+        self,
+        topic: Topic,
+        queue: JobQueue,
+        event: LeaseEvent,
+        publish: Callable[[Commit], Any],
+        *,
+        synced: bool = False,
     ) -> Commit:
-        assert topic.queue is not None
-        data = NOTHING
-        # A pause outlives the jobs of an `ephemeral` queue.
-        if not topic.ephemeral or synced:
-            # `at` tells a later start how far the window clock had come.
-            payload = {**event.to_wire(), "at": self._registry.windows.now_ms()}
-            data = encode_control(FrameType.LEASE, payload, topic_id=topic.id, ts=self._registry.now_ms())
-        waits = synced or topic.config.leases_durable
+        # A pause outlives the jobs of an `ephemeral` topic.
+        data = NOTHING if topic.ephemeral and not synced else self._frame(topic, queue, event)
+        waits = synced or queue.terms(topic.config).leases_durable
         commit_point = CommitPoint.SYNCED if waits and data else CommitPoint.HANDED
         commit = Commit(topic, data, 1 if data else 0, commit_point, publish, self._clock.perf_ns)
-        commit.on_fail = partial(topic.queue.abort, event.seqs)
+        commit.on_fail = partial(queue.abort, event.seqs)
         commit.patient = commit_point is CommitPoint.HANDED
         self._commits.send(commit)
         return commit
 
-    def end(self, topic: Topic, event: AckEvent | DeadLetterEvent) -> Commit:
-        """Commit the deletion of jobs. The result of the commit is the seqs that were still there."""
-        assert topic.queue is not None
+    def _frame(self, topic: Topic, queue: JobQueue, event: Event) -> UnsealedFrames:
+        """Return the frame of an event: a Lease frame, or the Group frame of a group. `at` tells a later start how far
+        the window clock had come."""
+        at, ts = self._registry.windows.now_ms(), self._registry.now_ms()
+        if queue.group is not None:
+            payload = group_event_to_wire(queue.group, at, event)
+            return encode_control(FrameType.GROUP, payload, topic_id=topic.id, ts=ts)
+        assert not isinstance(event, AckEvent), "an ack of a queue is a deletion"
+        return encode_control(FrameType.LEASE, {**event.to_wire(), "at": at}, topic_id=topic.id, ts=ts)
+
+    def end(self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent) -> Commit:
+        """Commit the end of jobs: their deletion, or that the group has finished them. The result of the commit is the
+        seqs that were still there."""
+        if queue.group is not None:
+            return self._finish(topic, queue, event)
         moved = [(FrameType.LEASE, event.to_wire())] if isinstance(event, DeadLetterEvent) else []
         ts = self._registry.now_ms()
         if not topic.ephemeral:
@@ -147,22 +167,75 @@ class LeaseCommits:
         else:
             data = joined(encode_control(kind, payload, topic_id=topic.id, ts=ts) for kind, payload in moved)
             count, commit_point = len(moved), CommitPoint.HANDED
-        commit = Commit(topic, data, count, commit_point, partial(self._publish_end, topic, event), self._clock.perf_ns)
+        commit = Commit(
+            topic, data, count, commit_point, partial(self._publish_end, topic, queue, event), self._clock.perf_ns
+        )
         commit.deletes = True
         commit.foreseen = Foreseen(removes=partial(is_among, event.seqs))
-        commit.on_fail = partial(topic.queue.abort, event.seqs)
+        commit.on_fail = partial(queue.abort, event.seqs)
         if topic.log.stored.last_seq:
             commit.needs = partial(missing_to_delete, topic.log.index, event.seqs)
         self._commits.send(commit)
         return commit
 
-    def _publish_end(self, topic: Topic, event: AckEvent | DeadLetterEvent, commit: Commit) -> array[int]:
-        assert topic.queue is not None
+    def _finish(self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent) -> Commit:
+        """Commit that a group has finished records, which stay."""
+        data = NOTHING if topic.ephemeral else self._frame(topic, queue, event)
+        commit_point = topic.commit_point if data else CommitPoint.HANDED
+        publish = partial(self._publish_finish, topic, queue, event)
+        commit = Commit(topic, data, 1 if data else 0, commit_point, publish, self._clock.perf_ns)
+        commit.on_fail = partial(queue.abort, event.seqs)
+        self._commits.send(commit)
+        return commit
+
+    def _publish_finish(
+        self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent, commit: Commit
+    ) -> array[int]:
+        done = queue.apply(event)
+        queue.catch_up(topic.log)
+        self.on_finished(topic)
+        return done
+
+    def _publish_end(
+        self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent, commit: Commit
+    ) -> array[int]:
         topic.log.delete_seqs(event.seqs)
         topic.blocks.free(event.seqs)
-        done = topic.queue.apply(event)
+        done = queue.apply(event)
         self._registry.account(topic)
         return done
+
+
+def queue_of(topic: Topic, group: str | None) -> JobQueue:
+    """Return the jobs of a queue topic, or a group of a log. Raises `404 group_not_found`, `409 not_a_queue` and
+    `not_a_log`."""
+    if group is None:
+        if topic.queue is None:
+            raise ApiError("not_a_queue", f"topic {topic.name!r} is a log, not a queue", detail={"topic": topic.name})
+        return topic.queue
+    found = groups_of(topic).by_name.get(group)
+    if found is None:
+        raise group_not_found(topic.name, group)
+    return found
+
+
+def groups_of(topic: Topic) -> TopicGroups:
+    """Return the groups of a log. Raises `409 not_a_log`."""
+    if topic.queue is not None:
+        raise ApiError("not_a_log", f"topic {topic.name!r} is a queue, not a log", detail={"topic": topic.name})
+    return topic.groups if topic.groups is not None else TopicGroups()
+
+
+def check_there(topic: Topic, queue: JobQueue) -> None:
+    """Raise 404 if the topic or the group is deleted."""
+    if topic.deleted:
+        raise topic_not_found(topic.name)
+    if queue.deleted and queue.group is not None:
+        raise group_not_found(topic.name, queue.group)
+
+
+def _nothing(topic: Topic) -> None:
+    """Nobody wants to be told."""
 
 
 def _publish(queue: JobQueue, event: LeaseEvent, commit: Commit) -> array[int]:

@@ -15,14 +15,14 @@ from itertools import repeat
 from typing import Final, NamedTuple, TypeVar
 
 import trio
-from msgspec import UNSET
 
 from topics.config import Settings
 from topics.engine.commits import Commits, time_commit
+from topics.engine.group_queue import GroupQueue
 from topics.engine.job_queue import Claimer, Holder, JobQueue
 from topics.engine.queues.claims import Claim, Claims
 from topics.engine.queues.dead_letters import DeadLetters
-from topics.engine.queues.lease_commits import LeaseCommits
+from topics.engine.queues.lease_commits import LeaseCommits, queue_of
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError, invalid
@@ -69,7 +69,7 @@ class QueueCalls:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def claim(self, name: str, request: ClaimRequest, perf: Performance) -> ClaimResult:
+    async def claim(self, name: str, request: ClaimRequest, perf: Performance, group: str | None = None) -> ClaimResult:
         """Lease jobs to a node, including those that routers owe the topic now. Raises 404, 409, and 503 on a failed
         shard or while the daemon stops.
 
@@ -78,22 +78,24 @@ class QueueCalls:
         await self._catch_up((name,))
         until = trio.current_time() + request.wait_ms / 1000
         while True:
-            topic, queue = await self._lease_commits.current(name)
+            topic, queue = await self._lease_commits.current(name, group)
             self._registry.touch(topic)
             claimer = Claimer(request.node, request.most)
             try:
                 await self._claims.join(topic, queue, claimer, waits=trio.current_time() < until)
-                await self._wait(topic, claimer, until)
+                await self._wait(topic, queue, claimer, until)
                 jobs = await self._take(topic, queue, claimer, request.lease_ms, CLAIM_BYTES, perf)
             finally:
                 self._claims.leave(topic, queue, claimer)
-            if jobs or trio.current_time() >= until:
-                return ClaimResult(jobs, queue.leases.ready(topic.log.count), queue.paused)
+            if group is not None:
+                perf.records_scanned = (perf.records_scanned or 0) + claimer.scanned
+            if jobs or claimer.scan_is_over or trio.current_time() >= until:
+                return _claimed(topic, queue, jobs)
 
-    async def _wait(self, topic: Topic, claimer: Claimer, until: float) -> None:
-        if claimer.hand:
+    async def _wait(self, topic: Topic, queue: JobQueue, claimer: Claimer, until: float) -> None:
+        if claimer.hand or claimer.scan_is_over:
             return
-        if topic.config.claim_jitter_ms:
+        if queue.terms(topic.config).claim_jitter_ms:
             await claimer.passed.wait()
         with trio.move_on_at(until):
             await claimer.woken.wait()
@@ -116,7 +118,7 @@ class QueueCalls:
         fetched = await self._claims.fetch(topic, queue, claimer, most_bytes, JOB_BYTES, perf)
         if not fetched.seqs:
             return []
-        claim = await self._claims.claim(topic, claimer, fetched, lease_ms or topic.config.lease_ms)
+        claim = await self._claims.claim(topic, queue, claimer, fetched, lease_ms or queue.terms(topic.config).lease_ms)
         try:
             done, deliveries = await claim.commit.answer()
         except (trio.Cancelled, ApiError):
@@ -132,15 +134,18 @@ class QueueCalls:
                     queue.give(holder, job.seq, job.lease_id)
         return jobs
 
-    async def ack(self, name: str, request: HeldRequest, perf: Performance) -> HeldResult:
-        """Delete jobs that the node holds. Raises 404, 409, 429 when the shard's queue stays full, and 503."""
+    async def ack(self, name: str, request: HeldRequest, perf: Performance, group: str | None = None) -> HeldResult:
+        """Delete jobs that the node holds, or note that the group has finished them. Raises 404, 409, 429 when the
+        shard's queue stays full, and 503."""
 
         def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> LeaseDecision[AckEvent]:
             return queue.leases.decide_ack(request.node, seqs, lease_ids, queue.now)
 
-        return await self._say(name, request, decide, self._lease_commits.end, perf, takes_room=True)
+        return await self._say(name, request, decide, self._lease_commits.end, perf, group, takes_room=True)
 
-    async def nack(self, name: str, request: HeldRequest, nack: NackTerms, perf: Performance) -> HeldResult:
+    async def nack(
+        self, name: str, request: HeldRequest, nack: NackTerms, perf: Performance, group: str | None = None
+    ) -> HeldResult:
         """Give jobs back that the node holds. Raises 400 for a `dead` one where there is no dead-letter topic, 404, 409
         and 503."""
         delay_ms, error, counts, dead = nack
@@ -153,35 +158,37 @@ class QueueCalls:
             )
 
         if not dead:
-            return await self._say(name, request, decide, self._lease_commits.lease, perf)
-        topic, queue = await self._lease_commits.current(name)
-        if topic.config.dead_letter is None:
-            raise invalid("dead", f"topic {name!r} has no dead_letter")
-        result = await self._say(name, request, decide, self._lease_commits.lease, perf)
+            return await self._say(name, request, decide, self._lease_commits.lease, perf, group)
+        topic, queue = await self._lease_commits.current(name, group)
+        if queue.terms(topic.config).dead_letter is None:
+            raise invalid("dead", f"{_called(name, group)} has no dead_letter")
+        result = await self._say(name, request, decide, self._lease_commits.lease, perf, group)
         self._dead_letters.attend(topic, queue)
         return result
 
-    async def pause(self, name: str, until: int | None, perf: Performance) -> QueueState:
-        """Give out no jobs of a queue until `until` (epoch ms), or for None until it is resumed. Returns once that is
-        synced. Raises 404, 409 and 503."""
-        return await self._pause(name, PauseEvent(until or 0), perf)
+    async def pause(self, name: str, until: int | None, perf: Performance, group: str | None = None) -> QueueState:
+        """Give out no jobs of a queue or group until `until` (epoch ms), or for None until it is resumed. Returns once
+        that is synced. Raises 404, 409 and 503."""
+        return await self._pause(name, PauseEvent(until or 0), perf, group)
 
-    async def resume(self, name: str, perf: Performance) -> QueueState:
-        """Give out the jobs of a queue again. Otherwise like `pause`."""
-        return await self._pause(name, ResumeEvent(), perf)
+    async def resume(self, name: str, perf: Performance, group: str | None = None) -> QueueState:
+        """Give out the jobs of a queue or group again. Otherwise like `pause`."""
+        return await self._pause(name, ResumeEvent(), perf, group)
 
-    async def _pause(self, name: str, event: PauseEvent | ResumeEvent, perf: Performance) -> QueueState:
-        topic, queue = await self._lease_commits.current(name)
-        commit = self._lease_commits.pause(topic, event)
+    async def _pause(
+        self, name: str, event: PauseEvent | ResumeEvent, perf: Performance, group: str | None
+    ) -> QueueState:
+        topic, queue = await self._lease_commits.current(name, group)
+        commit = self._lease_commits.pause(topic, queue, event)
         await commit.answer()
         time_commit(commit, perf)
         if queue.line:
             self._claims.attend(topic, queue)
-        state = self.state(topic)
-        assert state is not None
-        return state
+        return queue.counters(topic.log)
 
-    async def extend(self, name: str, request: HeldRequest, lease_ms: int, perf: Performance) -> HeldResult:
+    async def extend(
+        self, name: str, request: HeldRequest, lease_ms: int, perf: Performance, group: str | None = None
+    ) -> HeldResult:
         """Hold jobs that the node holds until `lease_ms` from now. Raises 404, 409 and 503."""
         deadlines: dict[int, int] = {}
 
@@ -192,7 +199,7 @@ class QueueCalls:
                 deadlines.update(dict.fromkeys(decision.event.seqs, deadline))
             return decision
 
-        result = await self._say(name, request, decide, self._lease_commits.lease, perf)
+        result = await self._say(name, request, decide, self._lease_commits.lease, perf, group)
         result.deadlines = {str(seq): deadlines[seq] for seq in result.done}
         return result
 
@@ -201,8 +208,9 @@ class QueueCalls:
         name: str,
         request: HeldRequest,
         decide: Callable[[JobQueue, Sequence[int], Sequence[int] | None], LeaseDecision[E]],
-        send: Callable[[Topic, E], Commit],
+        send: Callable[[Topic, JobQueue, E], Commit],
         perf: Performance,
+        group: str | None,
         *,
         takes_room: bool = False,
     ) -> HeldResult:
@@ -211,7 +219,7 @@ class QueueCalls:
         done: array[int] = array("Q")
         skipped: list[int] = []
         while True:
-            topic, queue = await self._lease_commits.current(name)
+            topic, queue = await self._lease_commits.current(name, group)
             writer = self._commits.writer(topic)
             if takes_room and writer.queue.is_full and not topic.ephemeral:
                 await self._commits.admit(writer, self._settings.admission_ms)
@@ -219,7 +227,7 @@ class QueueCalls:
             decision = decide(queue, seqs, lease_ids)
             skipped += decision.skipped
             if decision.event is not None:
-                commit = send(topic, decision.event)
+                commit = send(topic, queue, decision.event)
                 happened = await commit.answer()
                 time_commit(commit, perf)
                 done.extend(happened)
@@ -234,12 +242,8 @@ class QueueCalls:
             seqs = [seq for seq in seqs if seq in again]
             if decision.event is None:
                 await self._commits.wait_for(topic.next_change(), writer)
-        leases = queue.leases
         return HeldResult(
-            done=sorted(done),
-            skipped=skipped,
-            ready=leases.ready(topic.log.count),
-            in_flight=leases.in_flight,
+            done=sorted(done), skipped=skipped, ready=queue.ready(topic.log), in_flight=queue.leases.in_flight
         )
 
     def sweep(self, topic: Topic) -> bool:
@@ -249,22 +253,14 @@ class QueueCalls:
 
     def state(self, topic: Topic) -> QueueState | None:
         """The counters of a queue as of its last sweep; None for a log."""
-        if topic.queue is None:
-            return None
-        leases = topic.queue.leases
-        return QueueState(
-            ready=leases.ready(topic.log.count),
-            in_flight=leases.in_flight,
-            delayed=leases.delayed,
-            dead_lettered=leases.dead_lettered,
-            paused=topic.queue.paused,
-            paused_until=leases.paused_until if topic.queue.paused and leases.paused_until else UNSET,
-        )
+        return None if topic.queue is None else topic.queue.counters(topic.log)
 
-    def window_ms(self, name: str) -> int:
-        """Return the window that claims of the topic wait for, whatever they ask for (ms); 0 for none."""
-        topic = self._registry.topics.get(name)
-        return 0 if topic is None else topic.config.claim_jitter_ms
+    def window_ms(self, name: str, group: str | None = None) -> int:
+        """Return the window that claims of the topic or group wait for, whatever they ask for (ms); 0 for none."""
+        with suppress(ApiError):
+            topic, queue = self._queue(name, group)
+            return queue.terms(topic.config).claim_jitter_ms
+        return 0
 
     def figures(self, topic: Topic) -> tuple[int, int, int, bool] | None:
         """Return ready, leased and delayed jobs, and whether the queue is paused, for metrics, without waiting for
@@ -276,9 +272,14 @@ class QueueCalls:
     def look_after(self, topic: Topic) -> None:
         """Wake the tasks of a queue after a start or a config change: there may be another window, or another
         dead-letter topic."""
-        queue = topic.queue
-        if queue is None:
-            return
+        if topic.queue is not None:
+            self.look_after_one(topic, topic.queue)
+        elif topic.groups is not None:
+            for group in topic.groups.by_name.values():
+                self.look_after_one(topic, group)
+
+    def look_after_one(self, topic: Topic, queue: JobQueue) -> None:
+        """The same for one queue or group."""
         if queue.leases.parked():
             self._dead_letters.attend(topic, queue)
         queue.ring()
@@ -287,11 +288,13 @@ class QueueCalls:
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    async def open_work(self, name: str, node: str, most: int, lease_ms: int | None) -> JobSubscription:
+    async def open_work(
+        self, name: str, node: str, most: int, lease_ms: int | None, group: str | None = None
+    ) -> JobSubscription:
         """Open a stream of jobs, for `next_jobs`, after forwarding what routers owe the topic now; `close_work` must be
         called. Raises 404, 409, and 503 on a failed shard."""
         await self._catch_up((name,))
-        topic, queue = self._queue(name)
+        topic, queue = self._queue(name, group)
         self._commits.check_writable(topic)
         return JobSubscription(topic, queue, node, most, lease_ms, Holder())
 
@@ -302,7 +305,7 @@ class QueueCalls:
         while True:
             while len(holder.leases) >= work.most:
                 await self._until_freed(work)
-            await self._lease_commits.still_current(topic)
+            await self._lease_commits.still_current(topic, queue)
             claimer = Claimer(work.node, work.most - len(holder.leases), asks_again=True)
             try:
                 await self._claims.join(topic, queue, claimer, waits=True)
@@ -327,31 +330,29 @@ class QueueCalls:
             left = min(left, oldest + ttl_ms + 1 - self._registry.now_ms())
         with trio.move_on_after(max(left, 0) / 1000):
             await holder.changed.wait()
-        await self._lease_commits.still_current(work.topic)
+        await self._lease_commits.still_current(work.topic, queue)
 
-    def ready_jobs(self, name: str) -> int:
-        """Return how many jobs of a queue are ready now. Raises 404 and 409."""
-        topic, queue = self._queue(name)
-        return queue.leases.ready(topic.log.count)
+    def nothing_claimed(self, name: str, group: str | None = None) -> ClaimResult:
+        """Return the answer of a claim that gets nothing. Raises 404 and 409."""
+        topic, queue = self._queue(name, group)
+        return _claimed(topic, queue, [])
 
-    def give_back(self, name: str, jobs: Sequence[Job]) -> None:
+    def give_back(self, name: str, jobs: Sequence[Job], group: str | None = None) -> None:
         """End the leases of a claim whose answer has not reached its client. Does nothing if the topic is deleted."""
         with suppress(ApiError):
-            topic, queue = self._queue(name)
+            topic, queue = self._queue(name, group)
             leases = {job.seq: job.lease_id for job in jobs}
             if leases:
                 self._background.start_soon(self._release, topic, queue, leases, None)
 
-    def _queue(self, name: str) -> tuple[Topic, JobQueue]:
+    def _queue(self, name: str, group: str | None) -> tuple[Topic, JobQueue]:
         topic = self._registry.topic(name)
-        if topic.queue is None:
-            raise ApiError("not_a_queue", f"topic {name!r} is a log, not a queue", detail={"topic": name})
-        return topic, topic.queue
+        return topic, queue_of(topic, group)
 
     def close_work(self, work: JobSubscription) -> None:
         """Close a stream: its jobs are free for others."""
         leases = work.queue.give_up(work.holder)
-        if leases and not work.topic.deleted:
+        if leases and not work.topic.deleted and not work.queue.deleted:
             self._background.start_soon(self._release, work.topic, work.queue, leases, None)
 
     async def _release(self, topic: Topic, queue: JobQueue, leases: dict[int, int], claim: Commit | None) -> None:
@@ -365,7 +366,7 @@ class QueueCalls:
                     continue
                 decision = queue.leases.decide_release(leases, queue.now)
                 if decision.event is not None:
-                    self._lease_commits.lease(topic, decision.event)
+                    self._lease_commits.lease(topic, queue, decision.event)
                 leases = {seq: leases[seq] for seq in decision.busy}
                 if leases:
                     await topic.next_change().wait()
@@ -380,6 +381,17 @@ class JobSubscription(NamedTuple):
     most: int
     lease_ms: int | None
     holder: Holder
+
+
+def _claimed(topic: Topic, queue: JobQueue, jobs: list[Job]) -> ClaimResult:
+    if not isinstance(queue, GroupQueue):
+        return ClaimResult(jobs, queue.ready(topic.log), queue.paused)
+    lag, missed = queue.state.lag(topic.log), queue.state.missed
+    return ClaimResult(jobs, queue.ready(topic.log), queue.paused, lag, missed)
+
+
+def _called(name: str, group: str | None) -> str:
+    return f"topic {name!r}" if group is None else f"group {group!r} of topic {name!r}"
 
 
 def _jobs(claim: Claim, done: Sequence[int], deliveries: Sequence[int]) -> list[Job]:

@@ -38,6 +38,7 @@ def families(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metri
     yield from _of_routers(figures)
     yield from _of_consumers(figures)
     yield from _of_schedules(figures)
+    yield from _of_groups(figures)
     yield from _of_wal(figures)
     yield from _of_delivery(figures.delivery)
     yield from _of_requests(figures, requests)
@@ -196,6 +197,37 @@ def _of_schedules(figures: EngineFigures) -> Iterator[Metric]:
     yield _counter(
         "schedule_missed", "Times of schedules that came and will not be fired", (), [((), schedules.missed)]
     )
+
+
+def _of_groups(figures: EngineFigures) -> Iterator[Metric]:
+    samples = figures.group_samples
+    names = ("topic", "group")
+    yield _gauge("groups", "Groups of logs", figures.groups)
+    yield _gauges(
+        "group_lag",
+        "Seqs of its topic that a group has not finished, from its floor on",
+        names,
+        (((sample.topic, sample.group), sample.lag) for sample in samples),
+    )
+    yield _gauges(
+        "group_ready",
+        "Records that a group has not finished and nobody holds",
+        names,
+        (((sample.topic, sample.group), sample.ready) for sample in samples),
+    )
+    yield _gauges(
+        "group_in_flight",
+        "Leased records of a group",
+        names,
+        (((sample.topic, sample.group), sample.in_flight) for sample in samples),
+    )
+    yield _counter(
+        "group_missed",
+        "Records that were lost before a group had finished them",
+        names,
+        [((sample.topic, sample.group), sample.missed) for sample in samples],
+    )
+    yield _gauge("group_metrics_truncated", "Whether there are groups without figures", int(figures.groups_truncated))
 
 
 def _of_wal(figures: EngineFigures) -> Iterator[Metric]:

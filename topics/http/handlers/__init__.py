@@ -9,6 +9,7 @@ stages          stages and their commits
 queues          claim, ack, nack, extend, and the stream `/work`
 consumers       named consumers
 schedules       schedules
+groups          groups of a log
 streams         server-sent events
 states          the state of a topic, health and readiness
 websocket       the WebSocket

@@ -25,6 +25,7 @@ from topics.http.calls import (
 from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
 from topics.http.handlers.consumers import ConsumerHandlers
+from topics.http.handlers.groups import GroupHandlers
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.raw_bytes import RawBytes
 from topics.http.handlers.schedules import ScheduleHandlers
@@ -56,6 +57,7 @@ class DataPlane:
         queues = Queues(engine)
         consumers = ConsumerHandlers(engine)
         schedules = ScheduleHandlers(engine)
+        groups = GroupHandlers(engine)
         self._stages = Stages(engine)
         self._raw_bytes = RawBytes(engine, self._stages)
         self.handlers: Mapping[str, Handler] = {
@@ -93,6 +95,17 @@ class DataPlane:
             "run_schedule": schedules.run,
             "pause_schedule": schedules.pause,
             "resume_schedule": schedules.resume,
+            "put_group": groups.put,
+            "get_group": groups.get,
+            "list_groups": groups.page,
+            "delete_group": groups.delete,
+            "group_claim": queues.claim,
+            "group_ack": queues.ack,
+            "group_nack": queues.nack,
+            "group_extend": queues.extend,
+            "group_pause": queues.pause,
+            "group_resume": queues.resume,
+            "group_work": queues.work,
             "get_topic": states.get_topic,
             "health": states.health,
             "healthz": states.health,

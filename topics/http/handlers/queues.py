@@ -1,4 +1,5 @@
-"""The calls of a queue over HTTP (`docs/spec/api.md` section 9): claim, ack, nack, extend, and the `/work` stream."""
+"""The calls of a queue, and of a group of a log, over HTTP (`docs/spec/api.md` section 9): claim, ack, nack, extend,
+and the `/work` stream."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from topics.engine.delivery.feed import ConnectionEnd
 from topics.engine.engine import Engine
 from topics.engine.queues.queue_calls import STREAM_BYTES, JobSubscription
 from topics.errors import ApiError
-from topics.http.answer_types import PauseAnswer
+from topics.http.answer_types import GroupPauseAnswer, PauseAnswer
 from topics.http.answers.sse import EVENTS, accepts_events, job_event
 from topics.http.calls import Call, Response, encode, json_response
 from topics.http.connections.exchange import ClientGone
@@ -35,29 +36,30 @@ RETRY_S: Final = 1.0
 
 
 class Queues:
-    """The handlers of the calls about queues."""
+    """The handlers of the calls about jobs. Those of a group have its name in their path."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def claim(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/claim`."""
-        engine, topic = self._engine, call.params["topic"]
+        engine, topic, group = self._engine, call.params["topic"], call.params.get("group")
         request = decode_claim(call.body, engine.settings)
-        waits_ms = request.wait_ms + engine.queues.window_ms(topic)
+        waits_ms = request.wait_ms + engine.queues.window_ms(topic, group)
         if waits_ms:
             call.allow(waits_ms)
             # While the claim waits, the client may leave; then it must not be given jobs.
             try:
-                result = await call.while_connected(lambda: engine.queues.claim(topic, request, call.perf))
+                result = await call.while_connected(lambda: engine.queues.claim(topic, request, call.perf, group))
             except ClientGone:
                 if not call.may_be_answered():
                     raise
-                result = ClaimResult([], engine.queues.ready_jobs(topic))
+                result = engine.queues.nothing_claimed(topic, group)
         else:
-            result = await engine.queues.claim(topic, request, call.perf)
-        answer = b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d,%b"performance":%b}' % (
+            result = await engine.queues.claim(topic, request, call.perf, group)
+        answer = b'{"topic":"%b",%b"claimed":[%b],"count":%d,"ready":%d,%b"performance":%b}' % (
             topic.encode(),
+            b"" if group is None else b'"group":"%b",%b' % (group.encode(), _behind(result)),
             b",".join([b"{%b" % entry(job) for job in result.jobs]),
             len(result.jobs),
             result.ready,
@@ -65,39 +67,45 @@ class Queues:
             encode(call.performance(engine.clock.perf_ns())),
         )
         leased = [job._replace(record=b"") for job in result.jobs]  # the records are in the answer
-        return Response(200, answer, undelivered=partial(engine.queues.give_back, topic, leased))
+        return Response(200, answer, undelivered=partial(engine.queues.give_back, topic, leased, group))
 
     async def ack(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/ack`."""
         request = decode_ack(call.body, self._engine.settings)
-        result = await self._engine.queues.ack(call.params["topic"], request, call.perf)
+        result = await self._engine.queues.ack(call.params["topic"], request, call.perf, call.params.get("group"))
         return self._answer(call, "acked", result)
 
     async def nack(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/nack`."""
         request, nack = decode_nack(call.body, self._engine.settings)
-        result = await self._engine.queues.nack(call.params["topic"], request, nack, call.perf)
+        topic, group = call.params["topic"], call.params.get("group")
+        result = await self._engine.queues.nack(topic, request, nack, call.perf, group)
         return self._answer(call, "nacked", result)
 
     async def pause(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/pause`."""
-        topic = call.params["topic"]
-        return self._state(call, await self._engine.queues.pause(topic, decode_pause(call.body), call.perf))
+        topic, group = call.params["topic"], call.params.get("group")
+        until = decode_pause(call.body)
+        return self._state(call, await self._engine.queues.pause(topic, until, call.perf, group))
 
     async def resume(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/resume`."""
-        return self._state(call, await self._engine.queues.resume(call.params["topic"], call.perf))
+        topic, group = call.params["topic"], call.params.get("group")
+        return self._state(call, await self._engine.queues.resume(topic, call.perf, group))
 
     def _state(self, call: Call, state: QueueState) -> Response:
         performance = call.performance(self._engine.clock.perf_ns())
+        if "group" in call.params:
+            return json_response(GroupPauseAnswer(**call.params, queue=state, performance=performance))
         return json_response(PauseAnswer(topic=call.params["topic"], queue=state, performance=performance))
 
     async def extend(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/extend`."""
         request, lease_ms = decode_extend(call.body, self._engine.settings)
-        result = await self._engine.queues.extend(call.params["topic"], request, lease_ms, call.perf)
+        topic, group = call.params["topic"], call.params.get("group")
+        result = await self._engine.queues.extend(topic, request, lease_ms, call.perf, group)
         answer = {
-            "topic": call.params["topic"],
+            **_place(call),
             "extended": len(result.done),
             "skipped": result.skipped,
             "deadlines": result.deadlines,
@@ -106,7 +114,7 @@ class Queues:
 
     def _answer(self, call: Call, what: str, result: HeldResult) -> Response:
         answer = {
-            "topic": call.params["topic"],
+            **_place(call),
             what: len(result.done),
             "skipped": result.skipped,
             "ready": result.ready,
@@ -120,9 +128,9 @@ class Queues:
 
     async def work(self, call: Call) -> WorkStream:
         """`GET /v0/topics/{topic}/work`."""
-        engine, topic = self._engine, call.params["topic"]
+        engine, topic, group = self._engine, call.params["topic"], call.params.get("group")
         request = decode_work(call.query, engine.settings)
-        work = await engine.queues.open_work(topic, request.node, request.most, request.lease_ms)
+        work = await engine.queues.open_work(topic, request.node, request.most, request.lease_ms, group)
         if not accepts_events(call.headers.get(b"accept")):
             raise ApiError("not_acceptable", "this is a stream of text/event-stream")
         return WorkStream(engine, call, work)
@@ -157,7 +165,9 @@ class WorkStream(OpenStream):
 
     async def _pump(self) -> None:
         """Claim jobs whenever the connection has room, and put them into the outbox."""
-        name = self._work.topic.name.encode()
+        name, group = self._work.topic.name.encode(), self._work.queue.group
+        if group is not None:
+            name += b'","group":"' + group.encode()
         held_up = False
         while await self.outbox.room(STREAM_BYTES):
             try:
@@ -174,6 +184,16 @@ class WorkStream(OpenStream):
                 return
             held_up = False
             self.outbox.put(b"".join([job_event(job.seq, b'{"topic":"%b",%b' % (name, entry(job))) for job in jobs]))
+
+
+def _behind(result: ClaimResult) -> bytes:
+    """How far a group is behind, and what it has missed, as members of a JSON object."""
+    return b'"lag":%d,"missed":%d,' % (result.lag or 0, result.missed or 0)
+
+
+def _place(call: Call) -> dict[str, Any]:
+    """The topic of a call, and its group if it has one."""
+    return {name: call.params[name] for name in ("topic", "group") if name in call.params}
 
 
 def entry(job: Job) -> bytes:

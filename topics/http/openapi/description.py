@@ -9,156 +9,52 @@ those that the code decodes and encodes with. Tests compare the description with
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from msgspec import Struct, json
-from msgspec.structs import fields
-
 from topics.http import answer_types
-from topics.http.answers.sse import CONTENT_TYPE as EVENTS
-from topics.http.openapi.field_facts import TOPIC, U64, fact_of
+from topics.http.openapi.field_facts import TOPIC, U64
+from topics.http.openapi.job_operations import JOB_OPERATIONS
+from topics.http.openapi.operation import (
+    ARROW,
+    CONSUMERS,
+    DAEMON,
+    HTML,
+    JSON,
+    LAST_EVENT_ID,
+    LINES,
+    LIVE,
+    PAGE,
+    PREFIX,
+    PROMETHEUS,
+    RECORDS,
+    ROUTERS,
+    TOPICS,
+    WRITES,
+    Answer,
+    JsonBody,
+    Operation,
+    Parameter,
+    boolean,
+    events,
+    ok,
+    query_of,
+)
 from topics.http.requests import (
     append_requests,
     consumer_requests,
-    queue_requests,
     raw_appends,
     read_requests,
-    schedule_requests,
     topic_requests,
     transaction_requests,
     watch_requests,
 )
-from topics.http.requests.body_reader import LINES_TYPE
 from topics.http.requests.line_batches import BATCH_RECORDS
 from topics.model import DeleteRequest, RouterPatch, TopicConfigPatch, WatchStart
 from topics.raw_bytes import RAW_TYPES
 
-JSON: Final = "application/json"
-LINES: Final = LINES_TYPE.decode()
-ARROW: Final = "application/vnd.apache.arrow.stream"
-PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
-HTML: Final = "text/html; charset=utf-8"
-
-# Groups of calls, in the order of the page.
-TOPICS: Final = "Topics"
-RECORDS: Final = "Records"
-LIVE: Final = "Live delivery"
-CONSUMERS: Final = "Consumers"
-QUEUES: Final = "Queues"
-SCHEDULES: Final = "Schedules"
-ROUTERS: Final = "Routers"
-DAEMON: Final = "The daemon"
-GROUPS: Final = (TOPICS, RECORDS, LIVE, CONSUMERS, QUEUES, SCHEDULES, ROUTERS, DAEMON)
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter in the query, the headers or the path. `schema` is JSON Schema."""
-
-    name: str
-    text: str
-    schema: Mapping[str, Any]
-    place: str = "query"
-    required: bool = False
-    example: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JsonBody:
-    """A JSON body. If it is not `required`, all of its fields are optional, and no body means `{}`. `lines` is an
-    example of NDJSON, if the call accepts that too. `raw_types` are the types of raw bytes that it accepts."""
-
-    type: Any
-    example: Any
-    required: bool = True
-    lines: str = ""
-    raw_types: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A success: its meaning, and its content by content type (a type, a tuple of possible types, or None for
-    text)."""
-
-    text: str
-    content: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One call."""
-
-    group: str
-    summary: str
-    text: str
-    answers: Mapping[int, Answer]
-    parameters: tuple[Parameter, ...] = ()
-    body: JsonBody | None = None
-    codes: tuple[str, ...] = ()
-    """The error codes that do not follow from the table of routes."""
-
-
-# --- parameters ------------------------------------------------------------------------------------------------------
-
-
-def _query_of(kind: type[Struct], *names: str, example: Mapping[str, str] = {}) -> tuple[Parameter, ...]:
-    """Fields of a body as query parameters, for calls that have them in the query."""
-    properties = json.schema_components([kind])[1][kind.__name__]["properties"]
-    found = []
-    for field in fields(kind):
-        name = field.encode_name
-        if names and name not in names:
-            continue
-        fact = fact_of(kind, name)
-        assert fact is not None
-        schema = _plain(properties[name]) | dict(fact.schema)
-        text = fact.text
-        if name == "filter":
-            text, schema = f"{text} As JSON.", {"type": "string", "minLength": 1}
-        found.append(Parameter(name, text, schema, required=field.required, example=example.get(name)))
-    return tuple(found)
-
-
-def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a field as that of a query parameter: without null, and always an array if the field may be one,
-    because the parameter can be repeated."""
-    choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
-    plain = {name: value for name, value in schema.items() if name != "anyOf" and (name, value) != ("default", None)}
-    if choices:
-        plain |= next((choice for choice in choices if choice.get("type") == "array"), choices[0])
-    return plain
-
-
-def _boolean(name: str, default: bool, text: str) -> Parameter:
-    return Parameter(name, f"{text} `1`, `0`, `true` or `false`.", {"type": "boolean", "default": default})
-
-
-_PREFIX: Final = Parameter("prefix", "Only names that begin with this.", {"type": "string", "default": ""})
-_PAGE: Final = (
-    Parameter(
-        "page_size",
-        f"Most entries, clamped to 1..{topic_requests.MAX_PAGE}.",
-        {"type": "integer", "default": topic_requests.DEFAULT_PAGE},
-    ),
-    Parameter("cursor", "`next_cursor` of the previous page.", {"type": "string", "default": ""}),
-)
-_LAST_EVENT_ID: Final = Parameter(
-    "Last-Event-ID", "The `id` of the last event received; the stream continues after it.", {"type": "string"}, "header"
-)
-
-
-def _ok(kind: Any, text: str = "Done.") -> dict[int, Answer]:
-    return {200: Answer(text, {JSON: kind})}
-
-
-def _events(text: str) -> dict[int, Answer]:
-    return {200: Answer(text, {EVENTS.decode(): None})}
-
-
 # --- the calls -------------------------------------------------------------------------------------------------------
 
-_WRITES: Final = ("throttled", "read_only")
 _APPENDED: Final = (answer_types.AppendAnswer, answer_types.IngestAnswer, answer_types.StageAnswer)
 
 _RAW_TYPES: Final = ", ".join(f"`{kind}`" for kind in RAW_TYPES)
@@ -189,33 +85,33 @@ _OPERATIONS |= {
             200: Answer("The topic existed. The answer has its new configuration.", {JSON: answer_types.TopicAnswer}),
             201: Answer("The topic was created.", {JSON: answer_types.TopicAnswer}),
         },
-        parameters=(_boolean("create", True, "Create the topic if it does not exist; if false, answer 404."),),
+        parameters=(boolean("create", True, "Create the topic if it does not exist; if false, answer 404."),),
         body=JsonBody(TopicConfigPatch, {"ttl_ms": 86_400_000, "durability": "fsync"}, required=False),
-        codes=("topic_not_found", "topic_exists_incompatible", *_WRITES),
+        codes=("topic_not_found", "topic_exists_incompatible", *WRITES),
     ),
     "get_topic": Operation(
         TOPICS,
         "State of a topic",
         "The configuration, the seqs and the counters of a topic. Never creates it.",
-        _ok(answer_types.TopicStateAnswer, "The present state."),
-        parameters=(_boolean("touch", True, "Count this as a use of the topic, which may set its priority."),),
+        ok(answer_types.TopicStateAnswer, "The present state."),
+        parameters=(boolean("touch", True, "Count this as a use of the topic, which may set its priority."),),
         codes=("topic_not_found",),
     ),
     "list_topics": Operation(
         TOPICS,
         "List topics",
         "The topics that the key covers, in the order of their names.",
-        _ok(answer_types.TopicListAnswer, "A page of the list."),
-        parameters=(_PREFIX, *_PAGE, _boolean("touch", False, "Count this as a use of the topics.")),
+        ok(answer_types.TopicListAnswer, "A page of the list."),
+        parameters=(PREFIX, *PAGE, boolean("touch", False, "Count this as a use of the topics.")),
     ),
     "delete_topic": Operation(
         TOPICS,
         "Delete a topic",
         "Deletes the topic, its records, and every router from or to it. Deleting a topic that does not exist is no "
         "failure.",
-        _ok(answer_types.TopicDeletedAnswer),
-        parameters=(_boolean("if_empty", False, "Refuse if the topic has live records."),),
-        codes=("topic_not_empty", *_WRITES),
+        ok(answer_types.TopicDeletedAnswer),
+        parameters=(boolean("if_empty", False, "Refuse if the topic has live records."),),
+        codes=("topic_not_empty", *WRITES),
     ),
 }
 
@@ -245,8 +141,8 @@ _OPERATIONS |= {
             201: Answer("The records are stored, and the topic was created.", {JSON: _APPENDED}),
         },
         parameters=(
-            _boolean("return_seqs", True, "The answer has `seqs`."),
-            *_query_of(raw_appends.RawQuery),
+            boolean("return_seqs", True, "The answer has `seqs`."),
+            *query_of(raw_appends.RawQuery),
             Parameter(
                 "Idempotency-Key",
                 "The same as `idempotency_key` in the body, which takes precedence.",
@@ -270,7 +166,7 @@ _OPERATIONS |= {
             "fenced",
             "topic_full",
             "schema_violation",
-            *_WRITES,
+            *WRITES,
         ),
     ),
     "transaction": Operation(
@@ -281,7 +177,7 @@ _OPERATIONS |= {
         "become visible in all topics at the same moment. Topics of class `ephemeral` or `memory` are refused. The key "
         "is remembered by the first topic, for its `idempotency_window_ms`. An error that concerns one topic names it "
         "in `detail.topic`.",
-        _ok(answer_types.TransactionAnswer, "All is stored."),
+        ok(answer_types.TransactionAnswer, "All is stored."),
         parameters=(
             Parameter(
                 "Idempotency-Key",
@@ -306,7 +202,7 @@ _OPERATIONS |= {
             "topic_not_found",
             "topic_exists_incompatible",
             "topic_full",
-            *_WRITES,
+            *WRITES,
         ),
     ),
     "commit": Operation(
@@ -315,7 +211,7 @@ _OPERATIONS |= {
         "The records of the stages become part of the topic, in the order in which the stages are named, with "
         "contiguous seqs. Either all are published or none, and only once for each idempotency key. A published stage "
         "accepts no more records. Conditions hold as in an append, for the topic.",
-        _ok(answer_types.CommitAnswer, "The stages are published, as durably as `durability` of the topic says."),
+        ok(answer_types.CommitAnswer, "The stages are published, as durably as `durability` of the topic says."),
         body=JsonBody(topic_requests.CommitBody, {"stages": ["upload-1", "upload-2"], "idempotency_key": "load-7"}),
         codes=(
             "batch_too_large",
@@ -326,30 +222,30 @@ _OPERATIONS |= {
             "condition_failed",
             "fenced",
             "topic_full",
-            *_WRITES,
+            *WRITES,
         ),
     ),
     "delete_stage": Operation(
         RECORDS,
         "Drop a stage",
         "Deletes the stage and its records. Dropping a stage that does not exist is no failure.",
-        _ok(answer_types.StageDeletedAnswer),
-        codes=_WRITES,
+        ok(answer_types.StageDeletedAnswer),
+        codes=WRITES,
     ),
     "delete_fence": Operation(
         TOPICS,
         "Remove a fence",
         "Forgets the highest token that was seen under this name, so that any token holds again. Removing a fence that "
         "does not exist is no failure.",
-        _ok(answer_types.FenceDeletedAnswer),
-        codes=("topic_not_found", *_WRITES),
+        ok(answer_types.FenceDeletedAnswer),
+        codes=("topic_not_found", *WRITES),
     ),
     "seal": Operation(
         TOPICS,
         "Seal the active segment",
         "Takes a checkpoint, after which all records that could be read before are in sealed segments; later records "
         "go to a new one. A topic of which nothing is stored has no segments.",
-        _ok(answer_types.SealedAnswer, "The segments are sealed, and on disk."),
+        ok(answer_types.SealedAnswer, "The segments are sealed, and on disk."),
         codes=("topic_not_found", "read_only"),
     ),
     "diff_post": Operation(
@@ -357,17 +253,17 @@ _OPERATIONS |= {
         "Read records",
         "The records after a seq, and a tombstone for a gap of records that are gone. Continue with `next_from_seq` "
         "until `caught_up`. With `wait_ms` the call waits at the head for a new record.",
-        _ok(answer_types.ReadAnswer, "The records up to `next_from_seq`."),
+        ok(answer_types.ReadAnswer, "The records up to `next_from_seq`."),
         body=JsonBody(read_requests.ReadBody, {"from_seq": 0, "limit": 100}, required=False),
-        codes=("topic_not_found", "consumer_not_found", "forbidden", "fenced", *_WRITES),
+        codes=("topic_not_found", "consumer_not_found", "forbidden", "fenced", *WRITES),
     ),
     "diff_get": Operation(
         RECORDS,
         "Read records, by query",
         "The same as with POST. `node` may be repeated.",
-        _ok(answer_types.ReadAnswer, "The records up to `next_from_seq`."),
-        parameters=_query_of(read_requests.ReadBody),
-        codes=("topic_not_found", "consumer_not_found", "forbidden", "fenced", *_WRITES),
+        ok(answer_types.ReadAnswer, "The records up to `next_from_seq`."),
+        parameters=query_of(read_requests.ReadBody),
+        codes=("topic_not_found", "consumer_not_found", "forbidden", "fenced", *WRITES),
     ),
     "export": Operation(
         RECORDS,
@@ -381,7 +277,7 @@ _OPERATIONS |= {
         "`data`, its JSON text. A gap is a batch without rows whose metadata has it as `$tombstone`; the last batch "
         "has `$end`.",
         {200: Answer("The lines, or the stream.", {LINES: None, ARROW: None})},
-        parameters=_query_of(read_requests.ExportQuery),
+        parameters=query_of(read_requests.ExportQuery),
         codes=("topic_not_found", "not_acceptable"),
     ),
     "get_record": Operation(
@@ -399,9 +295,9 @@ _OPERATIONS |= {
         "Delete records",
         "Deletes the present records that fulfil all of the given conditions. At least one is required. Readers get no "
         "tombstone for deleted records, and their seqs are never used again.",
-        _ok(answer_types.RecordsDeletedAnswer),
+        ok(answer_types.RecordsDeletedAnswer),
         body=JsonBody(DeleteRequest, {"before_seq": 2}),
-        codes=("topic_not_found", *_WRITES),
+        codes=("topic_not_found", *WRITES),
     ),
 }
 
@@ -411,8 +307,8 @@ _OPERATIONS |= {
         "Open a watch session",
         "A session watches many topics over one stream, and outlives its connection. With `prefixes` it also watches "
         "topics that are made later. Unknown fields are refused.",
-        _ok(answer_types.WatchAnswer, "The session. Its events are at `stream_url`."),
-        parameters=(_boolean("lenient", False, "Leave out unknown topics instead of refusing the request."),),
+        ok(answer_types.WatchAnswer, "The session. Its events are at `stream_url`."),
+        parameters=(boolean("lenient", False, "Leave out unknown topics instead of refusing the request."),),
         body=JsonBody(watch_requests.WatchBody, {"topics": {"jobs": {"from_seq": 0}}}),
         codes=("topic_not_found", "consumer_not_found", "throttled"),
     ),
@@ -421,20 +317,20 @@ _OPERATIONS |= {
         "Events of a session",
         "A session has one stream at a time. A newer one takes over and continues where the older one was. Only the "
         f"key that opened the session can read it.\n\n{_FRAMES}",
-        _events("The stream is open."),
-        parameters=(_LAST_EVENT_ID,),
+        events("The stream is open."),
+        parameters=(LAST_EVENT_ID,),
         codes=("invalid_request", "not_found", "not_acceptable", "throttled"),
     ),
     "stream": Operation(
         LIVE,
         "Events of one topic",
         f"A stream without a session, for `curl -N` or an `EventSource` of a browser.\n\n{_FRAMES}",
-        _events("The stream is open."),
+        events("The stream is open."),
         parameters=(
-            *_query_of(WatchStart, "from_seq", "tail"),
-            *_query_of(watch_requests.FeedOptions),
-            *_query_of(watch_requests.WatchBody, "heartbeat_ms"),
-            _LAST_EVENT_ID,
+            *query_of(WatchStart, "from_seq", "tail"),
+            *query_of(watch_requests.FeedOptions),
+            *query_of(watch_requests.WatchBody, "heartbeat_ms"),
+            LAST_EVENT_ID,
         ),
         codes=("topic_not_found", "consumer_not_found", "not_acceptable", "throttled"),
     ),
@@ -470,130 +366,63 @@ _OPERATIONS |= {
             201: Answer("The consumer was created.", {JSON: answer_types.ConsumerAnswer}),
         },
         body=JsonBody(consumer_requests.PutConsumerBody, {"from": "earliest"}, required=False),
-        codes=("topic_not_found", *_WRITES),
+        codes=("topic_not_found", *WRITES),
     ),
     "get_consumer": Operation(
         CONSUMERS,
         "State of a consumer",
         "Its position, and who owns it. Counts as a use of the consumer.",
-        _ok(answer_types.ConsumerAnswer, "The present state."),
+        ok(answer_types.ConsumerAnswer, "The present state."),
         codes=_CONSUMER_CODES,
     ),
     "list_consumers": Operation(
         CONSUMERS,
         "List consumers",
         "The consumers of a topic, in the order of their names.",
-        _ok(answer_types.ConsumerListAnswer, "A page of the list."),
-        parameters=(_PREFIX, *_PAGE),
+        ok(answer_types.ConsumerListAnswer, "A page of the list."),
+        parameters=(PREFIX, *PAGE),
         codes=("topic_not_found",),
     ),
     "delete_consumer": Operation(
         CONSUMERS,
         "Delete a consumer",
         "Deleting a consumer that does not exist is no failure.",
-        _ok(answer_types.ConsumerDeletedAnswer),
-        codes=("topic_not_found", *_WRITES),
+        ok(answer_types.ConsumerDeletedAnswer),
+        codes=("topic_not_found", *WRITES),
     ),
     "commit_consumer": Operation(
         CONSUMERS,
         "Commit a position",
         "The consumer has finished everything up to `seq`. It only moves forward: a seq at or below its position "
         "changes nothing. While the consumer is owned, the `generation` of its owner is required.",
-        _ok(answer_types.ConsumerMovedAnswer, "The position, as durable as `durability` of the topic says."),
+        ok(answer_types.ConsumerMovedAnswer, "The position, as durable as `durability` of the topic says."),
         body=JsonBody(consumer_requests.CommitConsumerBody, {"seq": 2}),
-        codes=(*_CONSUMER_CODES, "fenced", *_WRITES),
+        codes=(*_CONSUMER_CODES, "fenced", *WRITES),
     ),
     "seek_consumer": Operation(
         CONSUMERS,
         "Move a consumer",
         "To any place of the topic, also back.",
-        _ok(answer_types.ConsumerMovedAnswer, "The position, as durable as `durability` of the topic says."),
+        ok(answer_types.ConsumerMovedAnswer, "The position, as durable as `durability` of the topic says."),
         body=JsonBody(consumer_requests.SeekConsumerBody, {"to": "earliest"}),
-        codes=(*_CONSUMER_CODES, "fenced", *_WRITES),
+        codes=(*_CONSUMER_CODES, "fenced", *WRITES),
     ),
     "acquire_consumer": Operation(
         CONSUMERS,
         "Own a consumer",
         "From now on until a release only the generation in the answer moves the consumer. When the lease is over, "
         "another owner may acquire it. The same owner renews its lease, and keeps its generation.",
-        _ok(answer_types.AcquiredAnswer, "The consumer is owned, synced."),
+        ok(answer_types.AcquiredAnswer, "The consumer is owned, synced."),
         body=JsonBody(consumer_requests.AcquireBody, {"owner": "host-1/4711", "lease_ms": 30_000}),
-        codes=(*_CONSUMER_CODES, "consumer_owned", *_WRITES),
+        codes=(*_CONSUMER_CODES, "consumer_owned", *WRITES),
     ),
     "release_consumer": Operation(
         CONSUMERS,
         "Give up a consumer",
         "Ends the ownership of a generation. A generation that does not own the consumer changes nothing.",
-        _ok(answer_types.ReleasedAnswer),
+        ok(answer_types.ReleasedAnswer),
         body=JsonBody(consumer_requests.ReleaseBody, {"generation": 1}),
-        codes=(*_CONSUMER_CODES, *_WRITES),
-    ),
-}
-
-_QUEUE_CODES: Final = ("topic_not_found", "not_a_queue", *_WRITES)
-_HELD_CODES: Final = ("batch_too_large", *_QUEUE_CODES)
-_HELD: Final = {"node": "worker-1", "seqs": [1]}
-
-_OPERATIONS |= {
-    "claim": Operation(
-        QUEUES,
-        "Claim jobs",
-        "Leases jobs to `node`. A job that is not acked before its lease ends can be claimed again.",
-        _ok(answer_types.ClaimAnswer, "The jobs. There may be fewer than asked for, or none."),
-        body=JsonBody(queue_requests.ClaimBody, {"node": "worker-1", "max": 10, "wait_ms": 1000}),
-        codes=_QUEUE_CODES,
-    ),
-    "ack": Operation(
-        QUEUES,
-        "Acknowledge jobs",
-        "The jobs are done, and their records are deleted.",
-        _ok(answer_types.AckAnswer),
-        body=JsonBody(queue_requests.HeldBody, _HELD),
-        codes=_HELD_CODES,
-    ),
-    "nack": Operation(
-        QUEUES,
-        "Give jobs back",
-        "The jobs can be claimed again, after `delay_ms`, or else as `retry` in the config of the topic says. With "
-        "`dead` they are moved to the dead-letter topic.",
-        _ok(answer_types.NackAnswer),
-        body=JsonBody(queue_requests.NackBody, {**_HELD, "delay_ms": 1000}),
-        codes=_HELD_CODES,
-    ),
-    "pause": Operation(
-        QUEUES,
-        "Pause a queue",
-        "Claims and streams get no jobs, until the time `until` or until the queue is resumed. Jobs that are leased "
-        "stay so. A queue that is paused already is paused as this call says.",
-        _ok(answer_types.PauseAnswer, "The queue is paused, synced."),
-        body=JsonBody(queue_requests.PauseBody, {}, required=False),
-        codes=_QUEUE_CODES,
-    ),
-    "resume": Operation(
-        QUEUES,
-        "Resume a queue",
-        "Claims and streams get jobs again. Resuming a queue that is not paused is no failure.",
-        _ok(answer_types.PauseAnswer, "The queue is not paused, synced."),
-        codes=_QUEUE_CODES,
-    ),
-    "extend": Operation(
-        QUEUES,
-        "Extend leases",
-        "The leases end `lease_ms` from now.",
-        _ok(answer_types.ExtendAnswer),
-        body=JsonBody(queue_requests.ExtendBody, {**_HELD, "lease_ms": 60_000}),
-        codes=_HELD_CODES,
-    ),
-    "work": Operation(
-        QUEUES,
-        "Stream of jobs",
-        "A stream of server-sent events that leases jobs to this connection, up to `max` at a time. When the stream "
-        "ends, jobs that are not acked can be claimed again. Each job is an event `job` with its seq as `id`; its data "
-        "is an entry of `claimed` with the `topic`. A comment is sent after 15 s without an event. After an event "
-        "`error` with code 504 the stream goes on; any other `error` ends it.",
-        _events("The stream is open."),
-        parameters=_query_of(queue_requests.ClaimBody, "node", "max", "lease_ms", example={"node": "worker-1"}),
-        codes=("not_acceptable", *_QUEUE_CODES),
+        codes=(*_CONSUMER_CODES, *WRITES),
     ),
 }
 
@@ -609,48 +438,48 @@ _OPERATIONS |= {
             200: Answer("The router existed. The answer has its new state.", {JSON: answer_types.RouterAnswer}),
             201: Answer("The router was created.", {JSON: answer_types.RouterAnswer}),
         },
-        parameters=(_boolean("create", True, "Create the router if it does not exist; if false, answer 404."),),
+        parameters=(boolean("create", True, "Create the router if it does not exist; if false, answer 404."),),
         body=JsonBody(
             RouterPatch, {"source": "jobs", "dest": "archive", "filter": ["tag", "Glob", "done*"]}, required=False
         ),
-        codes=("topic_not_found", "router_not_found", "router_cycle", "topic_exists_incompatible", *_WRITES),
+        codes=("topic_not_found", "router_not_found", "router_cycle", "topic_exists_incompatible", *WRITES),
     ),
     "get_router": Operation(
         ROUTERS,
         "State of a router",
         "The key must also cover both topics of the router.",
-        _ok(answer_types.RouterAnswer, "The present state."),
+        ok(answer_types.RouterAnswer, "The present state."),
         codes=("router_not_found",),
     ),
     "list_routers": Operation(
         ROUTERS,
         "List routers",
         "The routers that the key covers, with both topics, in the order of their names.",
-        _ok(answer_types.RouterListAnswer, "A page of the list."),
+        ok(answer_types.RouterListAnswer, "A page of the list."),
         parameters=(
-            _PREFIX,
+            PREFIX,
             Parameter("source", "Only routers that read this topic.", {"type": "string", **TOPIC}),
             Parameter("dest", "Only routers that write to this topic.", {"type": "string", **TOPIC}),
-            *_PAGE,
+            *PAGE,
         ),
     ),
     "delete_router": Operation(
         ROUTERS,
         "Delete a router",
         "The copies that it has made stay. Deleting a router that does not exist is no failure.",
-        _ok(answer_types.RouterDeletedAnswer),
-        codes=_WRITES,
+        ok(answer_types.RouterDeletedAnswer),
+        codes=WRITES,
     ),
 }
 
 _HEALTH: Final = Operation(
-    DAEMON, "Health", "Says that the process answers.", _ok(answer_types.HealthAnswer, "The process answers.")
+    DAEMON, "Health", "Says that the process answers.", ok(answer_types.HealthAnswer, "The process answers.")
 )
 _READY: Final = Operation(
     DAEMON,
     "Readiness",
     "Says whether the daemon accepts requests.",
-    _ok(answer_types.ReadyAnswer, "The daemon accepts requests."),
+    ok(answer_types.ReadyAnswer, "The daemon accepts requests."),
     codes=("not_ready", "shutting_down"),
 )
 
@@ -659,7 +488,7 @@ _OPERATIONS |= {
         DAEMON,
         "Where to begin",
         "The paths of the documentation and of the most important calls.",
-        _ok(answer_types.RootAnswer, "Paths on this daemon."),
+        ok(answer_types.RootAnswer, "Paths on this daemon."),
     ),
     "health": _HEALTH,
     "healthz": replace(_HEALTH, summary="Health, where probes look for it"),
@@ -677,7 +506,7 @@ _OPERATIONS |= {
         "Make a checkpoint",
         "Makes a checkpoint, and keeps every file that it names unchanged for `hold_ms`, so that a consistent copy of "
         "the data directory can be made meanwhile.",
-        _ok(answer_types.CheckpointAnswer, "The checkpoint is on disk."),
+        ok(answer_types.CheckpointAnswer, "The checkpoint is on disk."),
         parameters=(
             Parameter("hold_ms", "How long the files stay unchanged.", {"type": "integer", "default": 0, **U64}),
         ),
@@ -697,76 +526,7 @@ _OPERATIONS |= {
     ),
 }
 
-_SCHEDULE_CODES: Final = ("schedule_not_found",)
-
-_OPERATIONS |= {
-    "put_schedule": Operation(
-        SCHEDULES,
-        "Create or change a schedule",
-        "The daemon appends `record` to `topic` at the times of `cron` in `time_zone`, or every `every_ms` after the "
-        "creation. A field that is not in the body has its default; only `paused` stays as it is. The topic is made at "
-        "the first firing, and whenever it is missing. Unknown fields are refused.",
-        {
-            200: Answer("The schedule existed. The answer has its present state.", {JSON: answer_types.ScheduleAnswer}),
-            201: Answer("The schedule was created.", {JSON: answer_types.ScheduleAnswer}),
-        },
-        body=JsonBody(
-            schedule_requests.PutScheduleBody,
-            {"topic": "jobs", "record": {"data": {"report": "daily"}}, "cron": "0 3 * * *"},
-        ),
-        codes=("forbidden", "record_too_large", "topic_exists_incompatible", *_WRITES),
-    ),
-    "get_schedule": Operation(
-        SCHEDULES,
-        "State of a schedule",
-        "Its definition, when it fired last and when it fires next.",
-        _ok(answer_types.ScheduleAnswer, "The present state."),
-        codes=("forbidden", *_SCHEDULE_CODES),
-    ),
-    "list_schedules": Operation(
-        SCHEDULES,
-        "List schedules",
-        "In the order of their names; those that the key covers with name and topic.",
-        _ok(answer_types.ScheduleListAnswer, "A page of the list."),
-        parameters=(_PREFIX, *_PAGE),
-    ),
-    "delete_schedule": Operation(
-        SCHEDULES,
-        "Delete a schedule",
-        "Its topic stays. Deleting a schedule that does not exist is no failure.",
-        _ok(answer_types.ScheduleDeletedAnswer),
-        codes=("forbidden", *_WRITES),
-    ),
-    "run_schedule": Operation(
-        SCHEDULES,
-        "Run a schedule now",
-        "Appends its record now, synced, also if it is paused. Its times stay as they are.",
-        _ok(answer_types.ScheduleRunAnswer, "The record is on disk."),
-        codes=(
-            "forbidden",
-            *_SCHEDULE_CODES,
-            "topic_exists_incompatible",
-            "record_too_large",
-            "topic_full",
-            "schema_violation",
-            *_WRITES,
-        ),
-    ),
-    "pause_schedule": Operation(
-        SCHEDULES,
-        "Pause a schedule",
-        "It fires nothing until it is resumed. A repeat changes nothing.",
-        _ok(answer_types.ScheduleAnswer, "The present state."),
-        codes=("forbidden", *_SCHEDULE_CODES, *_WRITES),
-    ),
-    "resume_schedule": Operation(
-        SCHEDULES,
-        "Resume a schedule",
-        "It fires again from now on. What was due while it was paused is not made up for. A repeat changes nothing.",
-        _ok(answer_types.ScheduleAnswer, "The present state."),
-        codes=("forbidden", *_SCHEDULE_CODES, *_WRITES),
-    ),
-}
+_OPERATIONS |= JOB_OPERATIONS
 
 OPERATIONS: Final[Mapping[str, Operation]] = _OPERATIONS
 """By the name of the route."""

@@ -18,8 +18,9 @@ from topics import __version__
 from topics.conditions.fences import MAX_NAME_BYTES
 from topics.errors import STATUS_OF_CODE
 from topics.http.answer_types import ErrorAnswer
-from topics.http.openapi.description import GROUPS, JSON, LINES, OPERATIONS, Answer, Operation, Parameter
+from topics.http.openapi.description import OPERATIONS
 from topics.http.openapi.field_facts import DESCRIBED, ROUTER, TOPIC, default_on_creation, fact_of
+from topics.http.openapi.operation import GROUPS, JSON, LINES, Answer, Operation, Parameter
 from topics.http.routes import ROUTES, Route
 from topics.model import MAX_U64, TopicConfigPatch, WatchStart
 
@@ -81,6 +82,11 @@ _PATH_PARAMETERS: Final[Mapping[str, Json]] = {
         "description": "Name of a schedule.",
         "schema": {"type": "string", **TOPIC},
         "example": "nightly",
+    },
+    "group": {
+        "description": "Name of a group.",
+        "schema": {"type": "string", **TOPIC},
+        "example": "mailer",
     },
     "wid": {
         "description": "Name of a watch session.",

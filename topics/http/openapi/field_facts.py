@@ -15,11 +15,13 @@ from msgspec.structs import fields
 from topics.conditions.fences import MAX_FENCES, MAX_NAME_BYTES
 from topics.config import SETTINGS
 from topics.engine.delivery.prefix_wishes import MOST_PREFIXES
+from topics.groups.group_events import MAX_UNFINISHED
 from topics.http import answer_types
 from topics.http.requests import (
     append_requests,
     condition_requests,
     consumer_requests,
+    group_requests,
     queue_requests,
     raw_appends,
     read_requests,
@@ -36,6 +38,7 @@ from topics.model import (
     ConsumerState,
     DeleteRequest,
     Fence,
+    GroupState,
     MovedConsumer,
     Performance,
     QueueState,
@@ -137,6 +140,8 @@ _ANYWHERE: Final[Mapping[str, Fact]] = {
     "fence": Fact("Name of the fence.", NOT_EMPTY),
     "consumer": Fact("Name of the consumer.", TOPIC),
     "schedule": Fact("Name of the schedule.", TOPIC),
+    "group": Fact("Name of the group.", TOPIC),
+    "missed": _seq("Records that were lost (caps, ttl, holes) before the group had finished them."),
     "committed_seq": _seq("The consumer has finished everything up to this seq."),
     "epoch": _seq("Identifies this instance of the topic, as opposed to earlier ones of the same name."),
     "head_seq": _seq("The last seq that was assigned; 0 if nothing was ever written."),
@@ -207,8 +212,8 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "segment_max_bytes": _limit("segment_max_bytes", "Bytes of a segment's records"),
     "segment_max_age_ms": _limit("segment_max_age_ms", "Age at which a segment is sealed; 0 is off"),
     "retention": Fact(
-        "Logs: with `consumed`, records that all consumers and routers of the topic have passed are deleted, once "
-        "there is a consumer."
+        "Logs: with `consumed`, records that all consumers, groups and routers of the topic have passed are deleted, "
+        "once there is a consumer or a group."
     ),
 }
 
@@ -272,6 +277,27 @@ _HELD: Final[Mapping[str, Fact]] = {
     "count": Fact("False: this delivery does not count, and without `delay_ms` the jobs can be claimed at once."),
     "dead": Fact("The jobs are moved to `dead_letter` now, which the topic must have."),
     "lease_ms": _clamped("The leases end this long after the call.", MIN_LEASE_MS, MAX_LEASE_MS),
+}
+
+_GROUP: Final[Mapping[str, Fact]] = {
+    "filter": Fact(
+        "The group is for records that match this filter (as in a diff); the others count as finished once they were "
+        "looked at. Null for all.",
+        FILTER.schema,
+    ),
+    "lease_ms": _clamped("How long a claimed record is leased.", MIN_LEASE_MS, MAX_LEASE_MS),
+    "claim_jitter_ms": _clamped("How long claims are gathered before records are given out.", 0, 5000),
+    "max_deliveries": _seq("Deliveries after which a record is copied to `dead_letter` and finished; 0 is unlimited."),
+    "dead_letter": Fact("The topic that gets such records. Not this topic, and not `ephemeral`.", TOPIC),
+    "leases_durable": Fact("Claims, nacks and extensions are synced before they are answered."),
+    "retry": Fact("How long records are delayed that were given back or whose leases have ended; null for not."),
+    "max_in_flight": _seq("Most records that are leased at a time; 0 is unlimited."),
+    "rate": Fact("Most records that are claimed in any `per_ms`; null is unlimited."),
+    "max_unfinished": Fact(
+        "With so many records held and runs of finished ones above the floor, claims get nothing fresh. Default on "
+        f"creation: `{MAX_UNFINISHED}`.",
+        {"minimum": 1, "maximum": MAX_UNFINISHED},
+    ),
 }
 
 _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
@@ -530,6 +556,20 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     answer_types.ScheduleListAnswer: {"schedules": Fact("In the order of their names.")},
     answer_types.ScheduleDeletedAnswer: {"deleted": Fact("False if there was no such schedule.")},
     answer_types.ScheduleRunAnswer: {"seq": _seq("Of the record.")},
+    GroupState: {
+        **_GROUP,
+        "floor": _seq("Everything up to this seq is finished, or gone."),
+        "lag": _seq("`head_seq` minus `floor`."),
+        "unfinished": _seq("Records that it holds, and runs of finished ones above its floor: see `max_unfinished`."),
+        "queue": Fact("The counters as of now. Records that were not looked at count as ready."),
+        "filter": Fact("Which records it is for; null for all."),
+    },
+    group_requests.PutGroupBody: {
+        **_GROUP,
+        "from": Fact("Where a new group begins: `earliest`, `tail`, `{\"seq\": n}` behind n, or `{\"ts\": ms}`."),
+    },
+    answer_types.GroupListAnswer: {"groups": Fact("In the order of their names.")},
+    answer_types.GroupDeletedAnswer: {"deleted": Fact("False if there was no such group.")},
     answer_types.ConsumerListAnswer: {"consumers": Fact("In the order of their names.")},
     answer_types.ConsumerDeletedAnswer: {"deleted": Fact("False if there was no such consumer.")},
     answer_types.AcquiredAnswer: {
@@ -710,6 +750,12 @@ _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
     answer_types.ConsumerAnswer,
     answer_types.ConsumerMovedAnswer,
     answer_types.ScheduleAnswer,
+    answer_types.GroupAnswer,
+    answer_types.GroupClaimAnswer,
+    answer_types.GroupAckAnswer,
+    answer_types.GroupNackAnswer,
+    answer_types.GroupExtendAnswer,
+    answer_types.GroupPauseAnswer,
 )
 DESCRIBED: Final[Mapping[str, type[Struct]]] = {kind.__name__: kind for kind in (*_BY_TYPE, *_OF_DERIVED)}
 """The types by their names in the description."""

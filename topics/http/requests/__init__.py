@@ -15,6 +15,7 @@ topic_requests        topics, routers, deletions, commits of stages
 queue_requests        claims, acks, nacks, extensions, pauses, work streams
 consumer_requests     named consumers
 schedule_requests     schedules
+group_requests        groups of a log
 watch_requests        watches, streams and subscriptions
 line_batches          dividing the lines of an upload into batches
 """

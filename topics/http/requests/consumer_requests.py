@@ -84,11 +84,7 @@ def decode_put_consumer(raw: bytes) -> ConsumerPatch:
         check_utf8(raw)
         body = decode_json(_put, raw)
         check_depth(raw, "body")
-    start = body.start
-    if isinstance(start, SeqPlace):
-        place = _place(start.seq, start.ts, UNSET, "from", within="from.")
-    else:
-        place = ConsumerStart(place=start)
+    place = place_of(body.start)
     if body.ttl_ms is not UNSET:
         _check_u64("ttl_ms", body.ttl_ms)
     return ConsumerPatch(
@@ -96,6 +92,13 @@ def decode_put_consumer(raw: bytes) -> ConsumerPatch:
         ttl_ms=None if body.ttl_ms is UNSET else body.ttl_ms,
         filter=UNSET if body.filter is UNSET else check_filter(body.filter),
     )
+
+
+def place_of(start: Place | SeqPlace) -> ConsumerStart:
+    """The place that a `from` names. Raises 400."""
+    if isinstance(start, SeqPlace):
+        return _place(start.seq, start.ts, UNSET, "from", within="from.")
+    return ConsumerStart(place=start)
 
 
 def decode_commit_consumer(raw: bytes) -> tuple[int, ConsumerMove]:

@@ -17,6 +17,7 @@ from topics.runtime.instant import Instant
 from topics.schedules.schedules import Schedules
 from topics.storage.cache.span_loader import SpanOwner
 from topics.storage.snapshots.disk_state import DiskState
+from topics.storage.snapshots.group_dump import FrozenGroups
 from topics.storage.snapshots.queue_dump import FrozenQueue
 from topics.storage.snapshots.snapshot import TopicPart
 from topics.storage.store import ReplayStart
@@ -42,6 +43,14 @@ class LiveQueue(Protocol):
         ...
 
 
+class LiveGroups(Protocol):
+    """The groups of a topic of the running daemon."""
+
+    def freeze(self, now: Instant) -> FrozenGroups:
+        """The groups as of now, in one step."""
+        ...
+
+
 class LiveTopic(SpanOwner, Protocol):
     """What is asked of a topic of the running daemon."""
 
@@ -51,6 +60,11 @@ class LiveTopic(SpanOwner, Protocol):
     @property
     def queue(self) -> LiveQueue | None:
         """Its jobs, if it is a queue."""
+        ...
+
+    @property
+    def groups(self) -> LiveGroups | None:
+        """Its groups, if it has had any."""
         ...
 
     @property

@@ -20,6 +20,7 @@ from topics.storage.maintenance.live_topic import LiveCommit, LiveTopic
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.segments.flag_patches import FlagPatch
 from topics.storage.segments.topic_segments import Segment, SegmentPiece, Tier, TopicLimits
+from topics.storage.snapshots.group_dump import FrozenGroups
 from topics.storage.snapshots.queue_dump import FrozenQueue
 
 
@@ -94,6 +95,7 @@ class TopicCapture:
         self.queue: FrozenQueue | None = None
         if topic.queue is not None:
             self.queue = topic.queue.freeze(instant(), keeps_jobs=not self.ephemeral)
+        self.groups: FrozenGroups | None = topic.groups.freeze(instant()) if topic.groups is not None else None
         self.now_ms = now_ms
         self.growths: list[Growth] = []
         self.sealed: Segment | None = None

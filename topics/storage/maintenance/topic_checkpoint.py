@@ -223,10 +223,12 @@ class TopicCheckpoints:
                     await self._offload.run(Pool.FILES, files.close)
 
     async def _dump_queue(self, capture: TopicCapture) -> None:
-        """Say in the part which jobs there are, if it is one of a queue."""
-        queue = capture.queue
+        """Say in the part which jobs there are, if it is one of a queue or of a log with groups."""
+        queue, groups = capture.queue, capture.groups
         if queue is not None:
             capture.part.queue = await self._offload.run(Pool.CPU, queue.dump) if queue.is_large else queue.dump()
+        if groups is not None and groups.groups:
+            capture.part.groups = await self._offload.run(Pool.CPU, groups.dump) if groups.is_large else groups.dump()
 
     async def _encoded(self, part: TopicPart) -> bytes:
         """The bytes of a part; those of a large one are put together in a worker thread."""

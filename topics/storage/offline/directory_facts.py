@@ -87,6 +87,17 @@ class QueueFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A group of a log: its floor, runs of what it has finished above that, its jobs, and what it has missed."""
+
+    name: str
+    floor: int
+    runs: int
+    missed: int
+    queue: QueueFacts
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFacts:
     """One topic. `unstored` counts records that are in the WAL only; `derived` those of them that are copies pointing
     to frames of other topics. `keeps_origins`: a router into it is `exactly_once`."""
@@ -108,6 +119,7 @@ class TopicFacts:
     routers: list[RouterFacts]
     keeps_origins: bool
     queue: QueueFacts | None
+    groups: list[GroupFacts]
     fences: dict[str, int]
     holes: list[StoredHole]
     segments: list[SegmentFacts]

@@ -222,6 +222,13 @@ def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[
             "seqs": _PlainText(_few(fields["seqs"])),
             **{name: fields[name] for name in ("node", "deadline", "available_at") if name in fields},
         }
+    if kind == FrameType.GROUP and "seqs" in fields:
+        return {
+            "group": fields["group"],
+            "op": fields["op"],
+            "seqs": _PlainText(_few(fields["seqs"])),
+            **{name: fields[name] for name in ("node", "deadline", "available_at") if name in fields},
+        }
     if kind == FrameType.DELETE and "seqs" in fields:
         return {**fields, "seqs": _PlainText(_few(fields["seqs"]))}
     if kind == FrameType.ROUTER_CREATE:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from topics.groups.group import Group
 from topics.log.span import FLAG_DERIVED
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
@@ -26,6 +27,7 @@ from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
 from topics.storage.offline.directory_facts import (
     DirectoryFacts,
+    GroupFacts,
     QueueFacts,
     RouterFacts,
     SegmentFacts,
@@ -271,6 +273,7 @@ class _KnownTopic(NamedTuple):
     routers: list[Router]
     origins: OriginSet | None
     queue: Leases | None
+    groups: dict[str, Group]
     fences: dict[str, int]
 
 
@@ -285,6 +288,7 @@ def _known_at_start(topic: RecoveredTopic) -> _KnownTopic:
         [*topic.incoming.values()],
         topic.origins,
         topic.queue,
+        topic.groups,
         topic.fences,
     )
 
@@ -301,6 +305,7 @@ def _known_of_part(part: StoredPart) -> _KnownTopic:
         part.routers,
         part.origins,
         part.queue,
+        part.groups,
         found.fences,
     )
 
@@ -342,6 +347,7 @@ def _topic(known: _KnownTopic, names: Mapping[int, str], shards: int) -> TopicFa
         ],
         keeps_origins=known.origins is not None,
         queue=_queue(known.queue, log.count) if known.queue is not None else None,
+        groups=[_group(group, log) for _, group in sorted(known.groups.items())],
         fences=known.fences,
         holes=holes_of(log.dump(raw=False)),
         segments=[_segment(segment, log) for segment in known.segments],
@@ -351,6 +357,11 @@ def _topic(known: _KnownTopic, names: Mapping[int, str], shards: int) -> TopicFa
 def _queue(queue: Leases, count: int) -> QueueFacts:
     parked = len(queue.parked())
     return QueueFacts(queue.ready(count), queue.in_flight, queue.delayed - parked, parked, queue.dead_lettered)
+
+
+def _group(group: Group, log: TopicLog) -> GroupFacts:
+    jobs = _queue(group.leases, group.count(log))
+    return GroupFacts(group.name, group.finished.floor, len(group.finished), group.missed, jobs)
 
 
 def _segment(segment: Segment, log: TopicLog) -> SegmentFacts:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from topics.conditions.fences import fences_of
 from topics.consumers.consumers import Consumers
+from topics.groups.group import Group
 from topics.log.stages import CommitKeys
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import TopicLog
@@ -17,6 +18,7 @@ from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router, kept_origins
 from topics.storage.recovery.recovered_state import NO_LEASES_RUN
 from topics.storage.segments.topic_segments import Segment
+from topics.storage.snapshots.group_dump import load_groups
 from topics.storage.snapshots.queue_dump import load_queue
 from topics.storage.snapshots.snapshot import SnapshotDamaged, TopicPart, load_rows
 from topics.storage.wal.wal_files import LogPosition
@@ -33,6 +35,7 @@ class StoredPart(NamedTuple):
     routers: list[Router]
     origins: OriginSet | None
     queue: Leases | None
+    groups: dict[str, Group]
 
     @property
     def end(self) -> LogPosition:
@@ -75,7 +78,12 @@ def load_part(path: str, part: TopicPart) -> StoredPart:
             consumers = Consumers.load(part.name, part.consumers, load_rows)
             if any(consumer.seq > log.head_seq for consumer in consumers):
                 raise ValueError("a consumer has finished more than there is")
-        return StoredPart(path, part, config, log, segments, routers, origins, queue)
+        groups = load_groups(part.groups, NO_LEASES_RUN) if part.groups is not None else {}
+        if groups and config.type == "queue":
+            raise ValueError("a queue has no groups")
+        if any(group.finished.last > log.head_seq for group in groups.values()):
+            raise ValueError("a group has finished more than there is")
+        return StoredPart(path, part, config, log, segments, routers, origins, queue, groups)
     except (TypeError, ValueError) as error:
         raise SnapshotDamaged(f"the part of topic {part.id} contradicts itself: {error}") from error
 

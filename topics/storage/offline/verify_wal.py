@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from topics.conditions.fences import check_fence_name, fences_of
 from topics.consumers import consumer_events
+from topics.groups.group_events import group_event_from_wire
 from topics.log.stages import CommitKeys
 from topics.queue.lease_events import event_from_wire
 from topics.routing.router_state import Router
@@ -450,6 +451,8 @@ class LogCheck:
             consumer_events.event_from_wire(payload, frame.ts)
         elif kind == FrameType.SCHEDULE:
             schedule_event_from_wire(payload)
+        elif kind == FrameType.GROUP:
+            group_event_from_wire(payload, NO_LEASES_RUN)
         elif kind == FrameType.ROUTER_DELETE:
             self._cursors.delete(frame.topic_id, payload["name"])
         elif kind == FrameType.STAGE:

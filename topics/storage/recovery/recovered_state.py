@@ -17,6 +17,7 @@ import cbor2
 
 from topics.consumers.consumers import Consumers
 from topics.errors import ApiError
+from topics.groups.group import Group
 from topics.log.copies import CopyTable, Origin
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.losses import LossReason
@@ -111,6 +112,7 @@ class RecoveredTopic:
         "end",
         "fences",
         "forwarded_to",
+        "groups",
         "id",
         "incoming",
         "keys",
@@ -168,16 +170,25 @@ class RecoveredTopic:
         """The highest token of each fence, by name."""
         self.consumers: Consumers | None = None
         """Its named consumers."""
+        self.groups: dict[str, Group] = {}
+        """Its groups, by name."""
         self.transactions: TransactionKeys | None = None
         """The keys of transactions whose first topic it is."""
         self.forwarded_to = 0
-        """The highest seq that a router has copied or skipped, or a consumer has finished. So this seq existed, even if
-        the log does not have it any more."""
+        """The highest seq that a router has copied or skipped, or that a consumer or group has finished or held. So it
+        existed, even if the log does not have it any more."""
         self.stash: list[StashedRecords] = []
         """Records that an `ephemeral` topic is writing out; they count when its ConfigUpdate follows."""
         self.doomed = False
         """True if its files are missing, so that its frames cannot be applied. Then a later frame of the log must say
         that the topic was deleted."""
+
+    def jobs_gone(self, seqs: Sequence[int]) -> None:
+        """Forget the jobs of records that were deleted: those of a queue, or of groups."""
+        if self.queue is not None:
+            self.queue.gone(seqs)
+        for group in self.groups.values():
+            group.gone(seqs)
 
 
 class RecoveredShard:

@@ -61,4 +61,6 @@ class ReplayClock:
             for topic in topics:
                 if topic.queue is not None:
                     topic.queue = Leases.load(topic.queue.dump(self.started), now)
+                for group in topic.groups.values():
+                    group.move(Leases.load(group.leases.dump(self.started), now))
         return now

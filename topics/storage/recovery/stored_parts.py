@@ -22,6 +22,7 @@ from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.without_manifest import find_files
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.topic_segments import Segment
+from topics.storage.snapshots.group_dump import groups_dumped_at, load_groups
 from topics.storage.snapshots.manifests import newest_generation
 from topics.storage.snapshots.queue_dump import dumped_at, load_queue
 from topics.storage.snapshots.snapshot import (
@@ -116,6 +117,9 @@ class StoredParts:
         if part.consumers is not None:
             topic.consumers = Consumers.load(part.name, part.consumers, load_rows)
             self._clock.note_window(topic.consumers.last_at)
+        if part.groups is not None:
+            self._clock.note_window(groups_dumped_at(part.groups))
+            topic.groups = load_groups(part.groups, self._clock.started)
         topic.transactions = TransactionKeys.load(part.transactions) if part.transactions else None
         # A manifest may be newer than the snapshot, and the frames that it covers are not read.
         self._clock.note_write(part.last_ts)

@@ -16,6 +16,8 @@ from typing import Any, Final
 from topics.conditions.fences import fences_of
 from topics.consumers import consumer_events
 from topics.consumers.consumers import Consumers
+from topics.groups.group import Group
+from topics.groups.group_events import DeleteGroupEvent, PutGroupEvent, group_event_from_wire
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.dumped_values import from_little_endian, whole
 from topics.log.stages import CommitKeys
@@ -33,6 +35,7 @@ from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.segments.segment_reader import load_tags
 from topics.storage.segments.topic_segments import EMPTIED, Segment
+from topics.storage.snapshots.group_dump import load_groups
 from topics.storage.snapshots.queue_dump import load_queue
 from topics.storage.wal.frames import (
     HAS_NODE,
@@ -81,6 +84,7 @@ class TopicReplay:
             FrameType.STAGE: self._remember_commit,
             FrameType.FENCE: self._set_fence,
             FrameType.CONSUMER: self._change_consumer,
+            FrameType.GROUP: self._change_group,
             FrameType.TRANSACTION: self._remember_transaction,
             FrameType.TRANSACTION_DECISION: _nothing,  # `transaction_replay` has taken note
             FrameType.SCHEDULE: _nothing,  # and `schedule_replay`
@@ -118,8 +122,7 @@ class TopicReplay:
         self._append(topic, shard, batch, appends)
         seqs = range(appends[0][5], appends[-1][5] + 1)
         self._columns.run(topic, partial(topic.log.delete_seqs, seqs))
-        if topic.queue is not None:
-            topic.queue.gone(seqs)
+        topic.jobs_gone(seqs)
         for row in batch.rows:
             if row[2] == FrameType.EVICT_WATERMARK and batch.extras[row[0]]["reason"] == "ttl":
                 self._evict(topic, Frame._make(row), batch.extras[row[0]])
@@ -189,8 +192,7 @@ class TopicReplay:
         if "seqs" in payload:
             named = from_little_endian("Q", payload["seqs"])
             self._columns.run(topic, partial(topic.log.delete_seqs, named))
-            if topic.queue is not None:
-                topic.queue.gone(named)
+            topic.jobs_gone(named)
         elif "match" in payload:
             self._delete_matching(topic, payload["match"], before, bound, after or 0)
         elif after is not None:
@@ -209,8 +211,7 @@ class TopicReplay:
             if span.live:
                 named = range(span.first + a, span.first + b)
                 self._columns.run(topic, partial(log_.delete_seqs, named))
-                if topic.queue is not None:
-                    topic.queue.gone(named)
+                topic.jobs_gone(named)
 
     def _delete_matching(self, topic: RecoveredTopic, written: Any, before: int | None, bound: int, after: int) -> None:
         """Delete the records with these tags above `after`, up to `bound` (inclusive) and below `before`."""
@@ -267,6 +268,24 @@ class TopicReplay:
             topic.forwarded_to = max(
                 topic.forwarded_to, consumer.seq
             )  # the head by which the commit was judged was at least as high
+
+    def _change_group(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        """Apply an event of a group. One of a group whose creation salvage has given up changes nothing."""
+        name, at, event = group_event_from_wire(payload, self._clock.started)
+        self._clock.note_window(at)
+        group = topic.groups.get(name)
+        if isinstance(event, DeleteGroupEvent):
+            topic.groups.pop(name, None)
+        elif isinstance(event, PutGroupEvent):
+            if group is None:
+                topic.groups[name] = Group(name, event)
+            else:
+                group.change(event)
+            topic.forwarded_to = max(topic.forwarded_to, event.seq)
+        elif group is not None:
+            group.apply(event)
+            if event.seqs:
+                topic.forwarded_to = max(topic.forwarded_to, event.seqs[-1])  # it was there when the group held it
 
     def _remember_transaction(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         """Remember the key of a transaction; the frames of its other topics have none."""
@@ -328,6 +347,8 @@ class TopicReplay:
         topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
         if payload.get("origins") is not None:
             topic.origins = OriginSet.load(payload["origins"])
+        if payload.get("groups") is not None:
+            topic.groups = load_groups(payload["groups"], self._clock.started)
         if payload.get("queue") is not None:
             topic.queue = load_queue(payload["queue"], self._clock.started)
         return True

@@ -145,6 +145,11 @@ def settle_queues(recovered: RecoveredState) -> None:
         if topic.queue is not None:
             topic.queue.gone_below(topic.log.earliest_seq)
             recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.index.only_live))
+        for group in topic.groups.values():
+            if topic.config.durability == "ephemeral":
+                group.begin_at(topic.log.head_seq)  # its records are gone, and it logs nothing that it does
+            else:
+                group.settle(topic.log, partial(recovered.columns.run, topic))
 
 
 def _decide_topic(topic: RecoveredTopic, columns: ColumnLoader, *, stayed_up: bool, skipped: int) -> Verdict | None:

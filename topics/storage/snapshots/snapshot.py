@@ -102,6 +102,8 @@ class TopicPart(msgspec.Struct, kw_only=True):
     """Its fences: the highest token by name."""
     consumers: list[Any] | None = None
     """Its named consumers (`Consumers.dump`)."""
+    groups: list[Any] | None = None
+    """Its groups (`FrozenGroups.dump`)."""
     transactions: list[list[Any]] = []
     """The remembered transactions (`TransactionKeys.dump`)."""
 
@@ -121,6 +123,7 @@ USUAL_PART: Final[Sequence[tuple[str, Any]]] = (
     ("commits", []),
     ("fences", {}),
     ("consumers", None),
+    ("groups", None),
     ("transactions", []),
 )
 USUAL_CONFIG: Final[dict[str, Any]] = {

@@ -67,6 +67,7 @@ class FrameType(IntEnum):
     CONSUMER = 21
     TRANSACTION = 22
     TRANSACTION_DECISION = 23
+    GROUP = 24
     SCHEDULE = 25
 
 

@@ -26,8 +26,8 @@ it does not report the epoch of the new instance.
 A frame is decoded whole, so the follower meets a break only after the caller has taken everything before it. The place
 of a topic moves with each value that is taken. A record that the daemon sends a second time is skipped by its seq.
 
-Pure: no I/O, no clock. The shells in `topics.client.tails` and `topics.client.async_tails` make the calls, hand in
-the bytes, and wait.
+Pure: no I/O, no clock. The shells in `topics.client.streams.tails` and `topics.client.streams.async_tails` make the
+calls, hand in the bytes, and wait.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ import msgspec
 from topics.client import calls
 from topics.client.calls import ClientCall
 from topics.client.errors import ApiError, NotFound, ProtocolError, Throttled, TopicsError
-from topics.client.reconnection import OnBreak, OnResume, Reconnection, decoded, ended, error_event, silence_s
 from topics.client.results import (
     CaughtUp,
     Record,
@@ -53,7 +52,8 @@ from topics.client.results import (
     Watch,
     WatchedTopic,
 )
-from topics.client.sse import Event, EventDecoder
+from topics.client.streams.reconnection import OnBreak, OnResume, Reconnection, decoded, ended, error_event, silence_s
+from topics.client.streams.sse import Event, EventDecoder
 
 GONE: Final = frozenset({404, 410})
 """The codes with which the daemon answers or ends the stream of a session that does not exist any more."""

@@ -1,8 +1,8 @@
 """What `topics bench` measures against a running daemon, and how: on topics of its own, with threads of one client.
 
 Responsible for the loads, their figures and the topics, which are removed however it ends. What is printed is the
-business of `topics.cli.bench`. The figures are those of a Python client: what the daemon does for a cheaper one is
-measured by `scripts/bench`.
+business of `topics.cli.figures.bench`. The figures are those of a Python client: what the daemon does for a cheaper one
+is measured by `scripts/bench`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which failures a tail, watch or stream of jobs survives, and how long it waits before it connects again.
 
-Pure: the time and the random numbers are given. The next call after a break is decided by `topics.client.follower` and
-`topics.client.job_stream`; `topics.client.tails` and `topics.client.async_tails` wait.
+Pure: the time and the random numbers are given. The next call after a break is decided by
+`topics.client.streams.follower` and `topics.client.streams.job_stream`; `topics.client.streams.tails` and
+`topics.client.streams.async_tails` wait.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from topics.client.errors import ApiError, ConnectionFailed, NotFound, ProtocolError, TopicsError, Unavailable
 from topics.client.retry import Retry
-from topics.client.sse import Event
+from topics.client.streams.sse import Event
 
 T = TypeVar("T")
 

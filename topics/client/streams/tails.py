@@ -1,8 +1,8 @@
 """The iterators of tails, watches and streams of jobs, for programs that block.
 
-Responsible for I/O only: they make calls, read streams, wait, and return values. `topics.client.follower` and
-`topics.client.job_stream` decide which call is next, what bytes mean and what a failure means. The asynchronous half is
-`topics.client.async_tails`.
+Responsible for I/O only: they make calls, read streams, wait, and return values. `topics.client.streams.follower` and
+`topics.client.streams.job_stream` decide which call is next, what bytes mean and what a failure means. The asynchronous
+half is `topics.client.streams.async_tails`.
 
 While there are decoded values, nothing is read. So a caller that takes no values holds up the daemon, which ends the
 connection after a while (408); the next call asks again from the last value that was taken.
@@ -18,12 +18,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from topics.client import follower, job_stream
 from topics.client.calls import ClientCall
 from topics.client.errors import TopicsError
-from topics.client.follower import Followed, Follower, Position
-from topics.client.job_stream import JobStream
 from topics.client.results import Job
+from topics.client.streams import follower, job_stream
+from topics.client.streams.follower import Followed, Follower, Position
+from topics.client.streams.job_stream import JobStream
 from topics.client.transport import signed
 
 if TYPE_CHECKING:

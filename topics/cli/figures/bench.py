@@ -1,6 +1,7 @@
 """`topics bench`: what a running daemon does for a Python client on this machine.
 
-Responsible for options and what is printed; what is measured, and how, is the business of `topics.cli.measurements`.
+Responsible for options and what is printed; what is measured, and how, is the business of
+`topics.cli.figures.measurements`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from topics.cli.signal_exceptions import unwinding
 from topics.cli.values import Size
 
 if TYPE_CHECKING:
-    from topics.cli.measurements import Durability, Figure, Measurements
+    from topics.cli.figures.measurements import Durability, Figure, Measurements
 
 GIVE_UP_S: Final = 10.0
 """How long a call is repeated that the daemon refuses or that breaks."""
@@ -69,8 +70,8 @@ def bench(options: CommandOptions, durability: Durability, seconds: float, size:
     """
     if not 1 <= size <= MAX_SIZE:
         raise click.BadParameter("must be from 1 byte to 1MB", param_hint="--size")
-    from topics.cli.measurements import MeasurementFailure as NothingMeasured  # noqa: PLC0415
-    from topics.cli.measurements import Measurements, MeasurementSettings  # noqa: PLC0415
+    from topics.cli.figures.measurements import MeasurementFailure as NothingMeasured  # noqa: PLC0415
+    from topics.cli.figures.measurements import Measurements, MeasurementSettings  # noqa: PLC0415
     from topics.client import Retry  # noqa: PLC0415
 
     settings = MeasurementSettings(durability, seconds, size, connections)

@@ -1,6 +1,6 @@
 """The iterators of tails, watches and streams of jobs, for programs on trio or asyncio.
 
-Responsible for I/O only, as `topics.client.tails`, whose module docstring says more.
+Responsible for I/O only, as `topics.client.streams.tails`, whose module docstring says more.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import anyio
 
-from topics.client import follower, job_stream
 from topics.client.calls import ClientCall
 from topics.client.errors import TopicsError
-from topics.client.follower import Followed, Follower, Position
-from topics.client.job_stream import JobStream
 from topics.client.results import Job
-from topics.client.tails import StreamMachine
+from topics.client.streams import follower, job_stream
+from topics.client.streams.follower import Followed, Follower, Position
+from topics.client.streams.job_stream import JobStream
+from topics.client.streams.tails import StreamMachine
 from topics.client.transport import signed
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ A job of the stream is leased to the connection (`docs/spec/api.md` section 9). 
 gives all of its jobs to other nodes at once, also those that a caller is working on: the ack of such a job is skipped.
 Nothing is resumed, so there is nothing to remember: the next connection gets the jobs that are ready then.
 
-Pure, and driven in the same way as `topics.client.follower`.
+Pure, and driven in the same way as `topics.client.streams.follower`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 from topics.client import calls
 from topics.client.calls import ClientCall
 from topics.client.errors import TopicsError
-from topics.client.reconnection import OnBreak, OnResume, Reconnection, decoded, ended, error_event, silence_s
 from topics.client.results import Job
-from topics.client.sse import EventDecoder
+from topics.client.streams.reconnection import OnBreak, OnResume, Reconnection, decoded, ended, error_event, silence_s
+from topics.client.streams.sse import EventDecoder
 
 _job: Final = msgspec.json.Decoder(Job)
 
@@ -30,6 +30,7 @@ def work(
     *,
     max: int = 1,
     lease_ms: int | None = None,
+    group: str | None = None,
     give_up_after: float | None = None,
     on_break: OnBreak | None = None,
     on_resume: OnResume | None = None,
@@ -39,7 +40,8 @@ def work(
     They are leased to the connection. When it is closed or breaks, the daemon gives them to other nodes at once; so it
     does with a job whose lease ends (`lease_ms`; None: as the topic says). When a job is done, call
     `ack(topic, node, [job.seq], lease_ids=[job.lease_id])`, which makes room for the next one. If the result has its
-    seq in `skipped`, another node may have the job.
+    seq in `skipped`, another node may have the job. With `group` (also of the ack) the jobs are the records of a log,
+    for a group of it.
 
     The iterator survives restarts of the daemon and broken connections, with `give_up_after`, `on_break` and
     `on_resume` as in `watch`. Raises NotFound where the topic does not exist or was deleted, Conflict for a topic that
@@ -47,7 +49,7 @@ def work(
     this iterator does not.
     """
     reconnection = Reconnection(give_up_after=give_up_after, on_break=on_break, on_resume=on_resume)
-    return JobStream(calls.open_work(topic, node, max=max, lease_ms=lease_ms), reconnection)
+    return JobStream(calls.open_work(topic, node, max=max, lease_ms=lease_ms, group=group), reconnection)
 
 
 class JobStream:

@@ -1,6 +1,7 @@
 """What `topics top` shows, computed from two looks at a daemon: rates, lags, the slowest syncs.
 
-Pure: figures in, figures out. Where they come from, when, and how they are drawn is the business of `topics.cli.top`.
+Pure: figures in, figures out. Where they come from, when, and how they are drawn is the business of
+`topics.cli.figures.top`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decodes server-sent events (`docs/spec/api.md` section 8).
 
 Pure: bytes in, events out; the pieces may end anywhere. An event that is not complete is kept here and in
-`topics.client.lines`, at most `MAX_EVENT_BYTES` in each.
+`topics.client.streams.lines`, at most `MAX_EVENT_BYTES` in each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from topics.client.errors import ProtocolError
-from topics.client.lines import MAX_LINE_BYTES, LineDecoder
+from topics.client.streams.lines import MAX_LINE_BYTES, LineDecoder
 
 MAX_EVENT_BYTES: Final = MAX_LINE_BYTES
 """The daemon writes the data of an event as one line."""

@@ -1,7 +1,7 @@
 """`topics top`: a live view of a daemon, on a terminal, as plain text, or as lines of JSON.
 
 Responsible for looking at the daemon, for the terminal, and for how it is drawn. What is computed from two looks is the
-business of `topics.cli.snapshots`.
+business of `topics.cli.figures.snapshots`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,17 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from topics.cli.app import CommandOptions, client_options, connect, examples
+from topics.cli.figures.snapshots import (
+    DaemonObservation,
+    LineSelection,
+    Outage,
+    SortBy,
+    TopicObservation,
+    TopSnapshot,
+    snapshot,
+    standings,
+    truncated,
+)
 from topics.cli.output import (
     Column,
     count,
@@ -32,17 +43,6 @@ from topics.cli.output import (
     size,
 )
 from topics.cli.signal_exceptions import undisturbed, unwinding
-from topics.cli.snapshots import (
-    DaemonObservation,
-    LineSelection,
-    Outage,
-    SortBy,
-    TopicObservation,
-    TopSnapshot,
-    snapshot,
-    standings,
-    truncated,
-)
 from topics.cli.values import Duration
 
 if TYPE_CHECKING:

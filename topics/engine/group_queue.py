@@ -1,0 +1,179 @@
+"""The groups of one topic in the live daemon. Each is a `JobQueue` over a `Group`: the line of claimers, the streams,
+and what the group has finished (`docs/design/groups.md`). Nothing here waits or writes to the log.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import trio
+from sortedcontainers import SortedDict
+
+from topics.engine.job_queue import JobQueue
+from topics.errors import ApiError
+from topics.groups.group import Group
+from topics.groups.group_events import DeleteGroupEvent, PutGroupEvent
+from topics.log.span import NotLoaded
+from topics.log.topic_log import TopicLog
+from topics.model import TopicConfig
+from topics.queue.lease_events import Event
+from topics.queue.leases import NextLive
+from topics.runtime.instant import Instant
+from topics.storage.snapshots.group_dump import FrozenGroups
+
+
+def group_not_found(topic: str, group: str) -> ApiError:
+    """`404 group_not_found`."""
+    return ApiError(
+        "group_not_found", f"topic {topic!r} has no group {group!r}", detail={"topic": topic, "group": group}
+    )
+
+
+class GroupQueue(JobQueue):
+    """One group: its leases over the records of the log, its line and its streams."""
+
+    __slots__ = ("looking", "state")
+
+    def __init__(self, state: Group, *, restored: bool = False) -> None:
+        super().__init__(state.leases, restored=restored)
+        self.state = state
+        self.looking: trio.Event | None = None
+        """Set while a task asks the filter about records; others wait for its end."""
+
+    @property
+    def group(self) -> str:
+        """Its name."""
+        return self.state.name
+
+    def terms(self, config: TopicConfig) -> TopicConfig:
+        """Return its own settings of leases."""
+        return self.state.terms
+
+    def ready(self, log: TopicLog) -> int:
+        """Return how many records it has not finished and nobody holds; what was not looked at counts."""
+        return self.state.ready(log)
+
+    def fresh(self, log: TopicLog) -> NextLive:
+        """Return what finds records that were never given to anybody in this group."""
+        return self.state.fresh(log)
+
+    def must_look(self, log: TopicLog, most: int) -> bool:
+        """Return True if the filter has to be asked before `most` jobs can be claimed."""
+        return self.state.must_look(log, most) and self.room() > 0
+
+    def _carry_out(self, event: Event) -> array[int]:
+        return self.state.apply(event)
+
+    def sweep(self, now: Instant, config: TopicConfig) -> bool:
+        """Free jobs whose lease or delay is over, as many as fit into a step. Return True if there are more."""
+        if self.leases.behind(now.mono, now.wall):
+            self.state.touch()
+        return super().sweep(now, config)
+
+    def abort(self, seqs: Sequence[int]) -> None:
+        """End the reservation of `seqs`: their event will not be committed."""
+        self.state.touch()
+        super().abort(seqs)
+
+    def gone(self, seqs: Sequence[int]) -> None:
+        """Forget records that were deleted."""
+        self._freed(self.state.gone(seqs))
+
+    def lost(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> None:
+        """Forget the records from `first` to `last` that were found damaged."""
+        self._freed(self.state.lost(first, last, live_among))
+
+    def catch_up(self, log: TopicLog) -> None:
+        """Move the floor over what is gone, as far as columns are in memory. Later calls do the rest."""
+        before = self.leases.in_flight
+        with suppress(NotLoaded):
+            self.state.advance(log)
+        if self._held and self.leases.in_flight < before:
+            self._freed([seq for seq in self._held if seq <= self.state.finished.floor])
+
+
+class TopicGroups:
+    """The groups of one topic, by name."""
+
+    __slots__ = ("_encoded", "by_name", "on_the_way")
+
+    def __init__(self, groups: Iterable[Group] = ()) -> None:
+        self.by_name: SortedDict[str, GroupQueue] = SortedDict(
+            {one.name: GroupQueue(one, restored=True) for one in groups}
+        )
+        self.on_the_way: dict[str, trio.Event] = {}
+        """The end of the creation, change or deletion of a group that is on its way."""
+        self._encoded: dict[str, tuple[int, bytes]] = {}
+        """Each group as it was encoded last for a snapshot, and its version then."""
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def put(self, name: str, event: PutGroupEvent) -> GroupQueue:
+        """Carry out a creation or change."""
+        queue = self.by_name.get(name)
+        if queue is None:
+            queue = self.by_name[name] = GroupQueue(Group(name, event))
+        else:
+            queue.state.change(event)
+            queue.ring()
+        return queue
+
+    def delete(self, name: str, event: DeleteGroupEvent) -> None:
+        """Carry out a deletion."""
+        queue = self.by_name.pop(name, None)
+        self._encoded.pop(name, None)
+        if queue is not None:
+            queue.deleted = True
+            queue.end()
+
+    def page(self, prefix: str, after: str | None, most: int) -> tuple[list[GroupQueue], bool]:
+        """Return at most `most` groups whose names begin with `prefix` and come after `after`, in the order of their
+        names, and True if there are more."""
+        exclusive = after is not None and after >= prefix
+        found: list[GroupQueue] = []
+        for name in self.by_name.irange(after if exclusive else prefix, inclusive=(not exclusive, True)):
+            if not name.startswith(prefix):
+                break
+            if len(found) == most:
+                return found, True
+            found.append(self.by_name[name])
+        return found, False
+
+    def gone(self, seqs: Sequence[int]) -> None:
+        """Forget records that were deleted."""
+        for queue in self.by_name.values():
+            queue.gone(seqs)
+
+    def lost(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> None:
+        """Forget records that were found damaged."""
+        for queue in self.by_name.values():
+            queue.lost(first, last, live_among)
+
+    def front_moved(self, log: TopicLog) -> None:
+        """Note that the first live seq of the log may be another."""
+        for queue in self.by_name.values():
+            if queue.state.finished.floor + 1 < log.earliest_seq:
+                queue.catch_up(log)
+
+    def ring(self) -> None:
+        """End windows at once: the daemon stops."""
+        for queue in self.by_name.values():
+            queue.ring()
+
+    def end(self) -> None:
+        """Wake all claimers and streams, because the topic is deleted."""
+        for queue in self.by_name.values():
+            queue.end()
+
+    def lowest_floor(self) -> int | None:
+        """Return the floor of the group that is furthest behind; None without groups."""
+        return min((queue.state.finished.floor for queue in self.by_name.values()), default=None)
+
+    def freeze(self, now: Instant) -> FrozenGroups:
+        """Return the groups for the topic's part of a snapshot; those without a change since are not encoded again."""
+        for name in self._encoded.keys() - self.by_name.keys():
+            del self._encoded[name]
+        return FrozenGroups.of([queue.state for queue in self.by_name.values()], self._encoded, now)

@@ -1,0 +1,265 @@
+"""The description of the calls on queues, groups and schedules, as in `description`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from topics.http import answer_types
+from topics.http.openapi.field_facts import setting
+from topics.http.openapi.operation import (
+    JSON,
+    LOG_GROUPS,
+    PAGE,
+    PREFIX,
+    QUEUES,
+    SCHEDULES,
+    WRITES,
+    Answer,
+    JsonBody,
+    Operation,
+    events,
+    ok,
+    query_of,
+)
+from topics.http.requests import (
+    group_requests,
+    queue_requests,
+    schedule_requests,
+)
+
+JOB_OPERATIONS: dict[str, Operation] = {}
+_QUEUE_CODES: Final = ("topic_not_found", "not_a_queue", *WRITES)
+_HELD_CODES: Final = ("batch_too_large", *_QUEUE_CODES)
+_HELD: Final = {"node": "worker-1", "seqs": [1]}
+
+JOB_OPERATIONS |= {
+    "claim": Operation(
+        QUEUES,
+        "Claim jobs",
+        "Leases jobs to `node`. A job that is not acked before its lease ends can be claimed again.",
+        ok(answer_types.ClaimAnswer, "The jobs. There may be fewer than asked for, or none."),
+        body=JsonBody(queue_requests.ClaimBody, {"node": "worker-1", "max": 10, "wait_ms": 1000}),
+        codes=_QUEUE_CODES,
+    ),
+    "ack": Operation(
+        QUEUES,
+        "Acknowledge jobs",
+        "The jobs are done, and their records are deleted.",
+        ok(answer_types.AckAnswer),
+        body=JsonBody(queue_requests.HeldBody, _HELD),
+        codes=_HELD_CODES,
+    ),
+    "nack": Operation(
+        QUEUES,
+        "Give jobs back",
+        "The jobs can be claimed again, after `delay_ms`, or else as `retry` in the config of the topic says. With "
+        "`dead` they are moved to the dead-letter topic.",
+        ok(answer_types.NackAnswer),
+        body=JsonBody(queue_requests.NackBody, {**_HELD, "delay_ms": 1000}),
+        codes=_HELD_CODES,
+    ),
+    "pause": Operation(
+        QUEUES,
+        "Pause a queue",
+        "Claims and streams get no jobs, until the time `until` or until the queue is resumed. Jobs that are leased "
+        "stay so. A queue that is paused already is paused as this call says.",
+        ok(answer_types.PauseAnswer, "The queue is paused, synced."),
+        body=JsonBody(queue_requests.PauseBody, {}, required=False),
+        codes=_QUEUE_CODES,
+    ),
+    "resume": Operation(
+        QUEUES,
+        "Resume a queue",
+        "Claims and streams get jobs again. Resuming a queue that is not paused is no failure.",
+        ok(answer_types.PauseAnswer, "The queue is not paused, synced."),
+        codes=_QUEUE_CODES,
+    ),
+    "extend": Operation(
+        QUEUES,
+        "Extend leases",
+        "The leases end `lease_ms` from now.",
+        ok(answer_types.ExtendAnswer),
+        body=JsonBody(queue_requests.ExtendBody, {**_HELD, "lease_ms": 60_000}),
+        codes=_HELD_CODES,
+    ),
+    "work": Operation(
+        QUEUES,
+        "Stream of jobs",
+        "A stream of server-sent events that leases jobs to this connection, up to `max` at a time. When the stream "
+        "ends, jobs that are not acked can be claimed again. Each job is an event `job` with its seq as `id`; its data "
+        "is an entry of `claimed` with the `topic`. A comment is sent after 15 s without an event. After an event "
+        "`error` with code 504 the stream goes on; any other `error` ends it.",
+        events("The stream is open."),
+        parameters=query_of(queue_requests.ClaimBody, "node", "max", "lease_ms", example={"node": "worker-1"}),
+        codes=("not_acceptable", *_QUEUE_CODES),
+    ),
+}
+
+_GROUP_CODES: Final = ("topic_not_found", "group_not_found", "not_a_log", *WRITES)
+_GROUP_HELD_CODES: Final = ("batch_too_large", *_GROUP_CODES)
+
+JOB_OPERATIONS |= {
+    "put_group": Operation(
+        LOG_GROUPS,
+        "Create or change a group",
+        "A group takes the records of a log like the jobs of a queue: each is leased to one worker at a time, and is "
+        "finished by an ack. The records stay, for other groups and readers. `from` counts at its creation only. A "
+        "change keeps the fields that are not in the body. Unknown fields are refused.",
+        {
+            200: Answer("The group existed. The answer has its present state.", {JSON: answer_types.GroupAnswer}),
+            201: Answer("The group was created.", {JSON: answer_types.GroupAnswer}),
+        },
+        body=JsonBody(group_requests.PutGroupBody, {"from": "earliest"}, required=False),
+        codes=("topic_not_found", "not_a_log", "forbidden", *WRITES),
+    ),
+    "get_group": Operation(
+        LOG_GROUPS,
+        "State of a group",
+        "How far it is, and who holds how much.",
+        ok(answer_types.GroupAnswer, "The present state."),
+        codes=("topic_not_found", "group_not_found", "not_a_log"),
+    ),
+    "list_groups": Operation(
+        LOG_GROUPS,
+        "List groups",
+        "The groups of a log, in the order of their names.",
+        ok(answer_types.GroupListAnswer, "A page of the list."),
+        parameters=(PREFIX, *PAGE),
+        codes=("topic_not_found", "not_a_log"),
+    ),
+    "delete_group": Operation(
+        LOG_GROUPS,
+        "Delete a group",
+        "Its leases end. Deleting a group that does not exist is no failure.",
+        ok(answer_types.GroupDeletedAnswer),
+        codes=("topic_not_found", "not_a_log", *WRITES),
+    ),
+    "group_claim": Operation(
+        LOG_GROUPS,
+        "Claim records",
+        "Leases records to `node`. One that is not acked before its lease ends can be claimed again. A claim of a "
+        f"group with a filter looks at no more than {setting('max_scan')} records, and answers then, whatever "
+        "`wait_ms` says.",
+        ok(answer_types.GroupClaimAnswer, "The records. There may be fewer than asked for, or none."),
+        body=JsonBody(queue_requests.ClaimBody, {"node": "worker-1", "max": 10, "wait_ms": 1000}),
+        codes=_GROUP_CODES,
+    ),
+    "group_ack": Operation(
+        LOG_GROUPS,
+        "Finish records",
+        "The group has finished the records, as durably as `durability` of the topic says. They stay in the log.",
+        ok(answer_types.GroupAckAnswer),
+        body=JsonBody(queue_requests.HeldBody, _HELD),
+        codes=_GROUP_HELD_CODES,
+    ),
+    "group_nack": Operation(
+        LOG_GROUPS,
+        "Give records back",
+        "The records can be claimed again, at once or after `delay_ms`.",
+        ok(answer_types.GroupNackAnswer),
+        body=JsonBody(queue_requests.NackBody, {**_HELD, "delay_ms": 1000}),
+        codes=_GROUP_HELD_CODES,
+    ),
+    "group_extend": Operation(
+        LOG_GROUPS,
+        "Extend leases of a group",
+        "The leases end `lease_ms` from now.",
+        ok(answer_types.GroupExtendAnswer),
+        body=JsonBody(queue_requests.ExtendBody, {**_HELD, "lease_ms": 60_000}),
+        codes=_GROUP_HELD_CODES,
+    ),
+    "group_pause": Operation(
+        LOG_GROUPS,
+        "Pause a group",
+        "Claims and streams of the group get nothing. What is leased stays so.",
+        ok(answer_types.GroupPauseAnswer, "The group is paused, synced."),
+        body=JsonBody(queue_requests.PauseBody, {}, required=False),
+        codes=_GROUP_CODES,
+    ),
+    "group_resume": Operation(
+        LOG_GROUPS,
+        "Resume a group",
+        "Claims and streams get records again. Resuming a group that is not paused is no failure.",
+        ok(answer_types.GroupPauseAnswer, "The group is not paused, synced."),
+        codes=_GROUP_CODES,
+    ),
+    "group_work": Operation(
+        LOG_GROUPS,
+        "Stream of records to work on",
+        "The stream of a queue (`/work`), for a group: the data of its events has `topic` and `group`.",
+        events("The stream is open."),
+        parameters=query_of(queue_requests.ClaimBody, "node", "max", "lease_ms", example={"node": "worker-1"}),
+        codes=("not_acceptable", *_GROUP_CODES),
+    ),
+}
+
+_SCHEDULE_CODES: Final = ("schedule_not_found",)
+
+JOB_OPERATIONS |= {
+    "put_schedule": Operation(
+        SCHEDULES,
+        "Create or change a schedule",
+        "The daemon appends `record` to `topic` at the times of `cron` in `time_zone`, or every `every_ms` after the "
+        "creation. A field that is not in the body has its default; only `paused` stays as it is. The topic is made at "
+        "the first firing, and whenever it is missing. Unknown fields are refused.",
+        {
+            200: Answer("The schedule existed. The answer has its present state.", {JSON: answer_types.ScheduleAnswer}),
+            201: Answer("The schedule was created.", {JSON: answer_types.ScheduleAnswer}),
+        },
+        body=JsonBody(
+            schedule_requests.PutScheduleBody,
+            {"topic": "jobs", "record": {"data": {"report": "daily"}}, "cron": "0 3 * * *"},
+        ),
+        codes=("forbidden", "record_too_large", "topic_exists_incompatible", *WRITES),
+    ),
+    "get_schedule": Operation(
+        SCHEDULES,
+        "State of a schedule",
+        "Its definition, when it fired last and when it fires next.",
+        ok(answer_types.ScheduleAnswer, "The present state."),
+        codes=("forbidden", *_SCHEDULE_CODES),
+    ),
+    "list_schedules": Operation(
+        SCHEDULES,
+        "List schedules",
+        "In the order of their names; those that the key covers with name and topic.",
+        ok(answer_types.ScheduleListAnswer, "A page of the list."),
+        parameters=(PREFIX, *PAGE),
+    ),
+    "delete_schedule": Operation(
+        SCHEDULES,
+        "Delete a schedule",
+        "Its topic stays. Deleting a schedule that does not exist is no failure.",
+        ok(answer_types.ScheduleDeletedAnswer),
+        codes=("forbidden", *WRITES),
+    ),
+    "run_schedule": Operation(
+        SCHEDULES,
+        "Run a schedule now",
+        "Appends its record now, synced, also if it is paused. Its times stay as they are.",
+        ok(answer_types.ScheduleRunAnswer, "The record is on disk."),
+        codes=(
+            "forbidden",
+            *_SCHEDULE_CODES,
+            "topic_exists_incompatible",
+            "record_too_large",
+            "topic_full",
+            "schema_violation",
+            *WRITES,
+        ),
+    ),
+    "pause_schedule": Operation(
+        SCHEDULES,
+        "Pause a schedule",
+        "It fires nothing until it is resumed. A repeat changes nothing.",
+        ok(answer_types.ScheduleAnswer, "The present state."),
+        codes=("forbidden", *_SCHEDULE_CODES, *WRITES),
+    ),
+    "resume_schedule": Operation(
+        SCHEDULES,
+        "Resume a schedule",
+        "It fires again from now on. What was due while it was paused is not made up for. A repeat changes nothing.",
+        ok(answer_types.ScheduleAnswer, "The present state."),
+        codes=("forbidden", *_SCHEDULE_CODES, *WRITES),
+    ),
+}
