@@ -6,6 +6,7 @@ query_strings         reading query parameters
 condition_requests    conditions of appends and commits
 append_requests       bodies of appends, lines of uploads
 raw_appends           raw bytes as the body of an append
+body_outline          finding the large values of a body in steps
 record_slices         decoding the records of large appends in slices
 transaction_requests  appends to several topics
 filter_fields         filters of reads

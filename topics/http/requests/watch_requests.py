@@ -21,7 +21,7 @@ from topics.http.requests.filter_fields import check_filter, check_query_filter
 from topics.http.requests.json_checks import check_depth, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
 from topics.http.requests.read_requests import DEFAULT_LIMIT, MAX_BATCH_BYTES, check_nodes
-from topics.log.names import TOPIC_NAME, check_topic_name
+from topics.log.names import TOPIC_NAME, check_consumer_name, check_topic_name
 from topics.model import MAX_U64, WatchRequest, WatchStart
 
 DEFAULT_FRAME_BYTES: Final = 256 << 10
@@ -208,7 +208,7 @@ def _check_start(place: str, start: WatchStart, *, many: bool = False) -> None:
     if start.consumer is not None:
         if many:
             raise invalid(f"{place}consumer", "a consumer is of one topic")
-        check_topic_name(start.consumer, f"{place}consumer")
+        check_consumer_name(start.consumer, f"{place}consumer")
         if start.from_seq is not UNSET or start.tail:
             field = "tail" if start.from_seq is UNSET else "from_seq"
             raise invalid(f"{place}{field}", "a consumer has its own position")
