@@ -14,6 +14,7 @@ JSON, and each item is, then so is the body, and it has the same values. So a ca
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from itertools import accumulate
@@ -44,6 +45,10 @@ _value: Final = msgspec.json.Decoder(msgspec.Raw)
 
 class TooManyItems(Exception):
     """A body has more items than it may have."""
+
+
+class TooMuchBesideItems(Exception):
+    """A body has more bytes beside its items than it may have."""
 
 
 class BodyOutline:
@@ -129,9 +134,11 @@ def moved(text: str, place: Callable[[int], int]) -> str:
     return _BYTE.sub(lambda found: str(place(int(found[0]))), text)
 
 
-def outline_in_steps(raw: bytes, most_items: int = MOST_ITEMS) -> Generator[None, None, BodyOutline]:
+def outline_in_steps(
+    raw: bytes, most_items: int = MOST_ITEMS, most_beside: int = sys.maxsize
+) -> Generator[None, None, BodyOutline]:
     """Return the outline of a body. Yields after each step. Raises `TooManyItems` if there are more than
-    `most_items`."""
+    `most_items`, and `TooMuchBesideItems` if more than `most_beside` bytes are in none."""
     items: list[tuple[int, int]] = []
     level = at = depth = begun = 0
     in_string = False
@@ -171,7 +178,11 @@ def outline_in_steps(raw: bytes, most_items: int = MOST_ITEMS) -> Generator[None
     if level > _AROUND:
         items.append((begun, len(raw)))  # it has no end, so it is no JSON
     name = b"at"
+    if len(raw) - sum(end - start for start, end in items) > most_beside:
+        raise TooMuchBesideItems
+    yield
     while raw.find(b'{"%b"' % name) >= 0:
         name += b"_"
         yield
+    yield
     return BodyOutline(raw, items, depth, name)

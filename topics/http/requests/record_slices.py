@@ -31,7 +31,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from topics.errors import ApiError, invalid
-from topics.http.requests.body_outline import MOST_ITEMS, BodyOutline, TooManyItems, outline_in_steps
+from topics.http.requests.body_outline import (
+    MOST_ITEMS,
+    BodyOutline,
+    TooManyItems,
+    TooMuchBesideItems,
+    outline_in_steps,
+)
 from topics.http.requests.json_checks import LEVELS
 
 SLICE: Final = 64 << 10
@@ -48,9 +54,6 @@ STEP: Final = 1 << 20
 
 MOST_BESIDE: Final = 1 << 20
 """Bytes beside the records of a large body that can always be decoded, in one step of some 20 ms at most."""
-
-_MARK_BYTES: Final = 16
-"""Bytes that a record has in the skeleton of a body, at least as many as its mark with a comma."""
 
 Take = Callable[[list[Any], int], list[Any]]
 
@@ -327,12 +330,11 @@ def outline_of_append(raw: bytes, bounds: Bounds) -> Generator[None, None, BodyO
     """Return the outline of an append, whose items are its records. Yields after each step. Raises 400 if it has far
     too many of them, or too much beside them."""
     try:
-        outline = yield from outline_in_steps(raw, max(MOST_ITEMS, 2 * bounds.max_records))
+        return (yield from outline_in_steps(raw, max(MOST_ITEMS, 2 * bounds.max_records), bounds.beside))
     except TooManyItems:
         raise too_many_records("far too many", bounds.max_records) from None
-    if len(outline.skeleton) > bounds.beside + _MARK_BYTES * len(outline.items):
-        raise _too_much_beside(bounds)
-    return outline
+    except TooMuchBesideItems:
+        raise _too_much_beside(bounds) from None
 
 
 def _too_much_beside(bounds: Bounds) -> ApiError:

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from topics.config import Settings
 from topics.errors import ApiError, invalid, placed
 from topics.http.requests import append_requests
-from topics.http.requests.body_outline import TooManyItems, moved, outline_in_steps
+from topics.http.requests.body_outline import TooManyItems, TooMuchBesideItems, moved, outline_in_steps
 from topics.http.requests.condition_requests import ConditionFields, refuse_members
 from topics.http.requests.json_checks import (
     MALFORMED,
@@ -148,11 +148,9 @@ def _members_of(
         members = [_AppendText(bytes(member)) for member in body.appends]
     else:
         try:
-            outline = yield from outline_in_steps(raw, _MOST_ITEMS)
-        except TooManyItems:
+            outline = yield from outline_in_steps(raw, _MOST_ITEMS, MOST_BESIDE)
+        except (TooManyItems, TooMuchBesideItems):
             raise _too_much_beside(raw) from None
-        if len(outline.skeleton) > MOST_BESIDE:
-            raise _too_much_beside(raw)
         yield
         if check_keys is not None:
             check_keys(outline.skeleton)
