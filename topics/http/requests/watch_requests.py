@@ -121,6 +121,8 @@ def decode_subscribe(raw: bytes, settings: Settings) -> WatchRequest:
     if sum(given is not None for given in (body.topic, body.topics, body.prefix)) != 1:
         raise invalid("topic", "give one of topic, topics and prefix")
     if body.topics is not None:
+        if body.consumer is not None:
+            raise invalid("consumer", "a consumer is of one topic: give it in topics, to the topic that it is of")
         _check_count(len(body.topics), settings)
         return _request(body, _starts("topics", body.topics), settings)
     start = WatchStart(from_seq=body.from_seq, tail=body.tail, consumer=body.consumer)
