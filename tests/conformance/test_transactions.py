@@ -219,6 +219,10 @@ def test_a_strict_client_is_told_of_unknown_names(client: Client, names: list[st
     body = {"appends": [of(a, 1), {"topic": b, "records": [{"data": 1, "tags": "x"}]}]}
     invalid(client.post("/v0/transactions", json=body, headers=strict), "appends[1].records[0].tags")
     body_of(send(client, of(a, 1), of(b, 1), headers=strict), 200)
+    large = "x" * 400_000
+    invalid(send(client, of(a, large), of(b, 1), headers=strict, colour=1), "colour")
+    invalid(send(client, of(a, large), {"topic": b, "records": [{"data": 1, "tags": "x"}]}, headers=strict), "tags")
+    body_of(send(client, of(a, large), of(b, 1), headers=strict), 200)
     body_of(send(client, of(a, 1, later=1), of(b, 1)), 200)
 
 

@@ -391,6 +391,7 @@ def test_a_wrong_type_or_range_is_refused_and_names_the_field(
         ({"topics": {"subject": "tail"}}, "subject"),
         ({"topic": "subject", "topics": {"subject": {}}}, "topic"),
         ({"topics": {f"t{number}": {} for number in range(257)}}, "topics"),
+        ({"topics": {"subject": {}}, "consumer": "c"}, "consumer"),  # it would be ignored, with its filter
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -1051,6 +1052,20 @@ def test_a_message_may_be_as_large_as_a_body(client: Client, ws: WebSocket, topi
     ws.subscribe(topic)
     found = covered(topic, ws.until_caught_up(), head=63)
     assert found.data == [value] * 63
+
+
+def test_a_large_publish_has_little_beside_its_records(client: Client, ws: WebSocket, topic: str) -> None:
+    """It is decoded in steps; 60 MB in a member that nobody knows took half a second in one."""
+    request_id = {"a": [{"b": [1, {"at": 0}]}, "c"]}
+    records = [{"data": "x" * 700_000}, {"data": [{"y": "x" * 700_000}]}]
+    assert ws.publish(topic, records=records, request_id=request_id, colour=[{"ignored": 1}])["count"] == 2
+    ws.send("publish", topic=topic, records=[{"data": 1}], colour="x" * (2 * MIB))
+    error = ws.next_op("error")
+    assert (error["code"], error["detail"]["field"]) == ("invalid_request", "body")
+    ws.send("ping", colour="x" * (2 * MIB))
+    assert ws.next_op("error")["code"] == "payload_too_large"
+    ws.works()
+    assert client.state(topic)["head_seq"] == 2
 
 
 def test_a_batch_holds_up_to_ten_thousand_records(ws: WebSocket, topic: str) -> None:

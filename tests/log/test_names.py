@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topics.errors import ApiError
-from topics.log.names import check_node, check_router_name, check_topic_name
+from topics.log.names import check_consumer_name, check_node, check_router_name, check_stage_name, check_topic_name
 
 
 @pytest.mark.parametrize("name", ["a", "0", "A.b_c:d-e", "x" * 255])
@@ -20,6 +20,19 @@ def test_a_bad_topic_name_is_refused_by_its_field(name: str) -> None:
         check_topic_name(name, "dest")
     assert caught.value.status == 400
     assert caught.value.detail == {"field": "dest"}
+
+
+def test_a_refusal_says_what_the_name_is_of() -> None:
+    checks = {
+        "topic": check_topic_name,
+        "consumer": check_consumer_name,
+        "stage": check_stage_name,
+        "router": check_router_name,
+    }
+    for kind, check in checks.items():
+        assert check("a-1", "place") == "a-1"
+        with pytest.raises(ApiError, match=f"place: a {kind} name is 1 to 255 of "):
+            check("a b", "place")
 
 
 def test_only_a_router_name_may_contain_an_arrow() -> None:

@@ -322,7 +322,7 @@ class Gate:
             return await self._bulk.ingest(call, self._reader.stream(call))
         else:
             call.body = await self._reader.read_body(call, found.route.body)
-            if strict and call.body and found.route.body is not BodyKind.APPEND:
+            if strict and call.body and found.route.body not in (BodyKind.APPEND, BodyKind.RECORDS):
                 check_body(found.route, call.body)
         if call.key.digest:
             self.access.charge(call.key, len(call.body))

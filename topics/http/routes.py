@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from topics.auth.keys import ANY_KEY, Scope
 from topics.conditions.fences import check_fence_name
 from topics.errors import ApiError, invalid
-from topics.log.names import check_router_name, check_topic_name
+from topics.log.names import (
+    check_consumer_name,
+    check_group_name,
+    check_router_name,
+    check_schedule_name,
+    check_stage_name,
+    check_topic_name,
+)
 from topics.model import MAX_U64
 
 MAX_SEGMENT: Final = 4096
@@ -185,12 +192,12 @@ def check_seq(text: str) -> str:
 _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
     "topic": check_topic_name,
     "router": check_router_name,
-    "stage": partial(check_topic_name, field="stage"),
+    "stage": check_stage_name,
     "seq": check_seq,
     "fence": check_fence_name,
-    "consumer": partial(check_topic_name, field="consumer"),
-    "schedule": partial(check_topic_name, field="schedule"),
-    "group": partial(check_topic_name, field="group"),
+    "consumer": check_consumer_name,
+    "schedule": check_schedule_name,
+    "group": check_group_name,
     "wid": str,
 }
 

@@ -269,6 +269,26 @@ def test_nodes_that_are_left_out_are_few() -> None:
         assert error.detail == {"field": "node", "max": 1000}
 
 
+def test_the_filters_of_one_call_have_a_bounded_number_of_values() -> None:
+    """A call of 256 KiB had room for 20 filters of 6,400 values, 50 ms each, in one step."""
+    values = ",".join(["1"] * 100)
+    predicates = ",".join([f'["data","/n","In",[{values}]]'] * 60)
+    largest = f'["Or",{predicates}]'
+    for count, is_refused in ((1, False), (2, True)):
+        starts = ",".join(f'"t{i}":{{"filter":{largest}}}' for i in range(count))
+        watch = f'{{"topics":{{{starts}}},"filter":{largest}}}'.encode()
+        calls: list[tuple[Any, tuple[Any, ...]]] = [
+            (watch_requests.decode_watch, (watch, b"", WIDE)),
+            (watch_requests.decode_watch, (watch.replace(b"topics", b"prefixes"), b"", WIDE)),
+            (watch_requests.decode_subscribe, (watch, WIDE)),
+        ]
+        for call, arguments in calls:
+            if is_refused:
+                assert error_from(call, *arguments).detail == {"field": "filter", "max": 10_000}
+            else:
+                assert call(*arguments).filter is not None
+
+
 def test_the_brackets_of_a_transaction_are_counted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once they take 40 ms for each MiB."""
     steps: list[int] = []

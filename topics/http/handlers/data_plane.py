@@ -32,7 +32,7 @@ from topics.http.handlers.schedules import ScheduleHandlers
 from topics.http.handlers.stages import Stages
 from topics.http.handlers.states import States
 from topics.http.handlers.streams import Streams
-from topics.http.openapi.strict_names import explained, is_strict
+from topics.http.openapi.strict_names import check_keys, explained, is_strict, names_of
 from topics.http.requests import append_requests, read_requests, transaction_requests
 from topics.http.requests.body_reader import raw_type
 from topics.log.names import check_topic_name
@@ -44,6 +44,8 @@ Handler = Callable[[Call], Awaitable[Response | OpenAnswer]]
 
 LARGE_ANSWER: Final = 512 << 10
 """Bytes of records from which on making the answer of a diff takes a turn: they are copied twice."""
+
+_TRANSACTION_KEYS: Final = names_of(transaction_requests.TransactionBody)
 
 
 class DataPlane:
@@ -151,11 +153,13 @@ class DataPlane:
         engine = self._engine
         if len(call.body) >= BULK_BYTES:
             await engine.turns.take(len(call.body))
+        strict = is_strict(call.headers)
         steps = transaction_requests.decode_transaction(
             call.body,
             engine.settings,
             idempotency_header(call),
-            explained=partial(explained, also=("topic",)) if is_strict(call.headers) else None,
+            explained=partial(explained, also=("topic",)) if strict else None,
+            check_keys=partial(check_keys, known=_TRANSACTION_KEYS) if strict else None,
         )
         request = await engine.turns.each(steps)
         for i, (name, append) in enumerate(zip(request.topics, request.appends, strict=True)):

@@ -36,6 +36,7 @@ from topics.http.handlers.data_plane import check_config_access
 from topics.http.handlers.transports import message_transport
 from topics.http.openapi.strict_names import check_keys, explained, names_of
 from topics.http.requests import append_requests, json_checks
+from topics.http.requests.record_slices import outline_of_append
 from topics.http.requests.watch_requests import SubscribeBody, check_prefix, decode_subscribe
 from topics.log.names import check_topic_name
 from topics.model import AppendResult, CheckedAppend, Performance, WatchedTopic, WatchRequest
@@ -142,6 +143,8 @@ class WebSocket:
         self.outbox: Outbox
         self._grant = Grant(key)
         """The scopes and names for which the current command needs its key."""
+        self._outer = b""
+        """A large command without its records; empty for a small one."""
         self._held = 0
         """Bytes of the current command that count against the budget of all requests."""
         self._commands: dict[str, Callable[[bytes, RequestId], Awaitable[None]]] = {
@@ -222,7 +225,7 @@ class WebSocket:
             if raw is None:
                 raise invalid("message", "must be a text message")
             await self._take_turn(raw)
-            command = json_checks.decode_json(_command, raw)
+            command = await self._command_of(raw)
             if command.request_id is not UNSET and len(command.request_id) > MAX_REQUEST_ID:
                 raise invalid("request_id", f"is longer than {MAX_REQUEST_ID} bytes", max=MAX_REQUEST_ID)
             request_id = command.request_id
@@ -231,8 +234,7 @@ class WebSocket:
             self._access.charge(self.key, len(raw))
             carry_out = self._command(command.op)
             if carry_out != self._publish and len(raw) > (most := self._engine.settings.max_call_bytes):
-                detail = {"limit": "max_call_bytes", "max": most}
-                raise ApiError("payload_too_large", f"the message is larger than {most} bytes", detail=detail)
+                raise _too_large(most)
             self._grant = Grant(self.key)
             with self._access.granting(self._grant):
                 await carry_out(raw, request_id)
@@ -243,12 +245,30 @@ class WebSocket:
             log.exception("command_failed")
             await self._refuse(ApiError("internal", "the command failed; the socket stays open"), request_id)
         finally:
+            self._outer = b""
             self._release()
 
     async def _take_turn(self, raw: bytes) -> None:
         """Take a turn for a step that goes through a whole command, if it is large."""
         if len(raw) >= BULK_BYTES:
             await self._engine.turns.take(len(raw))
+
+    async def _command_of(self, raw: bytes) -> _Command:
+        """The members that every command has. Raises ApiError."""
+        if len(raw) < append_requests.LARGE_APPEND:
+            return json_checks.decode_json(_command, raw)
+        turns, settings = self._engine.turns, self._engine.settings
+        try:
+            outline = await turns.each(outline_of_append(raw, append_requests.bounds_of(settings)))
+        except ApiError:
+            if raw.find(b'"publish"') < 0:
+                raise _too_large(settings.max_call_bytes) from None
+            raise
+        command = await turns.each(outline.decode(_command))
+        if command.request_id is not UNSET:
+            command.request_id = msgspec.Raw(outline.text_of(command.request_id))
+        self._outer = outline.skeleton
+        return command
 
     def _command(self, op: msgspec.Raw | UnsetType) -> Callable[[bytes, RequestId], Awaitable[None]]:
         for name, carry_out in self._commands.items():
@@ -351,8 +371,7 @@ class WebSocket:
     async def _publish(self, raw: bytes, request_id: RequestId) -> None:
         engine = self._engine
         self._grant.check_scope(KeyScope.WRITE)
-        await self._take_turn(raw)
-        publish = json_checks.decode_json(_publish, raw)
+        publish = json_checks.decode_json(_publish, self._outer or raw)
         topic = check_topic_name(publish.topic)
         try:
             if len(raw) < append_requests.LARGE_APPEND:
@@ -416,6 +435,11 @@ class WebSocket:
         json_checks.check_depth(raw, "message")
         self._check_keys(raw, _COMMAND_KEYS)
         await self._answer(encode(_Answer(op="pong", request_id=request_id)))
+
+
+def _too_large(most: int) -> ApiError:
+    detail = {"limit": "max_call_bytes", "max": most}
+    return ApiError("payload_too_large", f"the message is larger than {most} bytes", detail=detail)
 
 
 def _starts(found: Iterable[tuple[Feed, WatchedTopic]]) -> dict[str, dict[str, int]]:

@@ -7,6 +7,7 @@ condition_requests    conditions of appends and commits
 append_requests       bodies of appends, lines of uploads
 job_fields            the fields of records that are about jobs
 raw_appends           raw bytes as the body of an append
+body_outline          finding the large values of a body in steps
 record_slices         decoding the records of large appends in slices
 transaction_requests  appends to several topics
 filter_fields         filters of reads

@@ -20,7 +20,13 @@ from msgspec import UNSET, UnsetType
 
 from topics.config import Settings
 from topics.errors import ApiError, invalid, placed
-from topics.http.requests.condition_requests import ConditionFields, check_members, conditions_of, refuse_parameters
+from topics.http.requests.condition_requests import (
+    ConditionFields,
+    check_members,
+    conditions_of,
+    largest_tag_seqs,
+    refuse_parameters,
+)
 from topics.http.requests.job_fields import jobs_of, may_have_jobs
 from topics.http.requests.json_checks import (
     DEEP_BYTES,
@@ -38,7 +44,18 @@ from topics.http.requests.json_checks import (
     wrong_value,
 )
 from topics.http.requests.query_strings import Query
-from topics.http.requests.record_slices import SLICE, RecordSlices, Take, count_in_steps, find_in_steps
+from topics.http.requests.record_slices import (
+    LONGEST,
+    MOST_BESIDE,
+    SLICE,
+    Bounds,
+    RecordSlices,
+    Take,
+    count_in_steps,
+    find_in_steps,
+    record_too_large,
+    too_many_records,
+)
 from topics.log.topic_config import resolve_config
 from topics.model import (
     CheckedAppend,
@@ -191,7 +208,7 @@ def decode_append(
     if count == 0:
         raise invalid("records", "must hold at least one record")
     if count > maximum:
-        raise _too_many_records(f"{count} records", maximum, count=count)
+        raise too_many_records(f"{count} records", maximum, count=count)
     datas = [bytes(record.data) for record in records]
     if b"\n" in raw or b"\r" in raw:
         datas = [data.translate(_LINE_ENDS) for data in datas]
@@ -225,8 +242,8 @@ def decode_append_in_steps(
     raw: bytes, settings: Settings, header_key: str | None = None, *, strict: bool = False, carrier: Carrier = "append"
 ) -> Generator[None, None, CheckedAppend]:
     """The same as `decode_append`, for bodies of `LARGE_APPEND` bytes or more. Yields after each step of some
-    milliseconds, so that the loop can do something else. A record or another member of more than `SLICE` bytes is
-    decoded in one step."""
+    milliseconds, so that the loop can do something else. A record of more than `SLICE` bytes, and all other members,
+    are decoded in one step. What is too large for that (`bounds_of`) is refused."""
     yield from check_utf8_in_steps(raw)
     maximum = settings.max_batch_records
     table = _LINE_ENDS if b"\n" in raw or b"\r" in raw else None
@@ -252,7 +269,7 @@ def decode_append_in_steps(
     if count == 0:
         raise invalid("records", "must hold at least one record")
     if count > maximum:
-        raise _too_many_records(f"{count} records", maximum, count=count)
+        raise too_many_records(f"{count} records", maximum, count=count)
     datas = [bytes(record.data) for record in records]
     checked = 0
     for i, data in enumerate(datas):
@@ -283,6 +300,18 @@ def decode_append_in_steps(
     )
 
 
+def bounds_of(settings: Settings) -> Bounds:
+    """What a large append may have. Conditions are the largest of what is beside the records; in a record, escapes
+    make a meta, a tag and a node up to six times as long."""
+    within = settings.max_meta_bytes + settings.max_tag_bytes + settings.max_node_bytes
+    return Bounds(
+        beside=max(MOST_BESIDE, 2 * largest_tag_seqs(settings.max_tag_bytes)),
+        record=max(LONGEST, 2 * settings.max_record_bytes) + 6 * within,
+        max_record=settings.max_record_bytes,
+        max_records=settings.max_batch_records,
+    )
+
+
 _Decoders = tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]
 """Of a body, and of the records of a slice."""
 
@@ -303,7 +332,7 @@ def _decode_in_slices(
     def count_from(count: int) -> None:
         _counter.left = maximum - count
 
-    slices = RecordSlices(raw, count_from)
+    slices = RecordSlices(raw, count_from, bounds_of(settings))
     try:
         try:
             if b"\\" in raw or (yield from find_in_steps(raw, b'"meta"')):
@@ -321,7 +350,7 @@ def _decode_in_slices(
                 check_members(slices.without_records())
             return request
     except _TooManyRecords:
-        raise _too_many_records(f"more than {maximum} records", maximum) from None
+        raise too_many_records(f"more than {maximum} records", maximum) from None
     except msgspec.DecodeError as error:
         raise (yield from malformed_in_steps(str(error), raw)) from None
     except RecursionError:
@@ -411,7 +440,7 @@ def _decode_records(raw: bytes, settings: Settings, *, only_known: bool, carrier
             if not only_known:
                 check_members(raw)
     except _TooManyRecords:
-        raise _too_many_records(f"more than {maximum} records", maximum) from None
+        raise too_many_records(f"more than {maximum} records", maximum) from None
     except msgspec.DecodeError as error:
         raise malformed(str(error), raw) from None
     except RecursionError:
@@ -469,14 +498,6 @@ _COUNT_FROM: Final = 4
 decoded."""
 
 
-def _too_many_records(what: str, maximum: int, **detail: int) -> ApiError:
-    return ApiError(
-        "batch_too_large",
-        f"records: {what}, at most {maximum} are allowed in one append",
-        detail={"field": "records", **detail, "max": maximum},
-    )
-
-
 def _check_depth_around_data(raw: bytes, around: int = _AROUND_DATA) -> None:
     """Refuse a body that nests too deep outside of `data`. `data` itself may nest `MAX_DEPTH` levels, `around` levels
     deep in the body."""
@@ -488,16 +509,8 @@ def _check_datas(datas: list[bytes], maximum: int, first: int = 0) -> None:
     """Check values, of which the first belongs to the record `first`."""
     for i, data in enumerate(datas, first):
         if len(data) > maximum:
-            raise _record_too_large(i, len(data), maximum)
+            raise record_too_large(i, len(data), maximum)
         check_depth(data, f"records[{i}].data")
-
-
-def _record_too_large(i: int, size: int, maximum: int) -> ApiError:
-    return ApiError(
-        "record_too_large",
-        f"records[{i}]: data and meta are {size} bytes, at most {maximum} are allowed",
-        detail={"field": f"records[{i}]", "size": size, "max": maximum},
-    )
 
 
 class _Extras(NamedTuple):
@@ -551,7 +564,7 @@ def _metas(
         if record.meta and (reserved or len(text) > max_meta or len(record.meta) > MAX_META_KEYS):
             check_meta(f"records[{i}].meta", record.meta, text, max_meta)
         if len(text) + len(data) > max_record:
-            raise _record_too_large(i, len(text) + len(data), max_record)
+            raise record_too_large(i, len(text) + len(data), max_record)
     return metas
 
 
@@ -725,7 +738,7 @@ def decode_ingest_query(query: bytes, settings: Settings) -> IngestQuery:
         node=node,
         create=values.boolean("create", True) if values.all("create") else UNSET,
         disable_backpressure=values.boolean("disable_backpressure", False),
-        stage=values.topic("stage"),
+        stage=values.stage(),
     )
 
 
@@ -742,4 +755,4 @@ def decode_append_query(query: bytes) -> AppendQuery:
         return AppendQuery()
     values = Query(query)
     refuse_parameters(values.names())
-    return AppendQuery(values.boolean("return_seqs", True), values.topic("stage"))
+    return AppendQuery(values.boolean("return_seqs", True), values.stage())

@@ -65,7 +65,7 @@ def _tag_seqs(raw: Raw, max_tag_bytes: int) -> dict[str, int]:
     text = bytes(raw)
     if text == b"null":
         return {}
-    if len(text) > MAX_TAGS * (_CHARACTER_BYTES * max_tag_bytes + _AROUND_TAG):
+    if len(text) > largest_tag_seqs(max_tag_bytes):
         raise _too_many()
     try:
         seqs = _seqs.decode(text)
@@ -80,6 +80,11 @@ def _tag_seqs(raw: Raw, max_tag_bytes: int) -> dict[str, int]:
         if not 0 <= seq <= MAX_U64:
             raise not_u64("expected_tag_seqs")
     return seqs
+
+
+def largest_tag_seqs(max_tag_bytes: int) -> int:
+    """The most bytes that `expected_tag_seqs` may have."""
+    return MAX_TAGS * (_CHARACTER_BYTES * max_tag_bytes + _AROUND_TAG)
 
 
 def _too_many() -> ApiError:

@@ -13,11 +13,11 @@ from topics.http.requests.filter_fields import check_filter
 from topics.http.requests.json_checks import check_depth, check_text, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
 from topics.http.requests.topic_requests import ListCursors, ListPage, page_of
-from topics.log.names import check_topic_name
+from topics.log.names import check_consumer_name
 from topics.log.topic_config import MAX_LEASE_MS, MIN_LEASE_MS
 from topics.model import MAX_U64, ConsumerMove, ConsumerPatch, ConsumerStart
 
-CONSUMER_CURSORS: Final = ListCursors(b"c:", check_topic_name)
+CONSUMER_CURSORS: Final = ListCursors(b"c:", check_consumer_name)
 
 Place = Literal["earliest", "tail"]
 

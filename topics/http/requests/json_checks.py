@@ -18,6 +18,9 @@ MAX_DEPTH: Final = 512
 # A value of fewer bytes cannot nest deeper than MAX_DEPTH, because each level has two brackets.
 DEEP_BYTES: Final = 2 * (MAX_DEPTH + 1)
 
+MALFORMED: Final = "malformed JSON"
+"""How the message of an error begins that is about text that is no JSON."""
+
 T = TypeVar("T")
 
 _AT: Final = " - at `$"
@@ -185,11 +188,11 @@ def _ends_too_soon(text: str) -> bool:
 
 def _malformed(text: str, *, has_surrogate: bool) -> ApiError:
     if _ends_too_soon(text):
-        text = "malformed JSON: it ends too soon"
+        text = f"{MALFORMED}: it ends too soon"
         if has_surrogate:
             text += ", or a \\u escape is half a surrogate pair"
     else:
-        text = text.replace("JSON is malformed", "malformed JSON")
+        text = text.replace("JSON is malformed", MALFORMED)
     return invalid("body", text)
 
 

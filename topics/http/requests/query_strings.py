@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from topics.errors import invalid
 from topics.http.requests.json_checks import not_u64
-from topics.log.names import check_topic_name
+from topics.log.names import check_stage_name, check_topic_name
 from topics.model import MAX_U64
 
 MAX_PARAMETERS: Final = 2000
@@ -64,6 +64,11 @@ class Query:
         """The value of a parameter that is the name of a topic; None if it is missing."""
         value = self._one(name)
         return None if value is None else check_topic_name(value, name)
+
+    def stage(self) -> str | None:
+        """The value of the parameter `stage`, the name of a stage; None if it is missing."""
+        value = self._one("stage")
+        return None if value is None else check_stage_name(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         """The value of a parameter that is `1`, `0`, `true` or `false`."""

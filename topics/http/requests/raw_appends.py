@@ -57,7 +57,7 @@ def decode_raw_query(query: bytes, settings: Settings, header_key: str | None) -
         node=_text(values, "node"),
         create=values.boolean("create", True) if values.all("create") else UNSET,
         disable_backpressure=values.boolean("disable_backpressure", False),
-        stage=values.topic("stage"),
+        stage=values.stage(),
         tag=_text(values, "tag"),
         meta=_text(values, "meta"),
         idempotency_key=_text(values, "idempotency_key"),

@@ -14,7 +14,7 @@ from topics.filters.record_filter import Filter
 from topics.http.requests.filter_fields import check_filter, check_query_filter
 from topics.http.requests.json_checks import check_depth, check_text, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
-from topics.log.names import check_topic_name
+from topics.log.names import check_consumer_name
 from topics.log.tag_match import TagMatch, parse_match
 from topics.model import (
     MAX_U64,
@@ -163,7 +163,7 @@ def _consumer_read(body: ReadBody) -> ConsumerRead | None:
             if getattr(body, name) is not None:
                 raise invalid(name, "needs a consumer")
         return None
-    check_topic_name(body.consumer, "consumer")
+    check_consumer_name(body.consumer)
     if body.from_seq is not UNSET:
         raise invalid("from_seq", "the read begins at the position of its consumer")
     if body.generation is not None and body.commit_seq is None and body.ack is None:

@@ -13,7 +13,11 @@ An error is found by decoding the members in front of the records and the slice 
 is that the end is missing, the parser would have raised the same error in the body: only the index of the record and
 the number of the byte have to be counted from the beginning of the body.
 
-A single record or another member that is longer than a slice is decoded in one call.
+If that leads nowhere, because an unknown member looks like the records or there is much in front of them, the outline
+of the body says where each record is (`body_outline`), and slices end there.
+
+A single record that is longer than a slice is decoded in one call, and so is everything beside the records. A large
+body in which one of these is longer than `Bounds` allows is refused.
 """
 
 from __future__ import annotations
@@ -21,11 +25,19 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Generator, Iterator
-from itertools import accumulate
-from typing import Any, Final
+from itertools import accumulate, takewhile
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from topics.errors import ApiError, invalid
+from topics.http.requests.body_outline import (
+    MOST_ITEMS,
+    BodyOutline,
+    TooManyItems,
+    TooMuchBesideItems,
+    outline_in_steps,
+)
 from topics.http.requests.json_checks import LEVELS
 
 SLICE: Final = 64 << 10
@@ -39,6 +51,9 @@ LONGEST: Final = 2 << 20
 
 STEP: Final = 1 << 20
 """Bytes of a body that are searched in one step, at most about 2 ms."""
+
+MOST_BESIDE: Final = 1 << 20
+"""Bytes beside the records of a large body that can always be decoded, in one step of some 20 ms at most."""
 
 Take = Callable[[list[Any], int], list[Any]]
 
@@ -67,15 +82,37 @@ _BYTE: Final = re.compile(r"(?<=\(byte )\d+(?=\)\Z)")
 _values: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
 
 
+class Bounds(NamedTuple):
+    """What a large append may have."""
+
+    beside: int
+    """Bytes beside its records."""
+    record: int
+    """Bytes of the text of a record."""
+    max_record: int
+    """`TOPICS_MAX_RECORD_BYTES`, for the message."""
+    max_records: int
+    """`TOPICS_MAX_BATCH_RECORDS`."""
+
+
+class _RecordPlaces(msgspec.Struct):
+    records: list[msgspec.Raw]
+
+
+_places: Final = msgspec.json.Decoder(_RecordPlaces)
+
+
 class RecordSlices:
     """The records of one append, of which slices are decoded one after the other.
 
     `before(count)` is called before a decoder is, with how many records the slices in front of it have.
     """
 
-    def __init__(self, raw: bytes, before: Callable[[int], None]) -> None:
+    def __init__(self, raw: bytes, before: Callable[[int], None], bounds: Bounds) -> None:
         self._raw = raw
         self._before = before
+        self._bounds = bounds
+        self._is_outlined = False
         found = _RECORDS.search(raw, 0, MOST_BEFORE)
         self._head = raw[: found.end()] if found is not None else b""
         self._ends: dict[int, int] = {}
@@ -95,11 +132,35 @@ class RecordSlices:
         records. `take` is given the records of each slice and the index of the first, and returns what is kept of them;
         if it is given an index for the second time, what it was given from there on does not count. Yields after each
         step."""
-        if not self._head or not self._is_head(body):
-            self._before(0)
-            request = body.decode(self._raw)
-            request.records = take(request.records, 0)
-            return request
+        if not self._is_head(body):
+            yield from self._outline()
+        if self._is_head(body):
+            try:
+                return (yield from self._in_slices(body, slices, take))
+            except _NoSliceError:
+                pass
+            if not self._is_outlined:
+                yield from self._outline()
+            try:
+                return (yield from self._in_slices(body, slices, take))
+            except _NoSliceError as no_slice:
+                start, count = no_slice.args
+                # What follows is tried alone, because that is mostly where a mistake is.
+                with contextlib.suppress(msgspec.ValidationError):  # which may be about a member behind the records
+                    self._exactly(body, start, len(self._raw), count)
+                yield
+        self._before(0)
+        request = body.decode(self._raw)
+        request.records = take(request.records, 0)
+        return request
+
+    def _in_slices(
+        self,
+        body: msgspec.json.Decoder[Any],
+        slices: msgspec.json.Decoder[list[list[Any]]],
+        take: Take,
+    ) -> Generator[None, None, Any]:
+        """Like `decode`. Raises `_NoSliceError` if no slice begins where one should."""
         kept: list[Any] = []
         count, start = 0, len(self._head)
         while True:
@@ -111,13 +172,15 @@ class RecordSlices:
                     break
             after = None if found is None else _AFTER.match(self._raw, self._ends[start])
             if not found or after is None:
-                return (yield from self._whole(body, start, count, take))
+                raise _NoSliceError(start, count)
             kept += take(found, count)
             count += len(found)
             if after[1] == b"]":
                 break
             start = after.end()
         self._tail = after.end() - 1
+        if len(self._raw) - self._tail > self._bounds.beside:
+            raise _too_much_beside(self._bounds)
         request = self._exactly(body, self._tail, len(self._raw), 0)
         if self._names_records_again(body):
             request.records = take(request.records, 0)
@@ -125,12 +188,38 @@ class RecordSlices:
             request.records = kept
         return request
 
+    def _outline(self) -> Generator[None, None, None]:
+        """Find out where the records are, however the body looks. Raises 400 if it cannot be decoded in steps."""
+        if self._is_outlined:
+            return
+        self._is_outlined = True
+        raw, most = self._raw, self._bounds.beside
+        outline = yield from outline_of_append(raw, self._bounds)
+        yield
+        try:
+            places = (yield from outline.decode(_places)).records
+        except ApiError:
+            if len(raw) > most:
+                raise
+            return  # decoding the body says what is wrong
+        items = list(takewhile(lambda item: item is not None, map(outline.item_of, places)))
+        records = [outline.items[item] for item in items if item is not None]
+        if len(raw) - sum(end - start for start, end in records) > most:
+            raise _too_much_beside(self._bounds)
+        for i, (start, end) in enumerate(records):
+            if end - start > self._bounds.record:
+                raise record_too_large(i, end - start, self._bounds.max_record)
+        if records:
+            self._head, self._ends = raw[: records[0][0]], _slices_of(raw, records)
+
     def without_records(self) -> bytes:
         """The body that was decoded, without its records if they were decoded in slices."""
         return self._head + self._raw[self._tail :] if self._tail < len(self._raw) else self._raw
 
     def _is_head(self, body: msgspec.json.Decoder[Any]) -> bool:
         """Return True if the text in front of the first record is what it looks like, and `body` accepts it."""
+        if not self._head:
+            return False
         try:
             self._before(0)
             body.decode(self._head + b"]}")
@@ -216,17 +305,6 @@ class RecordSlices:
         except msgspec.DecodeError as error:
             raise msgspec.DecodeError(_BYTE.sub(lambda found: str(int(found[0]) + before), str(error))) from None
 
-    def _whole(self, body: msgspec.json.Decoder[Any], start: int, count: int, take: Take) -> Generator[None, None, Any]:
-        """Decode the body without slices, because no slice begins at `start`. What follows is tried alone, because
-        that is mostly where a mistake is."""
-        with contextlib.suppress(msgspec.ValidationError):  # which may be about a member behind the records
-            self._exactly(body, start, len(self._raw), count)
-        yield
-        self._before(0)
-        request = body.decode(self._raw)
-        request.records = take(request.records, 0)
-        return request
-
     def _names_records_again(self, body: msgspec.json.Decoder[Any]) -> bool:
         """Return True if the text behind the records has the key `records` once more, so that it replaces them. The
         text is valid."""
@@ -242,6 +320,59 @@ class RecordSlices:
         except msgspec.ValidationError:  # `records` is missing
             return False
         return True
+
+
+class _NoSliceError(Exception):
+    """No slice begins at a place, in front of which are so many records."""
+
+
+def outline_of_append(raw: bytes, bounds: Bounds) -> Generator[None, None, BodyOutline]:
+    """Return the outline of an append, whose items are its records. Yields after each step. Raises 400 if it has far
+    too many of them, or too much beside them."""
+    try:
+        return (yield from outline_in_steps(raw, max(MOST_ITEMS, 2 * bounds.max_records), bounds.beside))
+    except TooManyItems:
+        raise too_many_records("far too many", bounds.max_records) from None
+    except TooMuchBesideItems:
+        raise _too_much_beside(bounds) from None
+
+
+def _too_much_beside(bounds: Bounds) -> ApiError:
+    return invalid("body", f"has more than {bounds.beside} bytes beside its records", max=bounds.beside)
+
+
+def too_many_records(what: str, maximum: int, **detail: int) -> ApiError:
+    """400 for an append of more records than are allowed."""
+    return ApiError(
+        "batch_too_large",
+        f"records: {what}, at most {maximum} are allowed in one append",
+        detail={"field": "records", **detail, "max": maximum},
+    )
+
+
+def record_too_large(i: int, size: int, maximum: int) -> ApiError:
+    """400 for a record of more bytes than are allowed."""
+    return ApiError(
+        "record_too_large",
+        f"records[{i}]: data and meta are {size} bytes, at most {maximum} are allowed",
+        detail={"field": f"records[{i}]", "size": size, "max": maximum},
+    )
+
+
+def _slices_of(raw: bytes, records: list[tuple[int, int]]) -> dict[int, int]:
+    """The ends of slices, by their beginnings, as far as the records follow each other."""
+    ends: dict[int, int] = {}
+    begin, before = records[0][0], records[0][1]
+    for _, end in records[1:]:
+        if end - begin > SLICE:
+            ends[begin] = before
+            after = _AFTER.match(raw, before)
+            if after is None or after[1] != b",":
+                return ends
+            begin = after.end()
+        before = end
+    ends[begin] = before
+    return ends
 
 
 def _leaves_the_records(text: bytes) -> bool:

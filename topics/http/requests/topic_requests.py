@@ -20,7 +20,7 @@ from topics.http.requests.filter_fields import check_filter
 from topics.http.requests.json_checks import check_depth, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
 from topics.http.requests.read_requests import check_match
-from topics.log.names import check_router_name, check_topic_name
+from topics.log.names import check_router_name, check_stage_name, check_topic_name
 from topics.log.tag_match import TagMatch, parse_match
 from topics.model import (
     MAX_U64,
@@ -66,7 +66,7 @@ def decode_commit(raw: bytes) -> CommitBody:
     if not 1 <= count <= MAX_STAGES:
         raise invalid("stages", f"{count} stages, 1 to {MAX_STAGES} can be published at once", max=MAX_STAGES)
     for i, stage in enumerate(body.stages):
-        check_topic_name(stage, f"stages[{i}]")
+        check_stage_name(stage, f"stages[{i}]")
     if len(set(body.stages)) < count:
         raise invalid("stages", "names a stage twice")
     check_key(body.idempotency_key, "idempotency_key")

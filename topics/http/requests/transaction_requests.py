@@ -7,7 +7,9 @@ and, as far as it is known, the topic in `detail.topic`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Final
+from functools import partial
+from operator import add
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,14 +17,32 @@ from msgspec import UNSET, UnsetType
 from topics.config import Settings
 from topics.errors import ApiError, invalid, placed
 from topics.http.requests import append_requests
+from topics.http.requests.body_outline import TooManyItems, TooMuchBesideItems, moved, outline_in_steps
 from topics.http.requests.condition_requests import ConditionFields, refuse_members
-from topics.http.requests.json_checks import MAX_DEPTH, check_utf8_in_steps, decode_json, depth_in_steps, too_deep
+from topics.http.requests.json_checks import (
+    MALFORMED,
+    MAX_DEPTH,
+    check_utf8_in_steps,
+    decode_json,
+    depth_in_steps,
+    too_deep,
+)
+from topics.http.requests.record_slices import outline_of_append
 from topics.log.names import check_topic_name
 from topics.model import AppendRequest, RecordIn, TopicConfigPatch, TransactionRequest
 
 MIN_TOPICS: Final = 2
 MAX_TOPICS: Final = 32
 """How many topics a transaction has."""
+
+MOST_BESIDE: Final = 256 << 10
+"""Bytes of a body that are not in its appends."""
+
+_MOST_ITEMS: Final = 1_000
+"""The most objects and arrays in the members of a body: its appends, and those of members that nobody knows."""
+
+LARGE: Final = 256 << 10
+"""Bytes from which on a body, or one of its appends, is not decoded in one step, which may take 2 ms below this."""
 
 _AROUND_DATA: Final = 5
 """Levels of a body around `data`."""
@@ -54,6 +74,13 @@ class _Topic(msgspec.Struct):
     topic: str
 
 
+class _AppendText(NamedTuple):
+    """The text of an append, and where it begins in a large body."""
+
+    text: bytes
+    start: int = 0
+
+
 _body: Final = msgspec.json.Decoder(_Body)
 _topic: Final = msgspec.json.Decoder(_Topic)
 
@@ -64,37 +91,35 @@ def decode_transaction(
     header_key: str | None = None,
     *,
     explained: Callable[[ApiError], ApiError] | None = None,
+    check_keys: Callable[[bytes], None] | None = None,
 ) -> Generator[None, None, TransactionRequest]:
     """The body of a transaction, checked. Yields after each step of some milliseconds, so that the loop can do
     something else.
 
     `header_key` is the `Idempotency-Key` header, which counts if the body has no key. With `explained`, unknown keys
-    in the appends and their records are refused; it is given the error about one. Raises 400.
+    in the appends and their records are refused; it is given the error about one. `check_keys` is given the body,
+    perhaps with its appends left out, and raises an error about unknown keys beside them. Raises 400.
     """
     if not raw:
         raise invalid("appends", "is required")
     yield from check_utf8_in_steps(raw)
     yield
-    body = decode_json(_body, raw)
-    yield
-    refuse_members(raw)
-    yield
-    if (yield from depth_in_steps(raw)) > MAX_DEPTH + _AROUND_DATA:
-        raise too_deep("body")
-    count = len(body.appends)
-    if not MIN_TOPICS <= count <= MAX_TOPICS:
-        raise invalid("appends", f"{count} topics, a transaction has {MIN_TOPICS} to {MAX_TOPICS}", max=MAX_TOPICS)
+    body, members = yield from _members_of(raw, check_keys)
+    count = len(members)
     topics = []
-    for i, member in enumerate(body.appends):
-        topics.append(_topic_of(bytes(member), i))
+    for i, member in enumerate(members):
+        topics.append((yield from _topic_of(member, i, settings)))
         yield
     if len(set(topics)) < count:
         raise invalid("appends", "names a topic twice")
     appends: list[AppendRequest] = []
-    for i, (topic, member) in enumerate(zip(topics, body.appends, strict=True)):
+    for i, (topic, member) in enumerate(zip(topics, members, strict=True)):
         try:
-            appends.append((yield from _decode_member(bytes(member), settings, strict=explained is not None)))
+            appends.append((yield from _decode_member(member.text, settings, strict=explained is not None)))
         except ApiError as error:
+            of_text = _of_text(error, member)
+            if of_text is not None:
+                raise of_text from None
             raise of_member(explained(error) if explained is not None else error, i, topic) from None
         yield
     records = sum(len(append.records) for append in appends)
@@ -109,11 +134,70 @@ def decode_transaction(
     return TransactionRequest(topics=topics, appends=appends, idempotency_key=key)
 
 
-def _topic_of(member: bytes, i: int) -> str:
+def _members_of(
+    raw: bytes, check_keys: Callable[[bytes], None] | None
+) -> Generator[None, None, tuple[_Body, list[_AppendText]]]:
+    """The body, and the text of each of its appends. Yields after each step. Raises 400."""
+    if len(raw) < LARGE:
+        if check_keys is not None:
+            check_keys(raw)
+        body = decode_json(_body, raw)
+        refuse_members(raw)
+        yield
+        deepest = yield from depth_in_steps(raw)
+        members = [_AppendText(bytes(member)) for member in body.appends]
+    else:
+        try:
+            outline = yield from outline_in_steps(raw, _MOST_ITEMS, MOST_BESIDE)
+        except (TooManyItems, TooMuchBesideItems):
+            raise _too_much_beside(raw) from None
+        yield
+        if check_keys is not None:
+            check_keys(outline.skeleton)
+        body = yield from outline.decode(_body)
+        items = [outline.item_of(member) for member in body.appends]
+        claimed = [item for item in items if item is not None]
+        if outline.size_beside(claimed) > MOST_BESIDE:
+            raise _too_much_beside(raw)
+        yield from outline.unclaimed(claimed)
+        refuse_members(outline.skeleton)
+        deepest = outline.depth
+        members = []
+        for member, item in zip(body.appends, items, strict=True):
+            start = outline.items[item][0] if item is not None else 0
+            members.append(_AppendText(outline.item(item) if item is not None else bytes(member), start))
+            yield
+    if deepest > MAX_DEPTH + _AROUND_DATA:
+        raise too_deep("body")
+    count = len(members)
+    if not MIN_TOPICS <= count <= MAX_TOPICS:
+        raise invalid("appends", f"{count} topics, a transaction has {MIN_TOPICS} to {MAX_TOPICS}", max=MAX_TOPICS)
+    return body, members
+
+
+def _too_much_beside(raw: bytes) -> ApiError:
+    what = f"a body of {len(raw)} bytes has 2 to {MAX_TOPICS} appends and at most {MOST_BESIDE} bytes beside them"
+    return invalid("appends", what, max=MAX_TOPICS)
+
+
+def _topic_of(member: _AppendText, i: int, settings: Settings) -> Generator[None, None, str]:
+    """The topic of an append. Yields after each step. Raises 400."""
     try:
-        return check_topic_name(decode_json(_topic, member).topic, "topic")
+        if len(member.text) < LARGE:
+            named = decode_json(_topic, member.text)
+        else:
+            outline = yield from outline_of_append(member.text, append_requests.bounds_of(settings))
+            named = yield from outline.decode(_topic)
+        return check_topic_name(named.topic, "topic")
     except ApiError as error:
-        raise placed(error, f"appends[{i}].") from None
+        raise _of_text(error, member) or placed(error, f"appends[{i}].") from None
+
+
+def _of_text(error: ApiError, member: _AppendText) -> ApiError | None:
+    """An error about malformed JSON in an append, as one about the body; None if the error is about anything else."""
+    if error.detail.get("field") != "body" or MALFORMED not in error.message:
+        return None
+    return ApiError(error.code, moved(error.message, partial(add, member.start)), detail=error.detail)
 
 
 def _decode_member(member: bytes, settings: Settings, *, strict: bool) -> Generator[None, None, AppendRequest]:

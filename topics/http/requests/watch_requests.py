@@ -21,7 +21,7 @@ from topics.http.requests.filter_fields import check_filter, check_query_filter
 from topics.http.requests.json_checks import check_depth, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
 from topics.http.requests.read_requests import DEFAULT_LIMIT, MAX_BATCH_BYTES, check_nodes
-from topics.log.names import TOPIC_NAME, check_topic_name
+from topics.log.names import TOPIC_NAME, check_consumer_name, check_topic_name
 from topics.model import MAX_U64, WatchRequest, WatchStart
 
 DEFAULT_FRAME_BYTES: Final = 256 << 10
@@ -62,6 +62,10 @@ class SubscribeBody(FeedOptions, kw_only=True):
     topics: dict[str, msgspec.Raw] | None = None
     prefix: str | None = None
 
+
+MAX_FILTER_VALUES: Final = 10_000
+"""Commas in the filters of single topics and prefixes of one call: more than one filter can have values. Each value
+takes up to 9 us to parse, in one step of the loop."""
 
 _start: Final = msgspec.json.Decoder(WatchStart)
 _watch_body: Final = msgspec.json.Decoder(WatchBody)
@@ -121,6 +125,8 @@ def decode_subscribe(raw: bytes, settings: Settings) -> WatchRequest:
     if sum(given is not None for given in (body.topic, body.topics, body.prefix)) != 1:
         raise invalid("topic", "give one of topic, topics and prefix")
     if body.topics is not None:
+        if body.consumer is not None:
+            raise invalid("consumer", "a consumer is of one topic: give it in topics, to the topic that it is of")
         _check_count(len(body.topics), settings)
         return _request(body, _starts("topics", body.topics), settings)
     start = WatchStart(from_seq=body.from_seq, tail=body.tail, consumer=body.consumer)
@@ -170,6 +176,7 @@ def _request(
     _check_u64("heartbeat_ms", heartbeat_ms)
     nodes = [body.node] if isinstance(body.node, str) else body.node or []
     check_nodes(nodes, settings)
+    _check_filter_values({**topics, **prefixes})
     return WatchRequest(
         topics=dict(topics),
         prefixes=dict(prefixes),
@@ -195,6 +202,13 @@ def check_prefix(prefix: str, field: str = "prefix") -> None:
         raise invalid(field, f"{prefix!r}: no name of a topic begins so")
 
 
+def _check_filter_values(starts: Mapping[str, WatchStart]) -> None:
+    """Refuse filters of single topics that may have too many values altogether, before they are parsed."""
+    if sum(bytes(start.filter).count(b",") for start in starts.values() if start.filter) > MAX_FILTER_VALUES:
+        what = f"the filters of all topics and prefixes have more than {MAX_FILTER_VALUES} commas altogether"
+        raise invalid("filter", what, max=MAX_FILTER_VALUES)
+
+
 def _filters(field: str, topics: Mapping[str, WatchStart]) -> dict[str, tuple[Filter, ...]]:
     """Return the filters of single topics or prefixes. Raises a 400 that names the topic or prefix."""
     found = {name: check_filter(start.filter, f"{field}.{name}.filter") for name, start in topics.items()}
@@ -208,7 +222,7 @@ def _check_start(place: str, start: WatchStart, *, many: bool = False) -> None:
     if start.consumer is not None:
         if many:
             raise invalid(f"{place}consumer", "a consumer is of one topic")
-        check_topic_name(start.consumer, f"{place}consumer")
+        check_consumer_name(start.consumer, f"{place}consumer")
         if start.from_seq is not UNSET or start.tail:
             field = "tail" if start.from_seq is UNSET else "from_seq"
             raise invalid(f"{place}{field}", "a consumer has its own position")
