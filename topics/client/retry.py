@@ -22,6 +22,7 @@ LASTING_LIMITS: Final = frozenset(
         "max_consumer_filters",
         "max_total_bytes",
         "max_idempotency_keys",
+        "max_unique_keys",
         "max_stages",
         "max_watch_sessions",
     }

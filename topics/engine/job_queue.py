@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import trio
@@ -20,9 +20,10 @@ from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.queue.claim_limits import ClaimLimits, RateWindow
 from topics.queue.claim_order import Ages
-from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent
+from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent, KeyEvent
 from topics.queue.leases import Leases
 from topics.queue.retry_delay import RetryDelay
+from topics.queue.unique_keys import DIGEST_BYTES
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.queue_dump import FrozenQueue
 
@@ -88,6 +89,7 @@ class JobQueue:
         "_restored",
         "attended",
         "bell",
+        "keys_on_the_way",
         "leases",
         "limits",
         "line",
@@ -117,6 +119,9 @@ class JobQueue:
         """The time of the last sweep. Decisions use it, so that no lease ends by a decision unknown to its stream."""
         self.bell = trio.Event()
         """Set when claimers should not wait for a window any more."""
+        self.keys_on_the_way: dict[bytes, list[tuple[int, int]]] = {}
+        """The unique keys of appends that are not published yet: the seqs of each, ascending, and their times (ms of
+        the window clock)."""
         self._held: dict[int, Holder] = {}
         """The stream that holds a job, by seq."""
 
@@ -129,6 +134,21 @@ class JobQueue:
             leases.dead_lettered = self.leases.dead_lettered
             leases.paused_until = self.leases.paused_until
         return FrozenQueue(now.window, leases.freeze(now))
+
+    # -- unique keys -------------------------------------------------------------------------------------------------
+
+    def put_keys_on_the_way(self, event: KeyEvent) -> None:
+        """Note the unique keys of an append that has its seqs."""
+        for seq, digest in _keys_of(event):
+            self.keys_on_the_way.setdefault(digest, []).append((seq, event.moment))
+
+    def take_keys_off_the_way(self, event: KeyEvent) -> None:
+        """The append is about to be published, or has failed."""
+        for seq, digest in _keys_of(event):
+            jobs = self.keys_on_the_way[digest]
+            jobs.remove((seq, event.moment))
+            if not jobs:
+                del self.keys_on_the_way[digest]
 
     # -- the line ----------------------------------------------------------------------------------------------------
 
@@ -283,3 +303,8 @@ class JobQueue:
         """Forget the jobs from `first` to `last` that are not live any more, because records there were found
         damaged."""
         self._freed(self.leases.forget_dead(first, last, live_among))
+
+
+def _keys_of(event: KeyEvent) -> Iterator[tuple[int, bytes]]:
+    for i, seq in enumerate(event.seqs):
+        yield seq, event.digests[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)]

@@ -7,6 +7,7 @@ judge             the conditions of appends and commits
 tag_search        the newest records with some tags, out of segment files
 fence_removal     removing a fence
 topic_seals       sealing the active segment of a topic
+unique_jobs       which jobs of an append are duplicates, by their unique keys
 new_jobs          what an append says about its jobs
 large_batches     the frames and blocks of a large batch, encoded in pieces
 read              one read, with or without waiting

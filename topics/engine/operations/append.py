@@ -9,7 +9,7 @@ topic is made by `topics.engine.operations.topic_lifecycle`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -27,6 +27,7 @@ from topics.engine.operations.large_batches import LARGE_BATCH_BYTES, LargeBatch
 from topics.engine.operations.new_jobs import check_jobs, enqueue_event, enqueue_frame, publish_jobs
 from topics.engine.operations.schema_checks import check_records
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
+from topics.engine.operations.unique_jobs import UniqueJobs, duplicates_of, key_event, key_frame
 from topics.engine.record_columns import (
     COMMIT_TURN_BYTES,
     AppendColumns,
@@ -53,7 +54,7 @@ from topics.model import (
     TopicConfig,
     TopicConfigPatch,
 )
-from topics.queue.lease_events import EnqueueEvent
+from topics.queue.lease_events import EnqueueEvent, KeyEvent
 from topics.runtime.clock import Clock
 from topics.runtime.turns import Turns
 from topics.storage.wal import frames
@@ -83,6 +84,8 @@ class _DecidedAppend(NamedTuple):
     """The fence that it raises, if it raises one."""
     jobs: EnqueueEvent | None
     """What the queue is told of its jobs, if they are not like any others."""
+    keys: KeyEvent | None
+    """What the queue remembers of their unique keys, if they have any."""
 
 
 class Appends:
@@ -102,6 +105,7 @@ class Appends:
         loader: Loader,
         turns: Turns,
         judge: Judge,
+        unique: UniqueJobs,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -113,6 +117,7 @@ class Appends:
         self._loader = loader
         self._turns = turns
         self.judge = judge
+        self._unique = unique
         self._expired_all_ms: int | None = None
 
     async def append(
@@ -148,6 +153,7 @@ class Appends:
         large: LargeBatch | None = None
         takes_turn = False
         judged_by: msgspec.Raw | None = None
+        duplicates: Mapping[int, int] | None = None
         while True:
             has_turn, takes_turn = takes_turn, False  # a turn is over once something else has been waited for
             topic = find()
@@ -162,7 +168,7 @@ class Appends:
             if key is not None:
                 known = self._keys.known(topic, key)
                 if known is not None:
-                    return _repeated(topic, known, perf)
+                    return _repeated(topic, key, known, perf)
                 first = self._keys.in_flight(topic, key)
                 if first is not None:
                     self._commits.check_space(writer)
@@ -198,7 +204,13 @@ class Appends:
                 continue
             if conditions is not None and not await self.judge.holds(topic, conditions, found):
                 continue
+            if batch.jobs is not None and batch.jobs.unique is not None:
+                duplicates = await self._unique.judged(topic, batch.jobs.unique, keeps_answer=key is not None)
+                if duplicates is None:
+                    continue
             break
+        if duplicates:
+            return await self._append_rest(topic, request, batch, duplicates, perf, created=created)
         self._check_room(topic, batch)
         if key is not None:
             self._keys.check_room()
@@ -209,6 +221,35 @@ class Appends:
         first_seq, last_seq = await commit.answer()
         time_commit(commit, perf)
         return _answer(topic, first_seq, last_seq, created=created)
+
+    async def _append_rest(
+        self,
+        topic: Topic,
+        request: AppendRequest,
+        batch: AppendColumns,
+        duplicates: Mapping[int, int],
+        perf: Performance,
+        *,
+        created: bool,
+    ) -> AppendResult:
+        """Store those records of an append that are not duplicates. The caller has judged in this step."""
+        batch = batch.only([i for i in range(len(batch.datas)) if i not in duplicates])
+        key, conditions = request.idempotency_key, request.conditions
+        if batch.datas:
+            self._check_room(topic, batch)
+        if key is not None:
+            self._keys.check_room()
+        fence = raise_fence(topic, conditions) if conditions is not None else None
+        first_seq = last_seq = 0
+        commit: Commit | None
+        if batch.datas:
+            commit = self._commit(topic, batch, key, fence, duplicates=duplicates)
+            first_seq, last_seq = await commit.answer()
+        else:
+            commit = await self._unique.nothing_stored(topic, duplicates, key, fence)
+        if commit is not None:
+            time_commit(commit, perf)
+        return _answer(topic, first_seq, last_seq, created=created, duplicates=duplicates)
 
     def _schema_of(self, topic: Topic) -> msgspec.Raw | None:
         """Return the schema of a topic, or of the topic of a stage; None for none."""
@@ -347,9 +388,11 @@ class Appends:
         key: str | None,
         fence: Fence | None = None,
         large: LargeBatch | None = None,
+        duplicates: Mapping[int, int] | None = None,
     ) -> Commit:
         """Assign seqs and times, build frames and blocks, queue them: one step of the loop. `fence`: it was raised in
-        this step. `large`: the batch, encoded for these seqs up to the last piece."""
+        this step. `large`: the batch, encoded for these seqs up to the last piece. `duplicates` were left out of the
+        batch."""
         count = len(batch.datas)
         if large is not None:
             ts = topic.last_ts = large.ts
@@ -360,7 +403,11 @@ class Appends:
         last_seq = topic.assigned = topic.assigned + count
         commit_point = self._ceilings.commit_point(topic, last_seq, ts)
         watermark = self.decided_watermark(topic, batch.sizes)
-        jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms()) if batch.jobs is not None else None
+        jobs = keys = None
+        if batch.jobs is not None:
+            jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms())
+            if batch.jobs.unique is not None:
+                keys = key_event(batch.jobs.unique, duplicates or {}, first_seq, at, key)
         if topic.ephemeral:
             frame_count = 0
             appended = _without_frames(batch)
@@ -371,6 +418,8 @@ class Appends:
                 tail.append(fence_frame(fence))
             if jobs is not None:
                 tail.append(enqueue_frame(jobs, at))
+            if keys is not None:
+                tail.append(key_frame(keys))
             frame_count = count + len(tail)
             if large is not None:
                 appended = large.frames(closes_batch=not tail)
@@ -383,7 +432,7 @@ class Appends:
             names = batch.nodes, batch.tags
             blocks = encode_blocks(first_seq, ts, batch.datas, *names, batch.metas, pinned=topic.ephemeral)
         decided = _DecidedAppend(
-            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence, jobs
+            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence, jobs, keys
         )
         commit = Commit(
             topic,
@@ -403,6 +452,8 @@ class Appends:
             commit.foreseen = Foreseen(batch.tags, watermark)
         if key is not None:
             self._keys.begin(commit, key)
+        if keys is not None:
+            self._unique.begin(commit, keys)
         self._commits.send(commit)
         return commit
 
@@ -434,10 +485,12 @@ class Appends:
 
     def _publish(self, decided: _DecidedAppend, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Returns its first and last seq."""
-        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence, jobs = decided
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence, jobs, keys = decided
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
         if jobs is not None:
             publish_jobs(topic, jobs)
+        if keys is not None:
+            self._unique.publish(topic, keys)
         if key is not None:
             self._keys.remember(topic, key, first_seq, commit.records, at)
         if fence is not None:
@@ -475,25 +528,35 @@ def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], water
 
 
 def _answer(
-    topic: Topic, first_seq: int, last_seq: int, *, created: bool = False, deduped: bool = False
+    topic: Topic,
+    first_seq: int,
+    last_seq: int,
+    *,
+    created: bool = False,
+    deduped: bool = False,
+    duplicates: Mapping[int, int] | None = None,
 ) -> AppendResult:
-    """Return the answer to an append of these seqs, both ends inclusive, as of now."""
+    """Return the answer to an append of these seqs, both ends inclusive, 0 for none, as of now."""
     return AppendResult(
         topic=topic.name,
         first_seq=first_seq,
         last_seq=last_seq,
         head_seq=topic.log.head_seq,
-        count=last_seq - first_seq + 1,
+        count=last_seq - first_seq + 1 if last_seq else 0,
         created=created,
         deduped=deduped,
+        duplicates=duplicates,
     )
 
 
-def _repeated(topic: Topic, known: tuple[int, int], perf: Performance) -> AppendResult:
+def _repeated(topic: Topic, key: str, known: tuple[int, int], perf: Performance) -> AppendResult:
     """Return the answer to an append that was committed before under the same key."""
     first_seq, count = known
     perf.wal_append_ms = perf.fsync_ms = 0.0
-    return _answer(topic, first_seq, first_seq + count - 1, deduped=True)
+    duplicates = duplicates_of(topic, key, first_seq, count)
+    if not count:
+        return _answer(topic, 0, 0, deduped=True, duplicates=duplicates)
+    return _answer(topic, first_seq, first_seq + count - 1, deduped=True, duplicates=duplicates)
 
 
 def evicts(topic: Topic) -> bool:
