@@ -55,7 +55,13 @@ def test_a_picture_takes_no_job(browser: Browser, daemon: Client, jobs: str, ori
         for _ in range(3):
             assert not loads(page, "img", f"{daemon.daemon.url}/v0/topics/{jobs}/work?node=page")
             assert not loads(page, "script", f"{daemon.daemon.url}/v0/topics/{jobs}/work?node=page")
-    assert daemon.state(jobs)["queue"] == {"ready": 1, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
+    assert daemon.state(jobs)["queue"] == {
+        "ready": 1,
+        "in_flight": 0,
+        "delayed": 0,
+        "dead_lettered": 0,
+        "paused": False,
+    }
 
 
 @pytest.mark.parametrize("origin", [NEIGHBOUR, STRANGER])

@@ -62,6 +62,12 @@ LEASES = ("--lease-id", "lease_a", "--lease-id", "lease_b")
         (("ack",), {"acked": 2}, {}, "2 acked, 1 ready, 3 in flight\n"),
         (("nack", "--delay-ms", "2s"), {"nacked": 2}, {"delay_ms": 2000}, "2 given back, 1 ready, 3 in flight\n"),
         (
+            ("nack", "--error", "no such customer", "--no-count", "--dead"),
+            {"nacked": 2},
+            {"error": "no such customer", "count": False, "dead": True},
+            "2 given back, 1 ready, 3 in flight\n",
+        ),
+        (
             ("extend", "--lease-ms", "1m"),
             {"extended": 2, "deadlines": {"7": 1_795_296_428_690, "8": 1_795_296_428_691}},
             {"lease_ms": 60_000},
@@ -104,15 +110,26 @@ def test_queues_are_listed_with_their_jobs_and_one_that_goes_meanwhile_is_left_o
     line |= {"durability": "disk", "effective_priority": 0}
     listed = [{"topic": "a", "type": "log"}, {"topic": "b", "type": "queue"}, {"topic": "c", "type": "queue"}]
     canned.on("GET", "/v0/topics", {"topics": [line | one for one in listed]})
-    jobs = {"ready": 1234, "in_flight": 2, "delayed": 3, "dead_lettered": 4}
+    jobs = {"ready": 1234, "in_flight": 2, "delayed": 3, "dead_lettered": 4, "paused": True}
     canned.on("GET", "/v0/topics/b", state("b", jobs))
     canned.refuse("GET", "/v0/topics/c", 404, "topic_not_found", "topic 'c' does not exist")
     done = here("queue", "ls")
     assert fields(done.out) == [
-        ["topic", "ready", "in", "flight", "delayed", "dead-lettered"],
-        ["b", "1,234", "2", "3", "4"],
+        ["topic", "ready", "in", "flight", "delayed", "dead-lettered", "paused"],
+        ["b", "1,234", "2", "3", "4", "yes"],
     ]
     assert json.loads(here("queue", "ls", "--json").out) == [{"topic": "b"} | jobs]
+
+
+def test_a_queue_is_paused_and_resumed(here: InProcess, canned: CannedDaemon) -> None:
+    counts = {"ready": 5, "in_flight": 2, "delayed": 0, "dead_lettered": 0}
+    until = {"paused": True, "paused_until": 1_795_296_428_690}
+    canned.on("POST", "/v0/topics/q/pause", {"topic": "q", "queue": counts | until})
+    canned.on("POST", "/v0/topics/q/resume", {"topic": "q", "queue": counts | {"paused": False}})
+    done = here("queue", "pause", "q", "--until", "2026-11-21T21:27:08.690Z")
+    assert (done.code, done.out) == (0, "paused until 2026-11-21 21:27:08.690, 5 ready, 2 in flight\n")
+    assert here("queue", "resume", "q").out == "not paused, 5 ready, 2 in flight\n"
+    assert canned.asked[0].body == {"until": 1_795_296_428_690}
 
 
 def state(name: str, jobs: Any) -> Any:

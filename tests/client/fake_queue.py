@@ -122,7 +122,16 @@ class FakeQueue:
             del self.items[seq]
         return {"topic": "q", "acked": len(done), "skipped": skipped, "ready": 0, "in_flight": 0}
 
-    def _nack(self, *, node: str, seqs: list[int], lease_ids: list[str], delay_ms: int) -> dict[str, Any]:
+    def _nack(
+        self,
+        *,
+        node: str,
+        seqs: list[int],
+        lease_ids: list[str],
+        delay_ms: int = 0,
+        error: str | None = None,
+        count: bool = True,
+    ) -> dict[str, Any]:
         done, skipped = self._held(seqs, lease_ids)
         for seq in done:
             self.items[seq].lease = None

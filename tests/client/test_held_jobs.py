@@ -8,7 +8,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from topics.client.held_jobs import MAX_PLACES, Backoff, HeldJob, HeldJobBatch, HeldJobs
+from topics.client.held_jobs import (
+    MAX_ERROR_BYTES,
+    MAX_PLACES,
+    Backoff,
+    GiveBack,
+    HeldJob,
+    HeldJobBatch,
+    HeldJobs,
+    Nack,
+    cut,
+)
 from topics.client.results import Job
 
 LEASE_S = 30.0
@@ -100,23 +110,37 @@ def test_what_is_over_meanwhile_goes_into_the_next_call_in_the_order_of_its_end(
     assert first.seqs == [2]
     assert batch.seqs == [3, 1]
     assert batch.lease_ids == ["lease_a3", "lease_a1"]
-    assert batch.delay_ms is None
+    assert batch.terms is None
 
 
 def test_nacks_with_the_same_delay_are_one_call_and_the_oldest_end_comes_first() -> None:
     hand, held = hand_of(1, 2, 3, 4, 5)
-    hand.failed(held[0], 500)
+    hand.failed(held[0], GiveBack(500))
     hand.done(held[1])
-    hand.failed(held[2], 700)
-    hand.failed(held[3], 500)
+    hand.failed(held[2], GiveBack(700))
+    hand.failed(held[3], GiveBack(500))
     hand.done(held[4])
     said = []
     while hand.unsettled:
         batch = hand.next_call()
-        said.append((batch.delay_ms, batch.seqs))
+        said.append((batch.terms, batch.seqs))
         hand.settled(batch, [])
-    assert said == [(500, [1, 4]), (None, [2, 5]), (700, [3])]
+    assert said == [(GiveBack(500), [1, 4]), (None, [2, 5]), (GiveBack(700), [3])]
     assert (hand.stats.acked, hand.stats.nacked) == (2, 3)
+
+
+def test_nacks_with_different_errors_are_different_calls() -> None:
+    hand, held = hand_of(1, 2, 3)
+    for one, error in zip(held, ("a", "b", "a"), strict=True):
+        hand.failed(one, GiveBack(5, error))
+    assert hand.next_call().seqs == [1, 3]
+
+
+def test_an_error_is_cut_to_what_the_daemon_keeps() -> None:
+    assert cut("é" * 3000) == "é" * (MAX_ERROR_BYTES // 2)
+    assert cut("x" + "é" * 3000) == "x" + "é" * (MAX_ERROR_BYTES // 2 - 1)
+    assert cut("\ud800") == "?"
+    assert Nack(None, error="no", dead=True).terms == GiveBack(None, "no", True, True)
 
 
 def test_a_call_names_no_more_than_it_may() -> None:
@@ -164,7 +188,7 @@ def test_a_job_that_was_acked_is_not_acked_again() -> None:
 
 def test_a_nacked_job_that_comes_back_before_the_answer_was_nacked() -> None:
     hand, (one,) = hand_of(1)
-    hand.failed(one, 0)
+    hand.failed(one, GiveBack(0))
     batch = hand.next_call()
     (again,) = hand.take([job(1, lease="b")], 1.0)
     hand.settled(batch, [])
@@ -185,14 +209,14 @@ def test_a_job_that_comes_back_while_its_handler_runs_was_lost() -> None:
 def test_at_the_end_what_runs_is_given_back_at_once_and_what_is_over_acked() -> None:
     hand, (one, two, three) = hand_of(1, 2, 3)
     hand.done(two)
-    hand.failed(three, 800)
+    hand.failed(three, GiveBack(800))
     hand.give_up()
     said = []
     while hand.unsettled:
         batch = hand.next_call()
-        said.append((batch.delay_ms, batch.seqs))
+        said.append((batch.terms, batch.seqs))
         hand.settled(batch, [])
-    assert said == [(None, [2]), (800, [3]), (0, [1])]
+    assert said == [(None, [2]), (GiveBack(800), [3]), (GiveBack(0, counts=False), [1])], "stopping is no failure"
     assert one.job.lost  # nobody extends it any more
 
 
@@ -286,7 +310,7 @@ class Hands(RuleBasedStateMachine):
         if delay_ms is None:
             self.hand.done(held)
         else:
-            self.hand.failed(held, delay_ms)
+            self.hand.failed(held, GiveBack(delay_ms))
 
     @precondition(lambda self: self.hand.unsettled)
     @rule()

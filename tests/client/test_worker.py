@@ -172,6 +172,32 @@ async def test_a_job_that_fails_comes_again_after_delays_that_grow(autojump_cloc
     assert (worker.stats.nacked, worker.stats.acked) == (5, 1)
 
 
+async def test_the_daemon_is_told_what_went_wrong(autojump_clock: Any, queue: FakeQueue) -> None:
+    async def handler(job: Job) -> None:
+        if job.deliveries == 1:
+            raise KeyError("é" * 3000)
+
+    queue.add(1)
+    async with working(queue, handler):
+        await until(lambda: not queue.items)
+    (body,) = [said.body for said in queue.log if said.name == "nack"]
+    assert "count" not in body
+    assert body["error"].startswith("KeyError: 'éé")
+    assert len(body["error"].encode()) <= 4096
+
+
+async def test_with_no_backoff_the_queue_says_when_a_job_comes_again(autojump_clock: Any, queue: FakeQueue) -> None:
+    async def handler(job: Job) -> None:
+        if job.deliveries == 1:
+            raise ValueError
+
+    queue.add(1)
+    async with working(queue, handler, backoff=None):
+        await until(lambda: not queue.items)
+    (body,) = [said.body for said in queue.log if said.name == "nack"]
+    assert "delay_ms" not in body
+
+
 async def test_of_each_failure_on_error_is_told(autojump_clock: Any, queue: FakeQueue) -> None:
     told: list[object] = []
 

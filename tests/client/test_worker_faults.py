@@ -223,7 +223,7 @@ def test_what_hangs_past_the_drain_is_given_back_at_once(shared_daemon: Daemon, 
         fill(client, topic, 1, lease_ms=3_600_000)
         assert anyio.run(main, backend=backend) == Stats(claimed=1, nacked=1)
         (job,) = client.claim(topic, "another").claimed
-        assert job.deliveries == 2
+        assert job.deliveries == 1
 
 
 def test_a_thread_that_hangs_past_the_drain_does_not_hold_up_the_end(shared_daemon: Daemon, topic: str) -> None:
@@ -246,7 +246,7 @@ def test_a_thread_that_hangs_past_the_drain_does_not_hold_up_the_end(shared_daem
         try:
             worker.run()
             assert jobs[0].lost
-            assert client.claim(topic, "another").claimed[0].deliveries == 2
+            assert client.claim(topic, "another").claimed[0].deliveries == 1
         finally:
             leave.set()
 

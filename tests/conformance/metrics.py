@@ -36,6 +36,8 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "topic_bytes_live": ("gauge", {"topic"}),
     "topic_queue_ready": ("gauge", {"topic"}),
     "topic_queue_in_flight": ("gauge", {"topic"}),
+    "topic_queue_delayed": ("gauge", {"topic"}),
+    "topic_queue_paused": ("gauge", {"topic"}),
     "topic_metrics_truncated": ("gauge", set()),
     "wal_frames": ("counter", set()),
     "wal_batches": ("counter", set()),

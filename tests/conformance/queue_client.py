@@ -86,7 +86,7 @@ class Queue:
     def counts(self) -> Counts:
         """The counters of the queue, which at every moment add up to the count of its records."""
         state = self.client.state(self.topic, touch="false")
-        assert set(state["queue"]) == {"ready", "in_flight", "delayed", "dead_lettered"}
+        assert set(state["queue"]) == {"ready", "in_flight", "delayed", "dead_lettered", "paused"}
         counts = Counts(**state["queue"])
         assert counts.ready + counts.in_flight + counts.delayed == state["count"], state
         return counts

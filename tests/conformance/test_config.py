@@ -27,6 +27,10 @@ DEFAULTS: dict[str, Any] = {
     "max_deliveries": 0,
     "dead_letter": None,
     "leases_durable": False,
+    "retry": None,
+    "priority_aging_ms": 60000,
+    "max_in_flight": 0,
+    "rate": None,
     "schema": None,
     "retention": "limits",
     "segment_max_events": None,
@@ -35,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
 }
 U64_MAX = 2**64 - 1
 NUMBERS = ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"]
+NUMBERS += ["priority_aging_ms", "max_in_flight"]
 BOOLEANS = ["durable", "auto_priority", "auto_create", "dedupe_node", "leases_durable"]
 
 

@@ -128,7 +128,7 @@ def test_a_job_that_was_given_back_too_often_moves(client: Client, topic: str, d
         "$dead_letter_src_seq": "2",
     }
     state = client.state(topic)
-    assert state["queue"] == {"ready": 0, "in_flight": 0, "delayed": 0, "dead_lettered": 1}
+    assert state["queue"] == {"ready": 0, "in_flight": 0, "delayed": 0, "dead_lettered": 1, "paused": False}
     assert (state["head_seq"], state["earliest_seq"], state["bytes"]) == (2, 3, 0)
     # It arrives once.
     time.sleep(0.5)

@@ -646,7 +646,7 @@ def test_the_state_of_a_queue_has_its_counters_and_that_of_a_log_has_none(client
     queue = new_queue(client, *range(5))
     queue.claim(most=3)
     queue.nack(1, delay_ms=LONG_MS)
-    expected = {"ready": 2, "in_flight": 2, "delayed": 1, "dead_lettered": 0}
+    expected = {"ready": 2, "in_flight": 2, "delayed": 1, "dead_lettered": 0, "paused": False}
     state = client.state(queue.topic)
     assert (state["type"], state["queue"], state["count"]) == ("queue", expected, 5)
     assert client.state(queue.topic, touch="false")["queue"] == expected

@@ -148,7 +148,7 @@ def counts(client: Client, topic: str) -> tuple[int, int, int]:
     """What is ready, in flight and delayed, which is all there is."""
     state = client.state(topic)
     figures = state["queue"]
-    assert set(figures) == {"ready", "in_flight", "delayed", "dead_lettered"}
+    assert set(figures) == {"ready", "in_flight", "delayed", "dead_lettered", "paused"}
     assert figures["ready"] + figures["in_flight"] + figures["delayed"] == state["count"]
     return figures["ready"], figures["in_flight"], figures["delayed"]
 

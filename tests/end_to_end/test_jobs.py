@@ -366,7 +366,7 @@ def run(site: Site, seed: int, disturbances: int) -> None:
 def check(site: Site, leases_durable: bool, record: Callable[[str, object], None]) -> None:
     state = site.state()
     assert (state["count"], state["head_seq"]) == (0, site.appended)
-    assert state["queue"] == {"ready": 0, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
+    assert state["queue"] == {"ready": 0, "in_flight": 0, "delayed": 0, "dead_lettered": 0, "paused": False}
     stories = told_by(site.root, site.started_workers)
     assert stories.keys() == set(range(site.appended)), "a job that nobody had, or that nobody appended"
     assert all(story.seq == number + 1 for number, story in stories.items())

@@ -93,4 +93,4 @@ async def test_queues_are_counted_with_their_leases() -> None:
         await life.append("q", 1, 2, 3)
         figures = await life.engine.metrics.figures()
         assert (figures.queue_topics, figures.queue_leases) == (1, 0)
-        assert figures.topic_samples[0].jobs == (3, 0)
+        assert figures.topic_samples[0].jobs == (3, 0, 0, False)

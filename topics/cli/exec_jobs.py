@@ -177,7 +177,10 @@ class CommandRunner:
             except OSError as error:
                 self.unheard = error
         if outcome != "done":
-            raise Nack(0 if outcome == "not started" else self._backoff(job.deliveries))
+            if outcome == "not started":
+                raise Nack(0, count=False)
+            why = outcome if code is None else f"{outcome}, exit code {code}"
+            raise Nack(self._backoff(job.deliveries), error=why)
 
     async def _run(self, job: Job) -> tuple[Outcome, int | None]:
         try:

@@ -18,7 +18,7 @@ import msgspec
 from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
 from topics.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailure, tell
 from topics.cli.output import Column, count, moment, print_json, print_line, print_ndjson, print_table
-from topics.cli.values import Duration
+from topics.cli.values import Duration, Time
 
 if TYPE_CHECKING:
     from topics.cli.exec_jobs import Command as ExecCommand
@@ -70,11 +70,11 @@ def ls(options: CommandOptions, prefix: str) -> None:
     with connect(options) as client:
         states = [state for name in _queues(client, prefix) if (state := _state(client, name)) is not None]
     if options.as_json:
-        print_json([{"topic": state.topic, **msgspec.structs.asdict(state.queue)} for state in states])
+        print_json([{"topic": state.topic, **_counts(state.queue)} for state in states])
         return
-    columns = ("topic", "ready", "in flight", "delayed", "dead-lettered")
+    columns = ("topic", "ready", "in flight", "delayed", "dead-lettered", "paused")
     print_table(
-        [Column(title, right=title != "topic") for title in columns],
+        [Column(title, right=title not in ("topic", "paused")) for title in columns],
         [
             (
                 state.topic,
@@ -82,10 +82,15 @@ def ls(options: CommandOptions, prefix: str) -> None:
                     count,
                     (state.queue.ready, state.queue.in_flight, state.queue.delayed, state.queue.dead_lettered),
                 ),
+                "yes" if state.queue.paused else "no",
             )
             for state in states
         ],
     )
+
+
+def _counts(queue: Any) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(queue).items() if value is not None}
 
 
 def _queues(client: Client, prefix: str) -> list[str]:
@@ -138,7 +143,8 @@ def claim(options: CommandOptions, topic: str, node: str, most: int, lease_ms: i
         claimed = client.claim(topic, node, max=most, lease_ms=lease_ms, wait_ms=wait_ms)
     if options.as_json:
         jobs = [_job_document(job) for job in claimed.claimed]
-        print_json({"topic": claimed.topic, "claimed": jobs, "count": claimed.count, "ready": claimed.ready})
+        answer = {"topic": claimed.topic, "claimed": jobs, "count": claimed.count, "ready": claimed.ready}
+        print_json({**answer, "paused": True} if claimed.paused else answer)
         return
     titles = ("seq", "lease id", "until", "deliveries", "tag", "node", "data")
     print_table(
@@ -156,7 +162,8 @@ def claim(options: CommandOptions, topic: str, node: str, most: int, lease_ms: i
             for job in claimed.claimed
         ],
     )
-    tell(f"{count(claimed.count)} claimed, {count(claimed.ready)} more ready")
+    paused = ", the queue is paused" if claimed.paused else ""
+    tell(f"{count(claimed.count)} claimed, {count(claimed.ready)} more ready{paused}")
 
 
 def _job_document(job: Job) -> dict[str, Any]:
@@ -204,13 +211,23 @@ def ack(options: CommandOptions, topic: str, seqs: tuple[int, ...], node: str, l
     "delay_ms",
     metavar="TIME",
     type=Duration(),
-    default=0,
-    help="When the jobs can be claimed again.  [at once]",
+    help="When the jobs can be claimed again.  [as `retry` of the topic says; at once without that]",
 )
+@click.option("--error", metavar="TEXT", help="What went wrong: kept as the last error of the jobs.")
+@click.option("--no-count", is_flag=True, help="These deliveries do not count.")
+@click.option("--dead", is_flag=True, help="Move the jobs to the dead-letter topic.")
 @client_options
 @click.pass_obj
 def nack(
-    options: CommandOptions, topic: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], delay_ms: int
+    options: CommandOptions,
+    topic: str,
+    seqs: tuple[int, ...],
+    node: str,
+    lease_ids: tuple[str, ...],
+    delay_ms: int | None,
+    error: str | None,
+    no_count: bool,
+    dead: bool,
 ) -> None:
     """Give jobs back, for another claimer.
 
@@ -218,7 +235,9 @@ def nack(
     """
     fences = _fences(seqs, lease_ids)
     with connect(options) as client:
-        answer = client.nack(topic, node, seqs, delay_ms=delay_ms, lease_ids=fences)
+        answer = client.nack(
+            topic, node, seqs, delay_ms=delay_ms, lease_ids=fences, error=error, count=not no_count, dead=dead
+        )
     _settled(options, answer, f"{count(answer.nacked)} given back, {_left(answer)}")
 
 
@@ -250,6 +269,40 @@ def extend(
         answer = client.extend(topic, node, seqs, lease_ms=lease_ms, lease_ids=fences)
     until = [f"{seq} until {moment(deadline)}" for seq, deadline in sorted(answer.deadlines.items())]
     _settled(options, answer, "\n".join(until) or "none extended")
+
+
+@queue.command(epilog=examples("topics queue pause mails", "topics queue pause mails --until 2026-12-24T18:00:00Z"))
+@topic_argument
+@click.option("--until", metavar="TIME", type=Time(), help="When the pause ends by itself.  [never]")
+@client_options
+@click.pass_obj
+def pause(options: CommandOptions, topic: str, until: int | None) -> None:
+    """Give out no jobs of a queue.
+
+    Jobs that are leased stay so. Claims that wait, and workers, wait on.
+    """
+    with connect(options) as client:
+        answer = client.pause(topic, until=until)
+    _paused(options, answer)
+
+
+@queue.command(epilog=examples("topics queue resume mails"))
+@topic_argument
+@client_options
+@click.pass_obj
+def resume(options: CommandOptions, topic: str) -> None:
+    """Give out the jobs of a paused queue again."""
+    with connect(options) as client:
+        answer = client.resume(topic)
+    _paused(options, answer)
+
+
+def _paused(options: CommandOptions, answer: Any) -> None:
+    if options.as_json:
+        print_json(answer)
+        return
+    until = "" if answer.queue.paused_until is None else f" until {moment(answer.queue.paused_until)}"
+    print_line(f"paused{until}, {_left(answer.queue)}" if answer.queue.paused else f"not paused, {_left(answer.queue)}")
 
 
 def _fences(seqs: Sequence[int], lease_ids: Sequence[str]) -> Sequence[str] | None:

@@ -26,7 +26,7 @@ from topics.cli.output import (
     printable,
     size,
 )
-from topics.cli.values import NONE, Count, Duration, Size
+from topics.cli.values import NONE, Count, Duration, JsonObject, Size
 
 if TYPE_CHECKING:
     from topics.client.results import (
@@ -132,7 +132,7 @@ def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
             yield field, "off"
         elif field.endswith("_ms"):
             yield field, duration(value)
-        elif field == "schema":
+        elif field in ("schema", "retry", "rate"):
             yield field, json.dumps(value, ensure_ascii=False)
         elif field in ("cap_bytes", "segment_max_bytes"):
             yield field, f"{count(value)} ({size(value)})"
@@ -142,7 +142,7 @@ def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
 
 _OFF_AT_0: Final = frozenset(
     {"ttl_ms", "cap_records", "cap_bytes", "max_deliveries", "idempotency_window_ms", "claim_jitter_ms"}
-    | {"segment_max_age_ms"}
+    | {"segment_max_age_ms", "priority_aging_ms", "max_in_flight"}
 )
 
 DAEMON: Final = "daemon"
@@ -264,6 +264,28 @@ def config_options(command: Command) -> Command:
                 help="Queue: topic for jobs that were delivered that often.",
             ),
             click.option(
+                "--retry",
+                type=JsonObject("backoff", "delay_ms", "max_delay_ms", "jitter"),
+                metavar="JSON",
+                help="Queue: delays after failures, such as "
+                '\'{"backoff": "exponential", "delay_ms": 1000, "max_delay_ms": 60000}\'; `none` removes them.',
+            ),
+            click.option(
+                "--priority-aging",
+                "--priority-aging-ms",
+                "priority_aging_ms",
+                type=Duration(off=True),
+                help="Queue: a job counts as one priority higher for each such time.",
+            ),
+            click.option("--max-in-flight", type=Count(), help="Queue: how many jobs are leased at most."),
+            click.option(
+                "--rate",
+                type=JsonObject("jobs", "per_ms"),
+                metavar="JSON",
+                help='Queue: how many jobs are claimed at most, such as \'{"jobs": 10, "per_ms": 1000}\'; `none` '
+                "removes it.",
+            ),
+            click.option(
                 "--retention",
                 type=click.Choice(["limits", "consumed"]),
                 help="consumed: delete what all consumers and routers of the topic have passed.",
@@ -301,7 +323,7 @@ def config_options(command: Command) -> Command:
 def _said(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the interface takes them."""
     said = {field: value for field, value in config.items() if value is not None}
-    for field in ("priority", "dead_letter", "schema"):
+    for field in ("priority", "dead_letter", "schema", "retry", "rate"):
         if isinstance(said.get(field), str) and said[field].lower() in NONE:
             said[field] = None
     for field in _LIMITS & said.keys():

@@ -6,6 +6,7 @@ Pure. A plain number is in the unit of the interface, which the caller of `Durat
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -146,6 +147,26 @@ class Time(click.ParamType[int]):
             return parse_time(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class JsonObject(click.ParamType[Any]):
+    """A JSON object with some of the known keys; `none` stays a text. The daemon checks the values."""
+
+    name = "json"
+
+    def __init__(self, *keys: str) -> None:
+        self._keys = keys
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str) or value.lower() in NONE:
+            return value
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is no JSON: {error}", param, ctx)
+        if not isinstance(found, dict) or not found.keys() <= set(self._keys):
+            self.fail(f"{value!r} is no object with some of {', '.join(self._keys)}", param, ctx)
+        return found
 
 
 class Count(click.ParamType[int]):

@@ -78,6 +78,10 @@ class TopicSettings(TypedDict, total=False):
     max_deliveries: int
     dead_letter: str | None
     leases_durable: bool
+    retry: Mapping[str, Any] | None
+    priority_aging_ms: int
+    max_in_flight: int
+    rate: Mapping[str, int] | None
     schema: Mapping[str, Any] | None
     segment_max_events: int | None
     segment_max_bytes: int | None
@@ -244,10 +248,13 @@ def encode_record(
     """The JSON of one record of an append. `record` is a NewRecord, or the data of a record; with a tag, a node or meta
     it is the data. Raises TypeError or ValueError for a value that JSON cannot express."""
     data = record
+    job: dict[str, int] = {}
     if tag is None and node is None and meta is None:
         if not isinstance(record, NewRecord):
             return b'{"data":' + encode(record) + b"}"
         data, tag, node, meta = record.data, record.tag, record.node, record.meta
+        fields = {"delay_ms": record.delay_ms, "not_before": record.not_before, "priority": record.priority}
+        job = {name: value for name, value in fields.items() if value is not None}
     parts = [b'{"data":', encode(data)]
     if tag is not None:
         parts += (b',"tag":', encode(tag))
@@ -255,6 +262,8 @@ def encode_record(
         parts += (b',"node":', encode(node))
     if meta:
         parts += (b',"meta":', encode(meta))
+    if job:
+        parts += (b",", encode(job)[1:-1])
     parts.append(b"}")
     return b"".join(parts)
 
@@ -650,17 +659,52 @@ def ack(
 
 
 def nack(
-    topic: str, node: str, seqs: Sequence[int], *, delay_ms: int = 0, lease_ids: Sequence[str] | None = None
+    topic: str,
+    node: str,
+    seqs: Sequence[int],
+    *,
+    delay_ms: int | None = None,
+    lease_ids: Sequence[str] | None = None,
+    error: str | None = None,
+    count: bool = True,
+    dead: bool = False,
 ) -> ClientCall[results.Nacked]:
-    """Give jobs back. They become ready again after `delay_ms`; those that have been given out `max_deliveries` times
-    go to the dead-letter topic instead, if there is one. `lease_ids` and `skipped` are as in `ack`."""
+    """Give jobs back. They become ready again after `delay_ms`, by default as `retry` of the topic says; those that
+    have been given out `max_deliveries` times go to the dead-letter topic instead, if there is one, and with `dead`
+    they all do, now. `error`, at most 4 KiB, is kept as their last one. With `count=False` it is as if they had not
+    been given out this time. `lease_ids` and `skipped` are as in `ack`."""
     return ClientCall(
         method="POST",
         target=topic_path(topic, "nack"),
         answer=results.Nacked,
-        body=_body(node=node, seqs=seqs, delay_ms=delay_ms, lease_ids=lease_ids),
+        body=_body(
+            node=node,
+            seqs=seqs,
+            delay_ms=delay_ms,
+            lease_ids=lease_ids,
+            error=error,
+            count=None if count else False,
+            dead=dead or None,
+        ),
         repeatable=lease_ids is not None,
     )
+
+
+def pause(topic: str, *, until: int | None = None) -> ClientCall[results.QueuePaused]:
+    """Give out no jobs of a queue, until the time `until` (ms since the epoch, by the daemon's clock), or until
+    `resume`. Jobs that are leased stay so."""
+    return ClientCall(
+        method="POST",
+        target=topic_path(topic, "pause"),
+        answer=results.QueuePaused,
+        body=_body(until=until),
+        repeatable=True,
+    )
+
+
+def resume(topic: str) -> ClientCall[results.QueuePaused]:
+    """Give out the jobs of a queue again."""
+    return ClientCall(method="POST", target=topic_path(topic, "resume"), answer=results.QueuePaused, repeatable=True)
 
 
 def extend(

@@ -27,7 +27,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from topics.client.results import Job
 
@@ -37,13 +37,40 @@ MAX_PLACES: Final = 1000
 _STEPS: Final = 8
 
 
+MAX_ERROR_BYTES: Final = 4096
+"""What the daemon keeps of an error."""
+
+
+def cut(error: str) -> str:
+    """Return as much of a text as the daemon keeps."""
+    return error.encode("utf-8", "replace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
+
+
+class GiveBack(NamedTuple):
+    """How a job is given back; as in `Client.nack`."""
+
+    delay_ms: int | None = 0
+    error: str | None = None
+    counts: bool = True
+    dead: bool = False
+
+
 class Nack(Exception):
     """A handler raises this to give its job back, to be given out again after `delay_ms`. It counts as no error:
     `on_error` is not called."""
 
-    def __init__(self, delay_ms: int = 0) -> None:
-        super().__init__(f"again in {delay_ms} ms")
-        self.delay_ms = delay_ms
+    def __init__(
+        self, delay_ms: int | None = 0, *, error: str | None = None, count: bool = True, dead: bool = False
+    ) -> None:
+        """A `delay_ms` of None is as `retry` of the queue says. `error`, `count` and `dead` are as in
+        `Client.nack`."""
+        super().__init__("again" if delay_ms is None else f"again in {delay_ms} ms")
+        self.terms = GiveBack(delay_ms, None if error is None else cut(error), count, dead)
+
+    @property
+    def delay_ms(self) -> int | None:
+        """The delay, None: as the queue says."""
+        return self.terms.delay_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +117,15 @@ class Stats:
 class HeldJob:
     """One job in hand. Compared by identity: a seq may be in hand twice, under a lost lease and under a new one."""
 
-    __slots__ = ("delay_ms", "extend_at", "job", "over_at", "said")
+    __slots__ = ("extend_at", "job", "over_at", "said", "terms")
 
     def __init__(self, job: Job, now: float, lease_s: float) -> None:
         self.job = job
         self.extend_at = now + lease_s / 3
         self.over_at = now + lease_s
         """The time at which the lease is certainly over."""
-        self.delay_ms: int | None = None
-        """The delay of its nack; None: the job gets an ack, or its handler runs."""
+        self.terms: GiveBack | None = None
+        """How it is given back; None: the job gets an ack, or its handler runs."""
         self.said = False
         """An ack or nack was sent, whether it was answered or not."""
 
@@ -109,8 +136,8 @@ class HeldJobBatch:
     their claims."""
 
     held: Sequence[HeldJob]
-    delay_ms: int | None = None
-    """The delay of a nack; None for an ack and for an extension."""
+    terms: GiveBack | None = None
+    """How the jobs are given back; None for an ack and for an extension."""
 
     @property
     def seqs(self) -> list[int]:
@@ -165,7 +192,7 @@ class HeldJobs:
         for held in self._leased():
             if held.job.seq not in seqs:
                 continue
-            if held.said and held.delay_ms is not None:
+            if held.said and held.terms is not None:
                 del self._over[held]
                 self.stats.nacked += 1
             else:
@@ -181,29 +208,29 @@ class HeldJobs:
         if not held.job.lost:
             self._over[held] = None
 
-    def failed(self, held: HeldJob, delay_ms: int) -> None:
-        """Note that the handler of a job has failed: the job gets a nack with this delay."""
-        held.delay_ms = delay_ms
+    def failed(self, held: HeldJob, terms: GiveBack) -> None:
+        """Note that the handler of a job has failed: the job is given back."""
+        held.terms = terms
         self.done(held)
 
     def give_up(self) -> None:
-        """Nack all jobs whose handlers run, with no delay. For the end of a worker: it waits for no handler any
-        more."""
+        """Nack all jobs whose handlers run, with no delay; these deliveries do not count. For the end of a worker: it
+        waits for no handler any more."""
         for held in list(self._running):
-            self.failed(held, 0)
+            self.failed(held, GiveBack(counts=False))
             held.job.lost = True
 
     # -- acks and nacks ----------------------------------------------------------------------------------------------
 
     def next_call(self) -> HeldJobBatch:
         """The jobs of the next ack or nack; only if there are `unsettled` ones. It takes the job that has waited
-        longest, and up to `most` jobs that get the same: an ack, or a nack with the same delay. So jobs that ended
+        longest, and up to `most` jobs that get the same: an ack, or a nack on the same terms. So jobs that ended
         during the last call share one call, and no job waits for ever."""
-        delay_ms = next(iter(self._over)).delay_ms
-        chosen = [held for held in self._over if held.delay_ms == delay_ms][: self.most]
+        terms = next(iter(self._over)).terms
+        chosen = [held for held in self._over if held.terms == terms][: self.most]
         for held in chosen:
             held.said = True
-        return HeldJobBatch(chosen, delay_ms)
+        return HeldJobBatch(chosen, terms)
 
     def settled(self, batch: HeldJobBatch, skipped: Collection[int]) -> None:
         """Take the daemon's answer to an ack or nack."""
@@ -215,7 +242,7 @@ class HeldJobs:
                 self._lose(held)
                 continue
             del self._over[held]
-            if batch.delay_ms is None:
+            if batch.terms is None:
                 self.stats.acked += 1
             else:
                 self.stats.nacked += 1

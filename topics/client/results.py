@@ -102,6 +102,12 @@ class NewRecord(Struct):
     tag: str | None = None
     node: str | None = None
     meta: Mapping[str, str] | None = None
+    delay_ms: int | None = None
+    """Queues: the job cannot be claimed before so long after the append. `not_before` is a time instead (ms since the
+    epoch); not both."""
+    not_before: int | None = None
+    priority: int | None = None
+    """Queues: 0 to 9, default 5; jobs of a higher one are claimed first."""
 
 
 class NewAppend(Struct):
@@ -187,6 +193,10 @@ class TopicConfig(Struct, kw_only=True):
     dead_letter: str | None
     leases_durable: bool
     retention: str = "limits"
+    retry: dict[str, Any] | None = None
+    priority_aging_ms: int = 60_000
+    max_in_flight: int = 0
+    rate: dict[str, int] | None = None
     schema: dict[str, Any] | None = None
     segment_max_events: int | None = None
     segment_max_bytes: int | None = None
@@ -209,6 +219,16 @@ class QueueCounts(Struct, kw_only=True):
     in_flight: int
     delayed: int
     dead_lettered: int
+    paused: bool = False
+    paused_until: int | None = None
+    """When the pause ends by itself, in ms since the epoch."""
+
+
+class QueuePaused(Struct, kw_only=True):
+    """A queue was paused or resumed. `queue` has its counts."""
+
+    topic: str
+    queue: QueueCounts
 
 
 class TopicState(Struct, kw_only=True):
@@ -519,12 +539,15 @@ class ConsumerReleased(Struct, kw_only=True):
 
 
 class Claimed(Struct, kw_only=True):
-    """`count` jobs were leased, in the order of their seqs. `ready` more may be claimed."""
+    """`count` jobs were leased, in the order of their seqs, or of their priorities if these differ. `ready` more may be
+    claimed."""
 
     topic: str
     claimed: list[Job]
     count: int
     ready: int
+    paused: bool = False
+    """The queue gives out no jobs now."""
 
 
 class Acked(Struct, kw_only=True):

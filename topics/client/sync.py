@@ -246,6 +246,8 @@ class Client(BaseClient):
     ack = _method(calls.ack)
     nack = _method(calls.nack)
     extend = _method(calls.extend)
+    pause = _method(calls.pause)
+    resume = _method(calls.resume)
 
     # -- lists: last, because the name hides the type ----------------------------------------------------------------
 

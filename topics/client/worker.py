@@ -28,8 +28,8 @@ import trio
 from topics.client import calls
 from topics.client.calls import ClientCall
 from topics.client.errors import ConnectionFailed, TopicsError
-from topics.client.held_jobs import Backoff, HeldJob, HeldJobs, Nack, Stats
-from topics.client.results import Job
+from topics.client.held_jobs import Backoff, GiveBack, HeldJob, HeldJobBatch, HeldJobs, Nack, Stats, cut
+from topics.client.results import Job, Nacked
 from topics.client.retry import Retry, may_repeat
 from topics.client.sync import Client
 
@@ -64,7 +64,7 @@ class WorkerOptions(TypedDict, total=False):
     node: str | None
     concurrency: int
     lease_ms: int | None
-    backoff: Callable[[int], int]
+    backoff: Callable[[int], int] | None
     on_error: Callable[[Job, Exception], None] | None
     drain_s: float
     max_jobs: int | None
@@ -82,11 +82,13 @@ class AsyncWorker:
     the daemon gives them out.
 
     **Handlers.** A handler is an `async def`, or a plain function, which runs in a thread. If it raises an exception,
-    the worker nacks the job, which is given out again after `backoff(job.deliveries)` ms, and calls
-    `on_error(job, error)` in the thread of the event loop (without `on_error` it logs the error); an exception of
-    `on_error` ends the worker. If the handler raises `Nack(delay_ms)`, the job is given out again after that time, and
-    `on_error` is not called. A job that was given out `max_deliveries` times (a setting of the topic) goes to the
-    dead-letter topic. Every delivery counts, also one that ended with a restart of the worker: leave room for a few.
+    the worker nacks the job, which is given out again after `backoff(job.deliveries)` ms, or with a `backoff` of None
+    as `retry` of the topic says, and calls `on_error(job, error)` in the thread of the event loop (without `on_error`
+    it logs the error); an exception of `on_error` ends the worker. The daemon keeps the type and text of the exception
+    as the last error of the job. If the handler raises `Nack(delay_ms)`, the job is given out again after that time,
+    and `on_error` is not called. A job that was given out `max_deliveries` times (a setting of the topic) goes to the
+    dead-letter topic. A delivery that ended because the worker was stopped does not count; one that ended because its
+    process was killed does: leave room for a few.
 
     **Leases** last `lease_ms` (100 to 86400000; None: as the topic says when the worker starts). The worker extends
     them after a third of that, for as long as the handler runs. `node` is the name under which the daemon leases the
@@ -109,7 +111,7 @@ class AsyncWorker:
         node: str | None = None,
         concurrency: int = 1,
         lease_ms: int | None = None,
-        backoff: Callable[[int], int] = Backoff(),  # noqa: B008 - immutable
+        backoff: Callable[[int], int] | None = Backoff(),  # noqa: B008 - immutable
         on_error: Callable[[Job, Exception], None] | None = None,
         drain_s: float = 30.0,
         max_jobs: int | None = None,
@@ -228,7 +230,7 @@ class AsyncWorker:
             if inspect.isawaitable(result):
                 await result
         except Nack as nack:
-            self._hand.failed(held, nack.delay_ms)
+            self._hand.failed(held, nack.terms)
         except Exception as error:
             self._fail(held, error)
         except anyio.get_cancelled_exc_class():
@@ -245,15 +247,16 @@ class AsyncWorker:
         return (self._handler(job),)
 
     def _fail(self, held: HeldJob, error: Exception) -> None:
-        delay_ms = self._backoff(held.job.deliveries)
-        self._hand.failed(held, delay_ms)
+        delay_ms = None if self._backoff is None else self._backoff(held.job.deliveries)
+        self._hand.failed(held, GiveBack(delay_ms, cut(f"{type(error).__name__}: {error}")))
         self._report(held.job, error, delay_ms)
 
-    def _report(self, job: Job, error: Exception, delay_ms: int) -> None:
+    def _report(self, job: Job, error: Exception, delay_ms: int | None) -> None:
         if self._on_error is not None:
             self._on_error(job, error)
         else:
-            again = f"job {job.seq} failed (delivery {job.deliveries}), again in {delay_ms} ms"
+            later = "later" if delay_ms is None else f"in {delay_ms} ms"
+            again = f"job {job.seq} failed (delivery {job.deliveries}), again {later}"
             _logger.warning("%s: %s", self.topic, again, exc_info=error)
 
     async def _settle(self) -> None:
@@ -269,8 +272,8 @@ class AsyncWorker:
         try:
             answer = await (
                 self._attempt(calls.ack(*where, lease_ids=batch.lease_ids))
-                if batch.delay_ms is None
-                else self._attempt(calls.nack(*where, delay_ms=batch.delay_ms, lease_ids=batch.lease_ids))
+                if batch.terms is None
+                else self._attempt(self._nack(batch, batch.terms))
             )
         except TopicsError as error:
             if not self._lowered(error):
@@ -279,6 +282,11 @@ class AsyncWorker:
             self._settling.ends()
             self._hand.settled(batch, answer.skipped)
             self._note()
+
+    def _nack(self, batch: HeldJobBatch, terms: GiveBack) -> ClientCall[Nacked]:
+        delay_ms, error, counts, dead = terms
+        where = self.topic, self.node, batch.seqs
+        return calls.nack(*where, delay_ms=delay_ms, lease_ids=batch.lease_ids, error=error, count=counts, dead=dead)
 
     async def _extend(self) -> None:
         """Extend all leases when the oldest of them is due."""

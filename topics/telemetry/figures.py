@@ -97,8 +97,9 @@ class TopicFigures:
     earliest_seq: int
     records: int
     bytes: int
-    jobs: tuple[int, int] | None = None
-    """How many jobs are ready and how many are leased; None for a topic that is no queue."""
+    jobs: tuple[int, int, int, bool] | None = None
+    """How many jobs are ready, leased, and delayed, and whether the queue is paused; None for a topic that is no
+    queue."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from topics.cli import failures
 from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
 from topics.cli.output import ProgressBar, count, print_json, progress
 from topics.cli.stop_signals import StopSignal, stopping
-from topics.cli.values import Duration
+from topics.cli.values import Duration, Time
 
 if TYPE_CHECKING:
     from topics.cli.records.append_sinks import Sink
@@ -125,7 +125,8 @@ class Delimiter(click.ParamType[str]):
     "--records",
     "form",
     flag_value="records",
-    help="Each is a whole record as JSON: data, and tag, node, meta. What `topics read` prints is taken too; "
+    help="Each is a whole record as JSON: data, and tag, node, meta, for queues also delay_ms, not_before and "
+    "priority. What `topics read` prints is taken too; "
     "tombstones in it are skipped.",
 )
 @click.option(
@@ -146,6 +147,11 @@ class Delimiter(click.ParamType[str]):
 @click.option("--tag", metavar="TAG", help="The tag of records that have none themselves.")
 @click.option("--node", metavar="NODE", help="The node of records that have none themselves.")
 @click.option("--meta", type=KeyValue(), multiple=True, metavar="KEY=VALUE", help="Metadata; may be repeated.")
+@click.option(
+    "--delay", "--delay-ms", "delay_ms", type=Duration(), metavar="TIME", help="Queue: claim it this much later."
+)
+@click.option("--not-before", type=Time(), metavar="TIME", help="Queue: claim it at this time or later.")
+@click.option("--priority", type=click.IntRange(0, 9), metavar="N", help="Queue: 0 to 9, higher ones first.  [5]")
 @click.option("--tag-field", metavar="FIELD", help="Take the tag from this field of the JSON object or CSV row.")
 @click.option("--node-field", metavar="FIELD", help="Take the node from this field.")
 @click.option("--create/--no-create", default=True, help="Create the topic if it is missing.  [create]")
@@ -211,6 +217,9 @@ def append(
     tag: str | None,
     node: str | None,
     meta: tuple[tuple[str, str], ...],
+    delay_ms: int | None,
+    not_before: int | None,
+    priority: int | None,
     tag_field: str | None,
     node_field: str | None,
     create: bool,
@@ -243,6 +252,8 @@ def append(
     if content_type is not None:
         if given or form or tag_field or node_field or linger is not None:
             raise click.UsageError("--content-type makes one record of standard input, and takes no lines or records.")
+        if (delay_ms, not_before, priority) != (None, None, None):
+            raise click.UsageError("--content-type does not go with --delay, --not-before and --priority.")
         described = {"tag": tag, "node": node, "meta": dict(meta), "create": create, **conditions._asdict()}
         _append_bytes(options, content_type, described, summary, key=key, patience_s=patience_s)
         return
@@ -255,6 +266,9 @@ def append(
         tag=tag,
         node=node,
         meta=dict(meta),
+        delay_ms=delay_ms,
+        not_before=not_before,
+        priority=priority,
         tag_field=tag_field,
         node_field=node_field,
         delimiter=delimiter,

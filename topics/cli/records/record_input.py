@@ -100,16 +100,23 @@ class _WholeRecord(msgspec.Struct, forbid_unknown_fields=True):
     given_tag: str | None = msgspec.field(default=None, name="$tag")
     given_node: str | None = msgspec.field(default=None, name="$node")
     meta: dict[str, str] | None = None
+    delay_ms: int | None = None
+    not_before: int | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parser:
-    """How lines become records. `tag`, `node` and `meta` are for records that have none themselves."""
+    """How lines become records. `tag`, `node` and `meta` are for records that have none themselves; so are `delay_ms`,
+    `not_before` and `priority`, which are for queues."""
 
     form: Form = "text"
     tag: str | None = None
     node: str | None = None
     meta: Mapping[str, str] = field(default_factory=dict)
+    delay_ms: int | None = None
+    not_before: int | None = None
+    priority: int | None = None
     tag_field: str | None = None
     """The field of a JSON object, or the CSV column, that holds the tag."""
     node_field: str | None = None
@@ -119,9 +126,15 @@ class Parser:
 
     def parse(self, lines: Iterable[Line]) -> Iterator[ParsedRecord]:
         """Yield the record of each line. Raises BadInput at the first line that is no record."""
-        if self.form == "csv":
-            yield from self._rows(lines)
-            return
+        for found in self._rows(lines) if self.form == "csv" else self._records(lines):
+            record = found.record
+            if record.delay_ms is None and record.not_before is None:
+                record.delay_ms, record.not_before = self.delay_ms, self.not_before
+            if record.priority is None:
+                record.priority = self.priority
+            yield found
+
+    def _records(self, lines: Iterable[Line]) -> Iterator[ParsedRecord]:
         make = {"text": self._text, "ndjson": self._json, "records": self._whole}[self.form]
         for number, line in lines:
             if self.form != "text":
@@ -174,6 +187,9 @@ class Parser:
             whole.tag or whole.given_tag or self.tag,
             whole.node or whole.given_node or self.node,
             whole.meta or self.meta,
+            whole.delay_ms,
+            whole.not_before,
+            whole.priority,
         )
 
     # -- CSV -----------------------------------------------------------------------------------------------------------

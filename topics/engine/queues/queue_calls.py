@@ -266,11 +266,12 @@ class QueueCalls:
         topic = self._registry.topics.get(name)
         return 0 if topic is None else topic.config.claim_jitter_ms
 
-    def figures(self, topic: Topic) -> tuple[int, int] | None:
-        """Return ready and leased jobs, for metrics, without waiting for columns; None for a log."""
+    def figures(self, topic: Topic) -> tuple[int, int, int, bool] | None:
+        """Return ready, leased and delayed jobs, and whether the queue is paused, for metrics, without waiting for
+        columns; None for a log."""
         self.sweep(topic)
         state = self.state(topic)
-        return None if state is None else (state.ready, state.in_flight)
+        return None if state is None else (state.ready, state.in_flight, state.delayed, state.paused)
 
     def look_after(self, topic: Topic) -> None:
         """Wake the tasks of a queue after a start or a config change: there may be another window, or another

@@ -137,16 +137,16 @@ def _of_topics(figures: EngineFigures) -> Iterator[Metric]:
         ("topic_bytes_live", "Live payload bytes of a topic", "bytes"),
     ):
         yield _gauges(name, text, ("topic",), (((sample.name,), getattr(sample, attribute)) for sample in samples))
-    queues = [(sample.name, *sample.jobs) for sample in samples if sample.jobs is not None]
-    yield _gauges(
-        "topic_queue_ready",
-        "Jobs of a queue that can be claimed",
-        ("topic",),
-        (((n,), ready) for n, ready, _ in queues),
-    )
-    yield _gauges(
-        "topic_queue_in_flight", "Leased jobs of a queue", ("topic",), (((n,), held) for n, _, held in queues)
-    )
+    queues = [(sample.name, sample.jobs) for sample in samples if sample.jobs is not None]
+    for i, (name, text) in enumerate(
+        (
+            ("topic_queue_ready", "Jobs of a queue that can be claimed"),
+            ("topic_queue_in_flight", "Leased jobs of a queue"),
+            ("topic_queue_delayed", "Jobs of a queue that cannot be claimed yet"),
+            ("topic_queue_paused", "Whether a queue is paused"),
+        )
+    ):
+        yield _gauges(name, text, ("topic",), (((topic,), int(jobs[i])) for topic, jobs in queues))
     yield _gauge("topic_metrics_truncated", "Whether there are topics without figures", int(figures.topics_truncated))
 
 
