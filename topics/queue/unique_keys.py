@@ -189,12 +189,6 @@ class UniqueKeys:
         """Forget keys and answers that are not needed any more, up to about `most` of them. Answers are older than
         `window_ms` then. Return True if there may be more."""
         left = most
-        while left and self._over and self._over[0] >> 64 <= now:
-            seq = heapq.heappop(self._over) & _MOST_SEQ
-            packed = self._entries.get(seq)
-            assert packed is not None
-            self._forget(seq, packed[:DIGEST_BYTES])
-            left -= 1
         for run in self._entries.runs(self._tidied, self._floor - 1) if self._tidied < self._floor else ():
             below = run[:left]
             if not below:
@@ -204,6 +198,12 @@ class UniqueKeys:
             self._tidied = below[-1] + 1
         if left:
             self._tidied = self._floor
+        while left and self._over and self._over[0] >> 64 <= now:
+            seq = heapq.heappop(self._over) & _MOST_SEQ
+            packed = self._entries.get(seq)
+            assert packed is not None
+            self._forget(seq, packed[:DIGEST_BYTES])
+            left -= 1
         while left and self._numbers:
             key, number = next(iter(self._numbers.items()))
             first = self._answers.get(number)
