@@ -49,6 +49,7 @@ from topics.engine.operations.stage_lifecycle import StageLifecycle
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
+from topics.engine.operations.unique_jobs import UniqueJobs
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic_states import TopicStates
@@ -140,6 +141,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     TopicStates: ("of", "page"),
     EngineMetrics: ("figures",),
     IdempotencyKeys: ("expire",),
+    UniqueJobs: ("expire",),
     Compactor: ("run",),
     Reclaimer: ("run",),
     Relocator: ("run",),
@@ -176,6 +178,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     ConsumerCalls: ("adopt_all", "advance", "find", "samples"),
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
+    UniqueJobs: ("adopt_all", "begin", "judged", "nothing_stored", "publish"),
 }
 """What only the engine and its parts call, on behalf of the others."""
 CALLED: Final = sorted({*WRITES, *READS, *INNER}, key=lambda owner: owner.__name__)
