@@ -257,7 +257,7 @@ async def repeating(life: Life, client: Client) -> None:
         told = await client.claim(name, "bob", 2)
         await client.repeat(name, told, key="once more")
         await client.ack(name, told[:1])
-        await client.append(name, 2, delay_ms=300)
+        await client.append(name, 2)
         await client.delete(name, before=4)
     await trio.sleep(0.4)
     await client.look()
