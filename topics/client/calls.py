@@ -253,11 +253,8 @@ def encode_record(
         if not isinstance(record, NewRecord):
             return b'{"data":' + encode(record) + b"}"
         data, tag, node, meta = record.data, record.tag, record.node, record.meta
-        fields: dict[str, object] = {
-            "delay_ms": record.delay_ms,
-            "not_before": record.not_before,
-            "priority": record.priority,
-        }
+        fields: dict[str, object] = {"delay_ms": record.delay_ms, "not_before": record.not_before}
+        fields["priority"] = record.priority
         if record.unique is not None:
             said = msgspec.structs.asdict(record.unique)
             fields["unique"] = {name: value for name, value in said.items() if value is not None}
