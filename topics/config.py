@@ -363,6 +363,7 @@ class Settings:
     max_routers: int = _count(10_000, 0, MAX_COUNT, CAPS, "Routers; 0 is off.")
     max_total_bytes: int = _size(0, 0, MAX_SIZE, CAPS, "Live payload of all topics together; 0 is off.")
     max_idempotency_keys: int = _count(1_000_000, 0, MAX_COUNT, CAPS, "Idempotency keys remembered; 0 is off.")
+    max_unique_keys: int = _count(1_000_000, 0, MAX_COUNT, CAPS, "Unique keys of jobs remembered; 0 is off.")
     max_stages: int = _count(10_000, 0, MAX_COUNT, CAPS, "Open stages of all topics together; 0 is off.")
     max_connections: int = _count(
         0, 0, MAX_COUNT, CAPS, "Connections of clients; 0 is three quarters of the files that may be open."

@@ -343,6 +343,7 @@ class Daemon:
             await trio.sleep(HOUSEKEEPING_MS / 1000)
             self.engine.ceilings.lower_idle()
             await self.engine.keys.expire()
+            await self.engine.unique_jobs.expire()
             self.engine.expire_unused()
             self.engine.watch_sessions.expire_idle()
             self.engine.watch_sessions.check_connections()

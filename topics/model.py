@@ -7,7 +7,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -22,6 +22,7 @@ TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
 Durability = Literal["ephemeral", "memory", "disk", "fsync"]
 Retention = Literal["limits", "consumed"]
+Scope = Literal["queued", "unfinished", "window"]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,6 +108,14 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     segment_max_age_ms: int | UnsetType | None = UNSET
 
 
+class UniqueIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which other jobs make a record of a queue a duplicate (`docs/spec/consumers.md` section 5)."""
+
+    key: str
+    scope: Scope = "unfinished"
+    window_ms: int | None = None
+
+
 class RecordIn(msgspec.Struct, gc=False):
     """One record of an append. `data` is JSON as the client has sent it, and is not decoded.
 
@@ -121,20 +130,43 @@ class RecordIn(msgspec.Struct, gc=False):
     delay_ms: int | None = None
     not_before: int | None = None
     priority: int | None = None
+    unique: UniqueIn | None = None
+
+
+class UniqueJob(NamedTuple):
+    """What a record says about its unique key (`topics.queue.unique_keys.digest_of`). `window_ms` is 0 without a
+    window."""
+
+    digest: bytes
+    scope: Scope
+    window_ms: int
 
 
 class JobFields(NamedTuple):
     """What the records of an append say about the jobs that they are, column by column: delays (ms) and times (epoch
-    ms), 0 for none, and priorities. `first` names the first field that there is."""
+    ms), 0 for none, priorities, and unique keys, None if no record has one. `first` names the first field that there
+    is."""
 
     first: str
     delays: list[int]
     not_before: list[int]
     priorities: bytes
+    unique: list[UniqueJob | None] | None = None
 
     def part(self, records: slice) -> JobFields:
         """Return the columns of some of the records."""
-        return JobFields(self.first, self.delays[records], self.not_before[records], self.priorities[records])
+        unique = self.unique and self.unique[records]
+        return JobFields(self.first, self.delays[records], self.not_before[records], self.priorities[records], unique)
+
+    def only(self, places: Sequence[int]) -> JobFields:
+        """Return the columns of the records at these places."""
+        return JobFields(
+            self.first,
+            [self.delays[i] for i in places],
+            [self.not_before[i] for i in places],
+            bytes(self.priorities[i] for i in places),
+            self.unique and [self.unique[i] for i in places],
+        )
 
 
 class Fence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -214,6 +246,9 @@ class AppendResult(msgspec.Struct, kw_only=True):
     count: int
     created: bool
     deduped: bool
+    duplicates: Mapping[int, int] | None = None
+    """The records that were not stored, by their places, with the seqs of the jobs that were there; None for none. If
+    there are only such records, both seqs and `count` are 0."""
 
 
 class TransactionRequest(msgspec.Struct, kw_only=True):

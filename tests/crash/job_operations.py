@@ -232,6 +232,37 @@ async def planning(life: Life, client: Client) -> None:
     await client.look()
 
 
+UNIQUE = ("unique-plain", "unique-durable", "unique-loose")
+
+
+async def unique_queues(life: Life, client: Client) -> None:
+    """Queues whose jobs have unique keys; some jobs are leased."""
+    for name, durability in zip(UNIQUE, ("disk", "fsync", "memory"), strict=True):
+        await client.queue(name, durability=durability, leases_durable=True)
+        await client.append(name, 6)
+        await client.claim(name, "ann", 4, lease_ms=20_000)
+    await trio.sleep(0.1)
+
+
+async def repeating(life: Life, client: Client) -> None:
+    """Jobs that are there are appended again, with and without idempotency keys; jobs end, and others come."""
+    for name in UNIQUE:
+        told = held(client, name)
+        await client.repeat(name, told[:2])
+        await client.repeat(name, told[1:4], key="again")
+        await client.ack(name, told[:2])
+        await client.append(name, 3)
+    await checkpoint(life)
+    for name in UNIQUE:
+        told = await client.claim(name, "bob", 2)
+        await client.repeat(name, told, key="once more")
+        await client.ack(name, told[:1])
+        await client.append(name, 2)
+        await client.delete(name, before=4)
+    await trio.sleep(0.4)
+    await client.look()
+
+
 # ----------------------------------------------------------------- starts and stops
 
 
@@ -311,6 +342,7 @@ JOB_OPERATIONS = (
     row("dead-letter", (26,), burying, poison, config=replace(ROOMY, wal_shards=2)),
     row("dead-letter-over-shards", (26,), one_move, nothing, config=replace(ROOMY, wal_shards=3)),
     row("plan-jobs", (6, 25, 26), planning, poison),
+    row("unique-jobs", (6, 8, 11), repeating, unique_queues),
     row("stop-with-leases", (1, 26), closing_time, poison, end="stop"),
     start_after("kill"),
     start_after("drop"),

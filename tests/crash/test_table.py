@@ -50,6 +50,7 @@ from topics.engine.operations.stage_lifecycle import StageLifecycle
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
+from topics.engine.operations.unique_jobs import UniqueJobs
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.schedules.firings import Firings
@@ -148,6 +149,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     TopicStates: ("of", "page"),
     EngineMetrics: ("figures",),
     IdempotencyKeys: ("expire",),
+    UniqueJobs: ("expire",),
     Compactor: ("run",),
     Reclaimer: ("run",),
     Relocator: ("run",),
@@ -186,6 +188,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     Firings: ("decided", "figures", "look", "note_change", "running"),
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
+    UniqueJobs: ("adopt_all", "begin", "judged", "nothing_stored", "publish"),
 }
 """What only the engine and its parts call, on behalf of the others."""
 CALLED: Final = sorted({*WRITES, *READS, *INNER}, key=lambda owner: owner.__name__)

@@ -143,6 +143,7 @@ class Life:
             await trio.sleep(0.5)
             self.engine.ceilings.lower_idle()
             await self.engine.keys.expire()
+            await self.engine.unique_jobs.expire()
             self.engine.watch_sessions.expire_idle()
             self.engine.watch_sessions.check_connections()
 

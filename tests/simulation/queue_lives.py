@@ -50,8 +50,10 @@ from topics.model import (
     RouterPatch,
     TopicConfig,
     TopicConfigPatch,
+    UniqueJob,
 )
 from topics.queue.job_pages import DEFAULT_PRIORITY, DELAYED, FREE, LEASED, PARKED, PLAIN, priority_of
+from topics.queue.unique_keys import DIGEST_BYTES, digest_of
 from topics.runtime.instant import Instant
 
 MADE: Final = "made"
@@ -202,9 +204,11 @@ class Client:
         records = numbered(numbers, size, tag=tag)
         with self._asking("append", name, records=records, numbers=numbers) as asked:
             request = AppendRequest(records=list(records), create=False)
-            if delay_ms or priority != DEFAULT_PRIORITY:
-                self.history.with_priorities.add(name)
-                fields = JobFields("", [delay_ms] * count, [0] * count, bytes([priority] * count))
+            if delay_ms or priority != DEFAULT_PRIORITY or has_keys(name):
+                if delay_ms or priority != DEFAULT_PRIORITY:
+                    self.history.with_priorities.add(name)
+                unique: list[UniqueJob | None] | None = list(map(unique_job, numbers)) if has_keys(name) else None
+                fields = JobFields("", [delay_ms] * count, [0] * count, bytes([priority] * count), unique)
                 columns = columns_of(request)
                 request = CheckedAppend(
                     records=list(records),
@@ -218,6 +222,24 @@ class Client:
             asked.first = (await self.engine.appends.append(name, request, Performance())).first_seq
             asked.epoch = self.engine.registry.topics[name].id if name in self.engine.registry.topics else 0
         return list(range(asked.first, asked.first + count)) if asked.first else []
+
+    async def repeat(self, name: str, told: Sequence[Told], key: str | None = None) -> None:
+        """Append jobs again that are there, with their unique keys: nothing is stored."""
+        unique = self.engine.registry.topics[name].queue.leases.unique  # type: ignore[union-attr]
+        assert unique is not None
+        digests = {
+            seq: packed[:DIGEST_BYTES] for page in unique.freeze().entries.values() for seq, packed in page.items()
+        }
+        seqs = [one.seq for one in told]
+        request = AppendRequest(records=list(numbered([0] * len(seqs), 5)), create=False, idempotency_key=key)
+        columns = columns_of(request)
+        keys = [UniqueJob(digests[seq], "unfinished", 0) for seq in seqs]
+        jobs = JobFields("", [0] * len(seqs), [0] * len(seqs), bytes([DEFAULT_PRIORITY] * len(seqs)), list(keys))
+        fields = {name: getattr(request, name) for name in AppendRequest.__struct_fields__}
+        checked = CheckedAppend(**fields, datas=columns.datas, nodes=None, tags=None, metas=None, jobs=jobs)
+        for _ in range(2 if key is not None else 1):
+            answer = await self.engine.appends.append(name, checked, Performance())
+            assert (answer.count, answer.duplicates) == (0, dict(enumerate(seqs)))
 
     async def delete(self, name: str, *, before: int | None = None, match: TagMatch | None = None) -> None:
         """Delete records."""
@@ -496,9 +518,22 @@ def check_queues(life: Life) -> None:
         kept = Kept.of(leases.dump(Instant(0, 0)))
         with suppress(NotLoaded):
             live = live_of(topic)
+            keyed = {seq for run in leases.unique.runs(1) for seq in run} if leases.unique is not None else set()
+            assert keyed <= live, f"{topic.name}: {keyed - live} have keys, and are not there"
+            assert keyed == live or not has_keys(topic.name), f"{topic.name}: {live - keyed} have lost their keys"
             assert kept.jobs.keys() <= live, f"{topic.name}: {kept.jobs.keys() - live} are kept, and are not there"
             missed = {seq for seq in live if seq <= kept.cursor} - kept.jobs.keys()
             assert not missed, f"{topic.name}: {missed} will never be claimed, the cursor is {kept.cursor}"
+
+
+def has_keys(name: str) -> bool:
+    """Return True for queues whose jobs all have unique keys."""
+    return name.startswith("unique")
+
+
+def unique_job(number: int) -> UniqueJob:
+    """Return the key of a job; every second one has a window too."""
+    return UniqueJob(digest_of(str(number)), "window" if number % 2 else "unfinished", 5000 if number % 2 else 0)
 
 
 def live_of(topic: Any) -> set[int]:

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from topics.client.results import TopicAdded as TopicAdded
     from topics.client.results import TopicDeleted as TopicDeleted
     from topics.client.results import TopicsLeftOut as TopicsLeftOut
+    from topics.client.results import Unique as Unique
     from topics.client.retry import Retry as Retry
     from topics.client.streams.async_tails import AsyncJobs as AsyncJobs
     from topics.client.streams.async_tails import AsyncTail as AsyncTail
@@ -103,6 +104,7 @@ _PLACES = {
         "NewRecord",
         "Record",
         "Tombstone",
+        "Unique",
         "TopicAdded",
         "TopicDeleted",
         "TopicsLeftOut",

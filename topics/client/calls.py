@@ -248,12 +248,16 @@ def encode_record(
     """The JSON of one record of an append. `record` is a NewRecord, or the data of a record; with a tag, a node or meta
     it is the data. Raises TypeError or ValueError for a value that JSON cannot express."""
     data = record
-    job: dict[str, int] = {}
+    job: dict[str, object] = {}
     if tag is None and node is None and meta is None:
         if not isinstance(record, NewRecord):
             return b'{"data":' + encode(record) + b"}"
         data, tag, node, meta = record.data, record.tag, record.node, record.meta
-        fields = {"delay_ms": record.delay_ms, "not_before": record.not_before, "priority": record.priority}
+        fields: dict[str, object] = {"delay_ms": record.delay_ms, "not_before": record.not_before}
+        fields["priority"] = record.priority
+        if record.unique is not None:
+            said = msgspec.structs.asdict(record.unique)
+            fields["unique"] = {name: value for name, value in said.items() if value is not None}
         job = {name: value for name, value in fields.items() if value is not None}
     parts = [b'{"data":', encode(data)]
     if tag is not None:

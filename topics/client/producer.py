@@ -44,6 +44,7 @@ from topics.client.producer_buffer import (
     ProducerBatch,
     ProducerClosed,
 )
+from topics.client.results import NewRecord
 from topics.client.retry import Attempts
 from topics.client.sync import Client
 
@@ -232,6 +233,7 @@ class _Sender(Generic[D]):
             await anyio.sleep(pause)
         if appended.count != batch.count:
             raise ProtocolError(f"{batch.count} records were sent to {batch.topic}, {appended.count} were appended")
+        assert appended.first_seq is not None  # there are no duplicates: see `_encoded`
         return appended.first_seq
 
     def _abandon(self, why: str) -> None:
@@ -421,7 +423,7 @@ class Producer(_Producer[Client | str, Delivery]):
         """
         if _forks != self._born_after:
             raise RuntimeError("a producer does not survive a fork: make one in each process")
-        record = calls.encode_record(data, tag, node, meta)
+        record = _encoded(data, tag, node, meta)
         delivery = self._buffer.put(topic, record, time.monotonic())
         return delivery if delivery is not None else self._send_with_patience(topic, record)
 
@@ -550,7 +552,7 @@ class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
         """
         if self._sender is None:
             raise RuntimeError("the producer is not open: use `async with`")
-        record = calls.encode_record(data, tag, node, meta)
+        record = _encoded(data, tag, node, meta)
         self._sends += 1
         if self._sends % _SENDS_IN_A_ROW == 0:
             await anyio.lowlevel.checkpoint()
@@ -613,3 +615,10 @@ class AsyncProducer(_Producer[AsyncClient, AsyncDelivery]):
 def _wait_time(seconds: float | None) -> float | None:
     """A timeout as `threading` takes it: None where it is None or too long for `threading`."""
     return None if seconds is None or seconds > threading.TIMEOUT_MAX else max(seconds, 0.0)
+
+
+def _encoded(data: object, tag: str | None, node: str | None, meta: Mapping[str, str] | None) -> bytes:
+    """Return a record as JSON. Raises TypeError or ValueError."""
+    if isinstance(data, NewRecord) and data.unique is not None:
+        raise ValueError("a producer knows its records by their seqs, and takes none with a unique key: use append")
+    return calls.encode_record(data, tag, node, meta)

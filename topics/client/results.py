@@ -94,6 +94,16 @@ class Job(Record, kw_only=True, gc=False):
     """Set by a Worker when it knows that the lease has ended: another worker may have the job."""
 
 
+class Unique(Struct):
+    """The unique key of a job: it is not appended if a job with this key is there. `scope` says which jobs count:
+    "queued" (it waits to be claimed), "unfinished" (it is neither acked nor dead), or "window" (it was appended within
+    the last `window_ms`)."""
+
+    key: str
+    scope: Literal["queued", "unfinished", "window"] = "unfinished"
+    window_ms: int | None = None
+
+
 class NewRecord(Struct):
     """A record to be appended. `data` is a value that JSON can express, or `msgspec.Raw`, JSON that is sent as it is.
     `node` names the writer, and wins over the `node` of the call."""
@@ -108,6 +118,8 @@ class NewRecord(Struct):
     not_before: int | None = None
     priority: int | None = None
     """Queues: 0 to 9, default 5; jobs of a higher one are claimed first."""
+    unique: Unique | None = None
+    """Queues: when the job is a duplicate. Only for `append`."""
 
 
 class NewAppend(Struct):
@@ -293,13 +305,15 @@ class TopicDeletion(Struct, kw_only=True):
 
 
 class Appended(Struct, kw_only=True):
-    """Records were appended, with the seqs `first_seq` to `last_seq`."""
+    """Records were appended, with the seqs `first_seq` to `last_seq`; None if all were duplicates."""
 
     topic: str
-    first_seq: int
-    last_seq: int
+    first_seq: int | None
+    last_seq: int | None
     seqs: list[int] = []
-    """Each seq; empty with `return_seqs=False`."""
+    """Each seq; of a duplicate, that of the job that is there. Empty with `return_seqs=False`."""
+    duplicates: list[int] = []
+    """The places of the records that were not appended, because a job with their unique key is there."""
     head_seq: int
     count: int
     created: bool

@@ -25,6 +25,7 @@ LASTING_LIMITS: Final = frozenset(
         "max_schedule_records",
         "max_total_bytes",
         "max_idempotency_keys",
+        "max_unique_keys",
         "max_stages",
         "max_watch_sessions",
     }

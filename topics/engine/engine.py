@@ -59,6 +59,7 @@ from topics.engine.operations.stage_lifecycle import StageLifecycle
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
+from topics.engine.operations.unique_jobs import UniqueJobs
 from topics.engine.queues.claims import Claims
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.lease_commits import LeaseCommits
@@ -160,6 +161,7 @@ class Engine:
             loader=loader,
             background=self._background,
         )
+        self.unique_jobs = UniqueJobs(settings, self.clock, registry, commits=commits, loader=loader, keys=self.keys)
         judge = Judge(registry, commits=commits, loader=loader)
         self.appends = Appends(
             settings,
@@ -172,6 +174,7 @@ class Engine:
             loader=loader,
             turns=self.turns,
             judge=judge,
+            unique=self.unique_jobs,
         )
         self.transactions = Transactions(
             settings,
@@ -402,6 +405,7 @@ class Engine:
             self.queues.look_after(topic)
         self.consumers.adopt_all()
         self.groups.adopt_all()
+        self.unique_jobs.adopt_all()
         self._consumed.note_all()
 
     def start_draining(self) -> None:

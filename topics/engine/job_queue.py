@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -22,9 +22,10 @@ from topics.log.topic_log import SeqRun, TopicLog
 from topics.model import QueueState, TopicConfig
 from topics.queue.claim_limits import ClaimLimits, RateWindow
 from topics.queue.claim_order import Ages
-from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent
+from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent, KeyEvent
 from topics.queue.leases import Leases, NextLive
 from topics.queue.retry_delay import RetryDelay
+from topics.queue.unique_keys import DIGEST_BYTES
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.queue_dump import FrozenQueue
 
@@ -95,6 +96,7 @@ class JobQueue:
         "attended",
         "bell",
         "deleted",
+        "keys_on_the_way",
         "leases",
         "limits",
         "line",
@@ -124,6 +126,9 @@ class JobQueue:
         """The time of the last sweep. Decisions use it, so that no lease ends by a decision unknown to its stream."""
         self.bell = trio.Event()
         """Set when claimers should not wait for a window any more."""
+        self.keys_on_the_way: dict[bytes, list[tuple[int, int]]] = {}
+        """The unique keys of appends that are not published yet: the seqs of each, ascending, and their times (ms of
+        the window clock)."""
         self._held: dict[int, Holder] = {}
         """The stream that holds a job, by seq."""
         self.deleted = False
@@ -174,6 +179,21 @@ class JobQueue:
             leases.dead_lettered = self.leases.dead_lettered
             leases.paused_until = self.leases.paused_until
         return FrozenQueue(now.window, leases.freeze(now))
+
+    # -- unique keys -------------------------------------------------------------------------------------------------
+
+    def put_keys_on_the_way(self, event: KeyEvent) -> None:
+        """Note the unique keys of an append that has its seqs."""
+        for seq, digest in _keys_of(event):
+            self.keys_on_the_way.setdefault(digest, []).append((seq, event.moment))
+
+    def take_keys_off_the_way(self, event: KeyEvent) -> None:
+        """The append is about to be published, or has failed."""
+        for seq, digest in _keys_of(event):
+            jobs = self.keys_on_the_way[digest]
+            jobs.remove((seq, event.moment))
+            if not jobs:
+                del self.keys_on_the_way[digest]
 
     # -- the line ----------------------------------------------------------------------------------------------------
 
@@ -341,3 +361,8 @@ def live_after(log: TopicLog, after: int, limit: int) -> array[int]:
             found.extend(range(step.first, step.last + 1))
         after = step.last
     return found
+
+
+def _keys_of(event: KeyEvent) -> Iterator[tuple[int, bytes]]:
+    for i, seq in enumerate(event.seqs):
+        yield seq, event.digests[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)]

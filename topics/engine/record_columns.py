@@ -55,6 +55,17 @@ class AppendColumns(NamedTuple):
             self.jobs and self.jobs.part(records),
         )
 
+    def only(self, places: Sequence[int]) -> AppendColumns:
+        """Return the columns of the records at these places."""
+        return AppendColumns(
+            [self.datas[i] for i in places],
+            self.nodes and [self.nodes[i] for i in places],
+            self.tags and [self.tags[i] for i in places],
+            self.metas and [self.metas[i] for i in places],
+            array("I", [self.sizes[i] for i in places]),
+            self.jobs and self.jobs.only(places),
+        )
+
 
 def columns_of(request: AppendRequest) -> AppendColumns:
     """Return the columns of a request. Records without a node get the request's."""

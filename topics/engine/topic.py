@@ -691,6 +691,17 @@ class Commit:
         else:
             topic.tell_of_sync()
 
+    def also_on_fail(self, call: Callable[[], None]) -> None:
+        """Call `call` if the commit fails, behind what is called already."""
+        before = self.on_fail
+
+        def on_fail() -> None:
+            if before is not None:
+                before()
+            call()
+
+        self.on_fail = on_fail
+
     def on_failed(self, error: ApiError) -> None:
         """Fail this commit and those behind it: they would leave a gap, and the shard takes nothing any more."""
         topic = self.topic

@@ -205,9 +205,10 @@ class AppendAnswer(Struct, kw_only=True):
     """The answer to an append of JSON."""
 
     topic: str
-    first_seq: int
-    last_seq: int
+    first_seq: int | None
+    last_seq: int | None
     seqs: list[int] | UnsetType = UNSET
+    duplicates: list[int] | UnsetType = UNSET
     head_seq: int
     count: int
     created: bool

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from topics.auth.keys import OPEN, Key
 from topics.auth.keys import Scope as KeyScope
@@ -107,12 +107,20 @@ def with_line_end(response: Response) -> bytes:
 
 def append_answer(result: AppendResult, performance: Performance, *, return_seqs: bool) -> bytes:
     """The JSON answer to an append, for HTTP and for WebSockets (`docs/spec/api.md` section 4)."""
+    first_seq, last_seq, duplicates = result.first_seq, result.last_seq, result.duplicates
+    seqs: list[int] | UnsetType = UNSET
+    if return_seqs:
+        seqs = list(range(first_seq, first_seq + result.count))
+        if duplicates:
+            new = iter(seqs)
+            seqs = [duplicates[i] if i in duplicates else next(new) for i in range(len(seqs) + len(duplicates))]
     return encode(
         AppendAnswer(
             topic=result.topic,
-            first_seq=result.first_seq,
-            last_seq=result.last_seq,
-            seqs=list(range(result.first_seq, result.last_seq + 1)) if return_seqs else UNSET,
+            first_seq=first_seq or None,
+            last_seq=last_seq or None,
+            seqs=seqs,
+            duplicates=sorted(duplicates) if duplicates else UNSET,
             head_seq=result.head_seq,
             count=result.count,
             created=result.created,

@@ -76,7 +76,7 @@ class _KeyPage:
         page.keys = [value[a:b].decode() for a, b in pairwise(ends)]
         if max(*page.firsts, *page.counts, *page.ats) >= _NO_VALUE:
             raise ValueError("dedupe window: a page with values out of range")
-        if not all(page.firsts) or not all(page.counts) or any(a > b for a, b in pairwise(page.ats)):
+        if not all(page.firsts) or any(a > b for a, b in pairwise(page.ats)):
             raise ValueError("dedupe window: a malformed page")
         return page
 
@@ -109,7 +109,8 @@ class DedupeWindow:
         return self._pages[self._next_page - 1].ats[-1] if self._pages else 0
 
     def remember(self, key: str, first_seq: int, count: int, at: int) -> None:
-        """Remember that the append under `key` was committed at `at` with seqs `first_seq` to `first_seq + count - 1`.
+        """Remember that the append under `key` was committed at `at` with seqs `first_seq` to `first_seq + count - 1`,
+        or, with a count of 0, stored nothing.
 
         A key that is known already (its window is over, or replay repeats a frame) stands for this append from now on.
         """

@@ -6,6 +6,8 @@ lease_events    the events that change jobs, and their form in the log
 claim_order     in which order jobs of several priorities are claimed
 retry_delay     how long a job that has failed is delayed
 last_errors     what went wrong with the jobs
+unique_keys     the unique keys of jobs, and how long they are remembered
+shared_pages    values by number that a frozen copy shares with the live one
 job_table       the pages of jobs, and which of them have free jobs
 job_pages       one page: columns for a run of seqs
 due_pages       when each page has to be examined again

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -32,6 +32,7 @@ from topics.queue.lease_events import (
     EnqueueEvent,
     Event,
     ExtendEvent,
+    KeyEvent,
     NackEvent,
     ParkEvent,
     PauseEvent,
@@ -39,6 +40,7 @@ from topics.queue.lease_events import (
     ResumeEvent,
 )
 from topics.queue.retry_delay import RetryDelay
+from topics.queue.unique_keys import FrozenKeys, UniqueKeys
 from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
 # Seqs that are looked up in the log of live records at a time: 32 KiB.
@@ -52,19 +54,22 @@ class JobProjection:
 
     `dead_lettered` counts over the topic's life. `backoff` is the delay of jobs that fail, None for none: it is part of
     the topic's config, not of the state. `paused_until` is None if the queue is not paused, otherwise the epoch ms of
-    the end of the pause, or 0. The seqs in answers ascend, or have the order of the event.
+    the end of the pause, or 0. `unique` are the keys of the jobs, once one has had a key. The seqs in answers ascend,
+    or have the order of the event.
     """
 
     __slots__ = (
         "_cursor",
         "_floor",
         "_reconciled",
+        "_reconciled_keys",
         "_reserved",
         "_table",
         "backoff",
         "dead_lettered",
         "errors",
         "paused_until",
+        "unique",
     )
 
     def __init__(self) -> None:
@@ -72,6 +77,7 @@ class JobProjection:
         self.backoff: RetryDelay | None = None
         self.paused_until: int | None = None
         self.errors = LastErrors()
+        self.unique: UniqueKeys | None = None
         self._table = JobTable()
         # The cursor: every live seq up to it is in the table or in _reserved.
         self._cursor = 0
@@ -82,6 +88,7 @@ class JobProjection:
         self._reserved: dict[int, bool] = {}
         # Progress of `reconcile`: seqs up to this one have been asked for.
         self._reconciled = 0
+        self._reconciled_keys = 0
 
     # -- as of now ---------------------------------------------------------------------------------------------------
 
@@ -166,6 +173,13 @@ class JobProjection:
         """Return True if `seq` is parked or condemned."""
         return self._table.state(seq) in (PARKED, CONDEMNED)
 
+    def is_waiting(self, seq: int) -> bool | None:
+        """Return True if a live job is ready or delayed, as of the last sweep: somebody will claim it. None if an event
+        in flight may make it so."""
+        if self._table.state(seq) in (ABSENT, FREE, DELAYED, LATER):
+            return True
+        return None if seq in self._reserved else False
+
     # -- events ------------------------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> array[int]:
@@ -183,6 +197,8 @@ class JobProjection:
                 done = self._enqueue(event)
             case ParkEvent():
                 done = self._park(event)
+            case KeyEvent():
+                done = self._key(event)
             case PauseEvent():
                 self.paused_until, done = event.until, event.seqs
             case ResumeEvent():
@@ -201,9 +217,9 @@ class JobProjection:
         """Forget the jobs of `seqs`, whose records were deleted or lost, but not by an ack or a dead-letter move, which
         are events. Return the seqs whose lease has ended by that."""
         ended: array[int] = array("Q")
-        if self.errors:
+        if self.errors or self.unique is not None:
             seqs = list(seqs)
-            self.errors.forget(seqs)
+            self._forget(seqs)
         for page, slot, seq in self._table.each(seqs):
             if seq in self._reserved:
                 self._reserved[seq] = False
@@ -222,6 +238,8 @@ class JobProjection:
         self._table.drop_below(self._floor, seq)
         if self.errors:
             self.errors.forget_below(seq)
+        if self.unique is not None:
+            self.unique.end_below(seq)
         self._floor = seq
         self._cursor = max(self._cursor, seq - 1)
         self._pass_known()
@@ -236,7 +254,11 @@ class JobProjection:
         for run in self._table.runs(self._reconciled + 1, _MOST_SEQ, _RUN):
             self._gone_unless(live_among, run)
             self._reconciled = run[-1]
-        self._reconciled = 0
+        if self.unique is not None:
+            for run in self.unique.runs(self._reconciled_keys + 1):
+                self._gone_unless(live_among, run)
+                self._reconciled_keys = run[-1]
+        self._reconciled = self._reconciled_keys = 0
 
     def forget_dead(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> array[int]:
         """Forget the jobs from `first` to `last` that are no longer live, because records of that range were lost.
@@ -247,6 +269,8 @@ class JobProjection:
         """
         known = {seq for seq in self._reserved if first <= seq <= last}
         known.update(*self._table.runs(first, last, _RUN))
+        if self.unique is not None:
+            known.update(*self.unique.runs(first, last))
         return self._gone_unless(live_among, array("Q", sorted(known)))
 
     # -- keeping -----------------------------------------------------------------------------------------------------
@@ -263,7 +287,9 @@ class JobProjection:
         cursor = min(self._cursor, min(fresh, default=self._cursor + 1) - 1)
         errors = self.errors.copy()
         to_epoch_ms = now.window - now.mono
-        return FrozenLeases(cursor, self.dead_lettered, to_epoch_ms, self._table.freeze(), errors, self.paused_until)
+        pages = self._table.freeze()
+        unique = self.unique.freeze() if self.unique is not None else None
+        return FrozenLeases(cursor, self.dead_lettered, to_epoch_ms, pages, errors, self.paused_until, unique)
 
     def dump(self, now: Instant) -> dict[str, Any]:
         """Freeze and dump at once: for few jobs."""
@@ -294,6 +320,8 @@ class JobProjection:
         leases._cursor = cursor
         leases._table = JobTable.load(dumped, to_epoch_ms - now.window + now.mono, now.mono + MAX_AHEAD_MS)
         leases.errors = LastErrors.load(value.get("errors", []))
+        if "unique" in value:
+            leases.unique = UniqueKeys.load(value["unique"])
         match value.get("paused_until"):
             case None:
                 pass
@@ -306,6 +334,8 @@ class JobProjection:
     def check(self) -> None:
         """Assert every invariant. O(n)."""
         self._table.check(self._reserved)
+        if self.unique is not None:
+            self.unique.check()
         kept = [seq for run in self._table.runs(0, _MOST_SEQ, _RUN) for seq in run]
         assert kept == sorted(set(kept))
         assert not kept or kept[0] >= self._floor, (kept[0], self._floor)
@@ -396,6 +426,15 @@ class JobProjection:
             done.append(seq)
         return done
 
+    def _key(self, event: KeyEvent) -> array[int]:
+        if self.unique is None:
+            self.unique = UniqueKeys()
+            self.unique.end_below(self._floor)
+        self.unique.add(event.seqs, event.digests, event.windows, event.moment)
+        if event.answer is not None:
+            self.unique.remember(event.answer)
+        return array("Q")
+
     def _park(self, event: ParkEvent) -> array[int]:
         done: array[int] = array("Q")
         for page, slot, seq in self._events(event.seqs):
@@ -405,8 +444,13 @@ class JobProjection:
         return done
 
     def _end(self, seqs: array[int]) -> array[int]:
-        self.errors.forget(seqs)
+        self._forget(seqs)
         return array("Q", [seq for page, slot, seq in self._events(seqs) if page.forget(slot) != ABSENT])
+
+    def _forget(self, seqs: Sequence[int]) -> None:
+        self.errors.forget(seqs)
+        if self.unique is not None:
+            self.unique.end(seqs)
 
     def _events(self, seqs: array[int], due_ms: int | None = None) -> Iterator[tuple[JobPage, int, int]]:
         """Like `JobTable.each`, and end the reservations of the seqs."""
@@ -430,6 +474,7 @@ class FrozenLeases:
     pages: Mapping[int, JobPage]
     errors: Mapping[int, str]
     paused_until: int | None
+    unique: FrozenKeys | None
 
     def dump(self) -> dict[str, Any]:
         """Return the state as ints, strings, bytes and lists that CBOR takes, for `Leases.load`. May run in any thread.
@@ -447,6 +492,8 @@ class FrozenLeases:
             fields["errors"] = [[seq, text] for seq, text in self.errors.items()]
         if self.paused_until is not None:
             fields["paused_until"] = self.paused_until
+        if self.unique is not None:
+            fields["unique"] = self.unique.dump()
         return fields
 
 

@@ -16,10 +16,15 @@ A frame's payload is one map. Seqs and lease ids in it are little-endian u64, ti
     {"op": "nacked",        "seqs", "moment", "delays", "counts", "condemns", "error"}
                                             released `delays` (i64 each, ms) after `moment`; `counts`: the delivery
                                             counts; `condemns`: due for the dead-letter topic; `error` may be missing
+    {"op": "keyed",         "seqs", "digests", "windows", "moment", "answer"}
+                                            the unique keys of new jobs (16 bytes each), their windows (u32 each, ms),
+                                            when they were appended, and for an append with an idempotency key what it
+                                            was told of duplicates (`unique_keys.answer_to_wire`), or nothing
     {"op": "paused",        "until"}                                     epoch ms, or 0 for no end
     {"op": "resumed"}
 
-`enqueued` is in the batch of the records that it is about. An older version of the daemon does not know it and the ones
+`enqueued` and `keyed` are in the batch of the records that they are about. `keyed` has no seqs if all records of the
+append were duplicates. An older version of the daemon does not know it and the ones
 below it, and refuses them.
 
 An ack has no frame of its own: it is the deletion of the record.
@@ -29,10 +34,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from topics.log.dumped_values import from_little_endian, little_endian
 from topics.queue.job_pages import MOST_PRIORITY
+from topics.queue.unique_keys import DIGEST_BYTES, FirstAnswer, answer_from_wire, answer_to_wire
 from topics.runtime.instant import Instant
 
 
@@ -118,6 +125,28 @@ class EnqueueEvent(NamedTuple):
         }
 
 
+class KeyEvent(NamedTuple):
+    """The new jobs `seqs`, appended at `moment` (ms of the window clock), have unique keys with these digests, and
+    windows (ms; 0 for none). `answer` is for a repeat of the append under its idempotency key."""
+
+    seqs: array[int]
+    digests: bytes
+    windows: array[int]
+    moment: int
+    answer: FirstAnswer | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the payload of the Lease frame."""
+        payload = {
+            "op": "keyed",
+            "seqs": little_endian(self.seqs),
+            "digests": self.digests,
+            "windows": little_endian(self.windows),
+            "moment": self.moment,
+        }
+        return payload if self.answer is None else {**payload, "answer": answer_to_wire(self.answer)}
+
+
 class NackEvent(NamedTuple):
     """`seqs` are no longer leased, each with a delay of its own (ms from `moment` on), or with more to note than a
     `ReleaseEvent` can: the delivery may not count, an error may be kept, and they may be condemned, that is be due for
@@ -178,7 +207,7 @@ class AckEvent(NamedTuple):
     seqs: array[int]
 
 
-JobEvent = ClaimEvent | ExtendEvent | ReleaseEvent | NackEvent | ParkEvent | DeadLetterEvent | EnqueueEvent
+JobEvent = ClaimEvent | ExtendEvent | ReleaseEvent | NackEvent | ParkEvent | DeadLetterEvent | EnqueueEvent | KeyEvent
 LeaseEvent = JobEvent | PauseEvent | ResumeEvent
 """The events that a Lease frame can hold."""
 
@@ -196,6 +225,8 @@ def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
             return PauseEvent(until)
         case {"op": "resumed"}:
             return ResumeEvent()
+        case {"op": "keyed"}:
+            return _keys_from_wire(value)
     seqs = from_little_endian("Q", value.get("seqs"))
     if not seqs or 0 in seqs:
         raise ValueError(f"lease event: bad seqs in {value!r}")
@@ -223,3 +254,14 @@ def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
             if len(not_before) == len(seqs) == len(priorities) and max(priorities) <= MOST_PRIORITY:
                 return EnqueueEvent(seqs, not_before, priorities)
     raise ValueError(f"lease event: unknown {value.get('op')!r}, or fields missing")
+
+
+def _keys_from_wire(value: Mapping[str, Any]) -> KeyEvent:
+    match value:
+        case {"seqs": seqs_, "digests": bytes(digests), "windows": windows_, "moment": int(moment)}:
+            seqs, windows = from_little_endian("Q", seqs_), from_little_endian("I", windows_)
+            answer = answer_from_wire(value["answer"]) if "answer" in value else None
+            ascending = all(a < b for a, b in pairwise([0, *seqs]))
+            if ascending and len(seqs) == len(windows) == len(digests) / DIGEST_BYTES and 0 <= moment < 1 << 63:
+                return KeyEvent(seqs, digests, windows, moment, answer)
+    raise ValueError("lease event: bad keys")

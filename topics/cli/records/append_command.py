@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import click
 
@@ -56,8 +56,10 @@ class AppendSummary:
     count: int = 0
     repeated: int = 0
     """Records that an earlier append with the same key has appended."""
+    duplicates: int = 0
+    """Records that were not appended, because a job with their unique key is there."""
 
-    def add(self, first_seq: int, last_seq: int, count: int, *, repeated: bool = False) -> None:
+    def add(self, first_seq: int | None, last_seq: int | None, count: int, *, repeated: bool = False) -> None:
         """Add a batch. Batches are added in the order of their seqs."""
         if self.first_seq is None:
             self.first_seq = first_seq
@@ -68,7 +70,10 @@ class AppendSummary:
 
     def document(self) -> dict[str, Any]:
         """The summary as `--json` prints it."""
-        return asdict(self)
+        document = asdict(self)
+        if not self.duplicates:
+            del document["duplicates"]
+        return document
 
 
 class KeyValue(click.ParamType[tuple[str, str]]):
@@ -152,6 +157,13 @@ class Delimiter(click.ParamType[str]):
 )
 @click.option("--not-before", type=Time(), metavar="TIME", help="Queue: claim it at this time or later.")
 @click.option("--priority", type=click.IntRange(0, 9), metavar="N", help="Queue: 0 to 9, higher ones first.  [5]")
+@click.option("--unique-key", metavar="KEY", help="Queue: append the one RECORD unless a job with this key is there.")
+@click.option(
+    "--unique-scope",
+    type=click.Choice(["queued", "unfinished", "window"]),
+    help="Which job counts: one that waits, one that is there, one of the last --unique-window.  [unfinished]",
+)
+@click.option("--unique-window", type=Duration(), metavar="TIME", help="How long ago a job may have been appended.")
 @click.option("--tag-field", metavar="FIELD", help="Take the tag from this field of the JSON object or CSV row.")
 @click.option("--node-field", metavar="FIELD", help="Take the node from this field.")
 @click.option("--create/--no-create", default=True, help="Create the topic if it is missing.  [create]")
@@ -220,6 +232,9 @@ def append(
     delay_ms: int | None,
     not_before: int | None,
     priority: int | None,
+    unique_key: str | None,
+    unique_scope: Literal["queued", "unfinished", "window"] | None,
+    unique_window: int | None,
     tag_field: str | None,
     node_field: str | None,
     create: bool,
@@ -259,7 +274,12 @@ def append(
         return
     if not given and conditions != AppendConditions():
         raise click.UsageError("Conditions are for records as arguments and for raw bytes, which become one append.")
+    if (unique_key, unique_scope, unique_window) != (None, None, None) and (len(given) != 1 or not unique_key):
+        raise click.UsageError(
+            "--unique-key is for one RECORD as an argument; --unique-scope and --unique-window go with it."
+        )
     from topics.cli.records.record_input import Parser  # noqa: PLC0415
+    from topics.client import Unique  # noqa: PLC0415
 
     parser = Parser(
         form=form or "text",
@@ -269,6 +289,7 @@ def append(
         delay_ms=delay_ms,
         not_before=not_before,
         priority=priority,
+        unique=Unique(unique_key, unique_scope or "unfinished", unique_window) if unique_key else None,
         tag_field=tag_field,
         node_field=node_field,
         delimiter=delimiter,
@@ -438,13 +459,14 @@ def _append_at_once(
 
 def _sum_up(summary: AppendSummary, done: Appended, key: str | None, sent: int) -> None:
     """Add an append of `sent` records. Raises CommandFailure if its key was used for other records."""
-    if done.count != sent:
+    if done.count + len(done.duplicates) != sent:
         raise failures.CommandFailure(
             f"nothing was appended: the key {key!r} was used for {done.count} records before, and these are "
             f"{sent}. Another input needs another key",
             failures.EXIT_CONFLICT,
         )
     summary.add(done.first_seq, done.last_seq, done.count, repeated=done.deduped)
+    summary.duplicates += len(done.duplicates)
 
 
 # ----------------------------------------------------------------- raw bytes
@@ -549,4 +571,6 @@ def _say(options: CommandOptions, summary: AppendSummary) -> None:
         text += f" ({'seq' if summary.count == 1 else 'seqs'} {seqs})"
     if summary.repeated:
         text += f"; {count(summary.repeated)} of them by an earlier append with the same key"
+    if summary.duplicates:
+        text += f"; {count(summary.duplicates)} not, because a job with that unique key is there"
     failures.tell(text)

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from topics.client.results import NewRecord
+from topics.client.results import NewRecord, Unique
 
 MAX_LINE_BYTES: Final = 16 << 20
 """More than a daemon takes as a record (1 MiB by default); a line that is longer ends the input."""
@@ -117,6 +117,8 @@ class Parser:
     delay_ms: int | None = None
     not_before: int | None = None
     priority: int | None = None
+    unique: Unique | None = None
+    """Of all records."""
     tag_field: str | None = None
     """The field of a JSON object, or the CSV column, that holds the tag."""
     node_field: str | None = None
@@ -132,6 +134,7 @@ class Parser:
                 record.delay_ms, record.not_before = self.delay_ms, self.not_before
             if record.priority is None:
                 record.priority = self.priority
+            record.unique = self.unique
             yield found
 
     def _records(self, lines: Iterable[Line]) -> Iterator[ParsedRecord]:

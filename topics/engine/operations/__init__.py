@@ -1,12 +1,14 @@
 """Calls on topics, one module for each.
 
 append            one append, from admission to its answer
+append_attachment what a firing of a schedule adds to an append
 transactions      appends to several topics, all or none
 schema_checks     judging the records of an append by the schema of their topic
 judge             the conditions of appends and commits
 tag_search        the newest records with some tags, out of segment files
 fence_removal     removing a fence
 topic_seals       sealing the active segment of a topic
+unique_jobs       which jobs of an append are duplicates, by their unique keys
 new_jobs          what an append says about its jobs
 large_batches     the frames and blocks of a large batch, encoded in pieces
 read              one read, with or without waiting

@@ -9,10 +9,10 @@ topic is made by `topics.engine.operations.topic_lifecycle`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
@@ -22,11 +22,13 @@ from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits, time_commit, unlogged_floor
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
+from topics.engine.operations.append_attachment import AppendAttachment
 from topics.engine.operations.judge import FoundTags, Judge, check_missing, publish_fence, raise_fence
 from topics.engine.operations.large_batches import LARGE_BATCH_BYTES, LargeBatch
 from topics.engine.operations.new_jobs import check_jobs, enqueue_event, enqueue_frame, publish_jobs
 from topics.engine.operations.schema_checks import check_records
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
+from topics.engine.operations.unique_jobs import UniqueJobs, duplicates_of, key_event, key_frame
 from topics.engine.record_columns import (
     COMMIT_TURN_BYTES,
     AppendColumns,
@@ -53,7 +55,7 @@ from topics.model import (
     TopicConfig,
     TopicConfigPatch,
 )
-from topics.queue.lease_events import EnqueueEvent
+from topics.queue.lease_events import EnqueueEvent, KeyEvent
 from topics.runtime.clock import Clock
 from topics.runtime.turns import Turns
 from topics.storage.wal import frames
@@ -62,28 +64,6 @@ from topics.storage.wal.shard_writer import ShardWriter
 
 EXPIRE_ALL_MS: Final = 1000
 """If the quota refuses appends, all topics are searched for expired records, at most once in this time (ms)."""
-
-
-class AppendAttachment(Protocol):
-    """Control frames in the batch of an append, and the steps of that append. An append with an attachment is synced,
-    whatever the class."""
-
-    @property
-    def frames(self) -> Sequence[tuple[FrameType, dict[str, Any]]]:
-        """The control frames, which stand behind the records of the append."""
-        ...
-
-    def decide(self, topic: Topic) -> None:
-        """The append gets its seqs in this step, unless this raises."""
-        ...
-
-    def publish(self) -> None:
-        """The append is published."""
-        ...
-
-    def fail(self) -> None:
-        """The append has its seqs, and will not be published. Its frames may be on disk all the same."""
-        ...
 
 
 class _DecidedAppend(NamedTuple):
@@ -105,6 +85,8 @@ class _DecidedAppend(NamedTuple):
     """The fence that the append raises, None for none."""
     jobs: EnqueueEvent | None
     """What the queue is told of its jobs, if they are not like any others."""
+    keys: KeyEvent | None
+    """What the queue remembers of their unique keys, if they have any."""
     attachment: AppendAttachment | None
 
 
@@ -125,6 +107,7 @@ class Appends:
         loader: Loader,
         turns: Turns,
         judge: Judge,
+        unique: UniqueJobs,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -136,6 +119,7 @@ class Appends:
         self._loader = loader
         self._turns = turns
         self.judge = judge
+        self._unique = unique
         self._expired_all_ms: int | None = None
 
     async def append(
@@ -178,6 +162,7 @@ class Appends:
         large: LargeBatch | None = None
         takes_turn = False
         judged_by: msgspec.Raw | None = None
+        duplicates: Mapping[int, int] | None = None
         while True:
             has_turn, takes_turn = takes_turn, False  # a turn ends when the task waits for anything else
             topic = find()
@@ -192,7 +177,7 @@ class Appends:
             if key is not None:
                 known = self._keys.known(topic, key)
                 if known is not None:
-                    return _repeated(topic, known, perf)
+                    return _repeated(topic, key, known, perf)
                 first = self._keys.in_flight(topic, key)
                 if first is not None:
                     self._commits.check_space(writer)
@@ -228,7 +213,15 @@ class Appends:
                 continue
             if conditions is not None and not await self.judge.holds(topic, conditions, found):
                 continue
+            if batch.jobs is not None and batch.jobs.unique is not None:
+                duplicates = await self._unique.judged(topic, batch.jobs.unique, keeps_answer=key is not None)
+                if duplicates is None:
+                    continue
             break
+        if duplicates:
+            return await self._append_rest(
+                topic, request, batch, duplicates, perf, created=created, attachment=attachment
+            )
         self._check_room(topic, batch)
         if key is not None:
             self._keys.check_room()
@@ -238,10 +231,42 @@ class Appends:
             attachment.decide(topic)
         fence = raise_fence(topic, conditions) if conditions is not None else None
         large = large if large is not None and large.fits(topic) else None
-        commit = self._commit(topic, batch, key, fence, large, attachment)
+        commit = self._commit(topic, batch, key, fence, large, attachment=attachment)
         first_seq, last_seq = await commit.answer()
         time_commit(commit, perf)
         return _answer(topic, first_seq, last_seq, created=created)
+
+    async def _append_rest(
+        self,
+        topic: Topic,
+        request: AppendRequest,
+        batch: AppendColumns,
+        duplicates: Mapping[int, int],
+        perf: Performance,
+        *,
+        created: bool,
+        attachment: AppendAttachment | None,
+    ) -> AppendResult:
+        """Store those records of an append that are not duplicates. The caller has judged in this step."""
+        batch = batch.only([i for i in range(len(batch.datas)) if i not in duplicates])
+        key, conditions = request.idempotency_key, request.conditions
+        if batch.datas:
+            self._check_room(topic, batch)
+        if key is not None:
+            self._keys.check_room()
+        if attachment is not None:
+            attachment.decide(topic)
+        fence = raise_fence(topic, conditions) if conditions is not None else None
+        first_seq = last_seq = 0
+        commit: Commit | None
+        if batch.datas:
+            commit = self._commit(topic, batch, key, fence, duplicates=duplicates, attachment=attachment)
+            first_seq, last_seq = await commit.answer()
+        else:
+            commit = await self._unique.nothing_stored(topic, duplicates, key, fence, attachment)
+        if commit is not None:
+            time_commit(commit, perf)
+        return _answer(topic, first_seq, last_seq, created=created, duplicates=duplicates)
 
     def _schema_of(self, topic: Topic) -> msgspec.Raw | None:
         """Return the schema of a topic, or of the topic of a stage; None for none."""
@@ -380,10 +405,12 @@ class Appends:
         key: str | None,
         fence: Fence | None = None,
         large: LargeBatch | None = None,
+        duplicates: Mapping[int, int] | None = None,
         attachment: AppendAttachment | None = None,
     ) -> Commit:
         """Assign seqs and times, build frames and blocks, queue them: one step of the loop. `fence`: it was raised in
-        this step. `large`: the batch, encoded for these seqs up to the last piece. `attachment` has decided."""
+        this step. `large`: the batch, encoded for these seqs up to the last piece. `duplicates` were left out of the
+        batch. `attachment` has decided."""
         count = len(batch.datas)
         if large is not None:
             ts = topic.last_ts = large.ts
@@ -396,7 +423,11 @@ class Appends:
         if attachment is not None:
             commit_point = CommitPoint.SYNCED
         watermark = self.decided_watermark(topic, batch.sizes)
-        jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms()) if batch.jobs is not None else None
+        jobs = keys = None
+        if batch.jobs is not None:
+            jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms())
+            if batch.jobs.unique is not None:
+                keys = key_event(batch.jobs.unique, duplicates or {}, first_seq, at, key)
         if topic.ephemeral:
             frame_count = 0
             appended = _without_frames(batch)
@@ -407,6 +438,8 @@ class Appends:
                 tail.append(fence_frame(fence))
             if jobs is not None:
                 tail.append(enqueue_frame(jobs, at))
+            if keys is not None:
+                tail.append(key_frame(keys))
             if attachment is not None:
                 tail += attachment.frames
             frame_count = count + len(tail)
@@ -421,7 +454,20 @@ class Appends:
             names = batch.nodes, batch.tags
             blocks = encode_blocks(first_seq, ts, batch.datas, *names, batch.metas, pinned=topic.ephemeral)
         decided = _DecidedAppend(
-            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, key, fence, jobs, attachment
+            topic,
+            first_seq,
+            last_seq,
+            ts,
+            at,
+            appended,
+            batch.tags,
+            blocks,
+            watermark,
+            key,
+            fence,
+            jobs,
+            keys,
+            attachment,
         )
         commit = Commit(
             topic,
@@ -441,8 +487,10 @@ class Appends:
             commit.foreseen = Foreseen(batch.tags, watermark)
         if key is not None:
             self._keys.begin(commit, key)
+        if keys is not None:
+            self._unique.begin(commit, keys)
         if attachment is not None:
-            commit.on_fail = attachment.fail
+            commit.also_on_fail(attachment.fail)
         self._commits.send(commit)
         return commit
 
@@ -474,10 +522,13 @@ class Appends:
 
     def _publish(self, decided: _DecidedAppend, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Returns its first and last seq."""
-        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence, jobs, attachment = decided
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence, jobs, keys, _ = decided
+        attachment = decided.attachment
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
         if jobs is not None:
             publish_jobs(topic, jobs)
+        if keys is not None:
+            self._unique.publish(topic, keys)
         if key is not None:
             self._keys.remember(topic, key, first_seq, commit.records, at)
         if fence is not None:
@@ -517,25 +568,35 @@ def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], water
 
 
 def _answer(
-    topic: Topic, first_seq: int, last_seq: int, *, created: bool = False, deduped: bool = False
+    topic: Topic,
+    first_seq: int,
+    last_seq: int,
+    *,
+    created: bool = False,
+    deduped: bool = False,
+    duplicates: Mapping[int, int] | None = None,
 ) -> AppendResult:
-    """Return the answer to an append of these seqs, both ends inclusive, as of now."""
+    """Return the answer to an append of these seqs, both ends inclusive, 0 for none, as of now."""
     return AppendResult(
         topic=topic.name,
         first_seq=first_seq,
         last_seq=last_seq,
         head_seq=topic.log.head_seq,
-        count=last_seq - first_seq + 1,
+        count=last_seq - first_seq + 1 if last_seq else 0,
         created=created,
         deduped=deduped,
+        duplicates=duplicates,
     )
 
 
-def _repeated(topic: Topic, known: tuple[int, int], perf: Performance) -> AppendResult:
+def _repeated(topic: Topic, key: str, known: tuple[int, int], perf: Performance) -> AppendResult:
     """Return the answer to an append that was committed before under the same key."""
     first_seq, count = known
     perf.wal_append_ms = perf.fsync_ms = 0.0
-    return _answer(topic, first_seq, first_seq + count - 1, deduped=True)
+    duplicates = duplicates_of(topic, key, first_seq, count)
+    if not count:
+        return _answer(topic, 0, 0, deduped=True, duplicates=duplicates)
+    return _answer(topic, first_seq, first_seq + count - 1, deduped=True, duplicates=duplicates)
 
 
 def evicts(topic: Topic) -> bool:

@@ -31,7 +31,7 @@ from topics.engine.operations.append import (
 )
 from topics.engine.operations.judge import FoundTags, check_missing, publish_fence, raise_fence, take_back_fence
 from topics.engine.operations.large_batches import LARGE_BATCH_BYTES, LargeBatch
-from topics.engine.operations.new_jobs import check_jobs, enqueue_event, enqueue_frame, publish_jobs
+from topics.engine.operations.new_jobs import check_jobs, enqueue_event, enqueue_frame, publish_jobs, refuse_unique
 from topics.engine.operations.schema_checks import check_records
 from topics.engine.record_columns import COMMIT_TURN_BYTES, AppendColumns, columns_of, encode_blocks, utf8
 from topics.engine.registry import Registry
@@ -134,7 +134,9 @@ class Transactions:
         members = []
         for name, one in zip(request.topics, request.appends, strict=True):
             with _about(name):
-                members.append(_Member(name, one, self._appends.inline_config(name, one), columns_of(one)))
+                batch = columns_of(one)
+                refuse_unique(batch.jobs, "a transaction")
+                members.append(_Member(name, one, self._appends.inline_config(name, one), batch))
         key = request.idempotency_key
         created: set[str] = set()
         judged = _Judged()

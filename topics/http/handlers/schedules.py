@@ -14,7 +14,7 @@ from topics.http.answer_types import (
 )
 from topics.http.calls import Call, Response, json_response
 from topics.http.requests import schedule_requests
-from topics.model import Performance, ScheduleState
+from topics.model import AppendResult, Performance, ScheduleState
 
 
 class ScheduleHandlers:
@@ -54,7 +54,7 @@ class ScheduleHandlers:
         name = self._name(call)
         done = await self._engine.schedules.run(name, call.perf)
         answer = ScheduleRunAnswer(
-            schedule=name, topic=done.topic, seq=done.first_seq, performance=self._performance(call)
+            schedule=name, topic=done.topic, seq=_seq_of(done), performance=self._performance(call)
         )
         return json_response(answer)
 
@@ -79,3 +79,8 @@ class ScheduleHandlers:
 
     def _performance(self, call: Call) -> Performance:
         return call.performance(self._engine.clock.perf_ns())
+
+
+def _seq_of(done: AppendResult) -> int:
+    """Return the seq of the record of a run: that of the job that is there, if the record has a unique key."""
+    return done.duplicates[0] if done.duplicates else done.first_seq

@@ -22,6 +22,7 @@ from topics.http.requests import (
     condition_requests,
     consumer_requests,
     group_requests,
+    job_fields,
     queue_requests,
     raw_appends,
     read_requests,
@@ -53,6 +54,7 @@ from topics.model import (
     TopicConfigPatch,
     TopicState,
     TopicSummary,
+    UniqueIn,
     WatchedTopic,
     WatchStart,
 )
@@ -359,6 +361,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             f"Queues: 0 to {MOST_PRIORITY}; jobs of a higher one are claimed first. Default {DEFAULT_PRIORITY}.",
             {"minimum": 0, "maximum": MOST_PRIORITY},
         ),
+        "unique": Fact("Queues: nothing is stored if a job with this key is there."),
         "data": Fact("Any JSON value. It is never parsed, and read back byte for byte."),
         "tag": Fact(f"At most {setting('max_tag_bytes')} bytes.", NOT_EMPTY),
         "node": Fact(f"The name of the writer; at most {setting('max_node_bytes')} bytes.", NOT_EMPTY),
@@ -367,6 +370,20 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             "Keys that start "
             f"with `{append_requests.RESERVED_META_PREFIX}` are reserved.",
             {"maxProperties": append_requests.MAX_META_KEYS},
+        ),
+    },
+    UniqueIn: {
+        "key": Fact(
+            f"1 to {job_fields.MAX_UNIQUE_KEY_BYTES} bytes.",
+            {"minLength": 1, "maxLength": job_fields.MAX_UNIQUE_KEY_BYTES},
+        ),
+        "scope": Fact(
+            "Which other job counts: one that waits to be claimed (`queued`), one that is neither acked nor dead "
+            "(`unfinished`), or one that was appended within the last `window_ms`, whatever became of it (`window`)."
+        ),
+        "window_ms": Fact(
+            "For `window`, and only for that: 1 ms to 7 days.",
+            {"anyOf": [{"type": "integer", "minimum": 1, "maximum": job_fields.MAX_WINDOW_MS}, {"type": "null"}]},
         ),
     },
     condition_requests.ConditionFields: {
@@ -643,9 +660,16 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     answer_types.Record: _RECORD,
     answer_types.AppendAnswer: {
-        "first_seq": _seq("Seq of the first record."),
-        "last_seq": _seq("Seq of the last record."),
-        "seqs": Fact("The seqs of all records, unless `return_seqs` is false.", _SEQS),
+        "first_seq": Fact("Seq of the first record that was stored; null if none was."),
+        "last_seq": Fact("Seq of the last record that was stored; null if none was."),
+        "seqs": Fact(
+            "The seqs of all records, unless `return_seqs` is false; of a duplicate, that of the job that is there.",
+            _SEQS,
+        ),
+        "duplicates": Fact(
+            "The places (from 0) of the records that were not stored, because a job with their unique key is there. "
+            "Absent if there are none."
+        ),
         "count": _seq("Records that this call stored; the first call's number if `deduped`."),
         "created": Fact("True if this call created the topic."),
         "deduped": Fact("True if this was a repeat, and nothing was stored."),

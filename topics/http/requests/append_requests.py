@@ -27,7 +27,7 @@ from topics.http.requests.condition_requests import (
     largest_tag_seqs,
     refuse_parameters,
 )
-from topics.http.requests.job_fields import jobs_of, may_have_jobs
+from topics.http.requests.job_fields import jobs_of, may_have_jobs, refuse_unique
 from topics.http.requests.json_checks import (
     DEEP_BYTES,
     MAX_DEPTH,
@@ -687,6 +687,7 @@ def decode_lines(lines: list[bytes], settings: Settings, *, strict: bool = False
             _check_datas(datas, settings.max_record_bytes)
         extras = _check_extras(raw, records, datas, settings)
         jobs = jobs_of(records) if may_have_jobs(raw) else None
+        refuse_unique(jobs, "a line of an upload")
     except ApiError as error:
         raise _bad_line_of(error) from None
     nodes, tags, metas = extras

@@ -27,7 +27,8 @@ class FrozenQueue(NamedTuple):
     @property
     def is_large(self) -> bool:
         """Return True if dumping it takes longer than a step of the loop may."""
-        return len(self.leases.pages) > LARGE_PAGES
+        unique = self.leases.unique
+        return len(self.leases.pages) + (len(unique.entries) + len(unique.answers) if unique else 0) > LARGE_PAGES
 
     def dump(self) -> list[Any]:
         """Return it for CBOR. Some pages at a time are encoded as CBOR of their own, so that no call of the encoder
