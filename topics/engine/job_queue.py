@@ -259,7 +259,7 @@ class JobQueue:
         due_ms = leases.next_due_ms()
         if due_ms is not None:
             left = due_ms - now.mono
-        if window is not None and (due_ms := window.next_ms()) is not None:
+        if window is not None and (due_ms := window.next_ms(now.mono)) is not None:
             left = min(left, due_ms - now.mono)
         later_ms = leases.next_later_ms()
         if later_ms is not None:
