@@ -446,3 +446,27 @@ async def test_a_schema_is_kept(autojump_clock: Any) -> None:
         error = state(life).last_error
         assert error is not None
         assert error.code == "schema_violation"
+
+
+async def test_the_job_fields_of_a_record_count_in_a_queue_and_are_refused_by_a_log(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("q", type="queue")
+        await life.put("log")
+        await put(life, "s", topic="q", record='{"data":1,"delay_ms":60000,"priority":9}')
+        await put(life, "r", topic="q", record='{"data":2,"priority":7}', paused=True)
+        for topic in ("log", "missing"):
+            await put(life, topic, topic=topic, record='{"data":1,"priority":9}')
+        async with firing(life):
+            await trio.sleep(1.1)
+        await life.engine.schedules.run("s", Performance())
+        await life.engine.schedules.run("r", Performance())
+        queue = life.engine.registry.topics["q"].queue
+        assert queue is not None
+        assert (queue.leases.delayed, queue.leases.priority(1), queue.leases.priority(3)) == (2, 9, 7)
+        for topic in ("log", "missing"):
+            error = state(life, topic).last_error
+            assert error is not None
+            assert error.code == "invalid_request"
+            assert "priority" in error.message
+            assert await times(life, topic) == []
+        assert "missing" not in life.engine.registry.topics
