@@ -187,8 +187,6 @@ class JobQueue:
     def apply(self, event: Event) -> array[int]:
         """Carry out an event, at its commit point. Return the seqs that it changed."""
         done = self.leases.apply(event)
-        if isinstance(event, ClaimEvent) and self.limits.window is not None:
-            self.limits.window.note(self.now.mono, len(done))
         if isinstance(event, ExtendEvent):
             self._look_again(done)
         elif not isinstance(event, ClaimEvent):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.engine.life import Called, Life, living, refusal, settings, settle
+from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
 from tests.engine.queues.test_queues import Stream, ack, at_rest, claim, counters, seqs_of, the_queue
 from tests.simulation.disk import SimFs
 from topics.engine.job_queue import JobQueue
@@ -396,3 +396,22 @@ async def test_who_waits_at_an_empty_queue_with_a_rate_waits(
         await life.append("q", 2)
         await trio.sleep(0.1)
         assert seqs_of(late.result) == [2]
+
+
+async def test_a_claim_counts_in_the_rate_from_its_sync_on(autojump_clock: Any) -> None:
+    disk = HeldOffload()
+    async with living(offload=disk) as life, trio.open_nursery() as nursery:
+        await life.put("q", type="queue", leases_durable=True, rate=ClaimRate(jobs=1, per_ms=6400))
+        await life.append("q", 1, 2)
+        disk.hold()
+        first = Called(nursery, lambda: claim(life, "a"))
+        await settle()
+        second = Called(nursery, lambda: claim(life, "b", wait_ms=30_000))
+        await trio.sleep(5)
+        disk.let_go()
+        await trio.sleep(0.1)
+        assert seqs_of(first.result) == [1]
+        await trio.sleep(6)
+        assert not second.done
+        await trio.sleep(0.5)
+        assert seqs_of(second.result) == [2]

@@ -105,7 +105,7 @@ class LeaseCommits:
     def claim(self, topic: Topic, event: ClaimEvent) -> Commit:
         """Commit a claim. The result of the commit is the seqs that it leased, and their deliveries."""
         assert topic.queue is not None
-        return self._lease(topic, event, partial(_publish_claim, topic.queue, event))
+        return self._lease(topic, event, partial(self._publish_claim, topic.queue, event))
 
     def lease(self, topic: Topic, event: LeaseEvent) -> Commit:
         """Commit a Lease frame. The result of the commit is the seqs that it changed."""
@@ -156,6 +156,13 @@ class LeaseCommits:
         self._commits.send(commit)
         return commit
 
+    def _publish_claim(self, queue: JobQueue, event: ClaimEvent, commit: Commit) -> tuple[array[int], array[int]]:
+        done = queue.apply(event)
+        if queue.limits.window is not None:
+            # From now on: the decision may be old, if the claim waited for a sync.
+            queue.limits.window.note(self.now().mono, len(done))
+        return done, array("Q", map(queue.leases.deliveries, done))
+
     def _publish_end(self, topic: Topic, event: AckEvent | DeadLetterEvent, commit: Commit) -> array[int]:
         assert topic.queue is not None
         topic.log.delete_seqs(event.seqs)
@@ -167,8 +174,3 @@ class LeaseCommits:
 
 def _publish(queue: JobQueue, event: LeaseEvent, commit: Commit) -> array[int]:
     return queue.apply(event)
-
-
-def _publish_claim(queue: JobQueue, event: ClaimEvent, commit: Commit) -> tuple[array[int], array[int]]:
-    done = queue.apply(event)
-    return done, array("Q", map(queue.leases.deliveries, done))
