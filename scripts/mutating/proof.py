@@ -45,7 +45,10 @@ ELSEWHERE: Final = (
 """Tests that are about other things, or need daemons and a network."""
 
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "topics/engine/operations/unique_jobs.py": ("engine/queues/test_unique_jobs.py",),
+    "topics/queue/unique_keys.py": ("queue/test_unique_keys.py", "engine/queues/test_unique_jobs.py"),
     "topics/engine/operations/append.py": (
+        "engine/queues/test_unique_jobs.py",
         "engine/test_commit.py",
         "engine/operations/test_append_turns.py",
         "simulation/test_recovery_rules.py",
@@ -72,7 +75,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "engine/forwarding/test_router_lives.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/engine/queues/dead_letters.py": ("engine/queues/test_queues.py",),
+    "topics/engine/queues/dead_letters.py": ("engine/queues/test_queues.py", "engine/queues/test_jobs.py"),
     "topics/engine/operations/export.py": ("engine/operations/test_export.py",),
     "topics/engine/forwarding/forwarders.py": (
         "engine/forwarding/test_routers.py",
@@ -98,6 +101,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "engine/queues/test_queues.py",
         "engine/groups/test_group_calls.py",
         "engine/queues/test_queue_lives.py",
+        "engine/queues/test_jobs.py",
     ),
     "topics/engine/queues/looks.py": ("engine/groups/test_group_calls.py",),
     "topics/engine/groups/group_calls.py": ("engine/groups/test_group_calls.py",),
@@ -115,6 +119,12 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/log/retention.py": ("log/test_retention.py",),
     "topics/log/seq_ceiling.py": ("log/test_seq_ceiling.py", "engine/test_commit.py"),
     "topics/log/topic_log.py": ("log/test_topic_log.py", "log/test_losses.py"),
+    "topics/engine/job_queue.py": ("engine/queues/test_jobs.py",),
+    "topics/engine/operations/new_jobs.py": ("engine/queues/test_jobs.py",),
+    "topics/queue/claim_limits.py": ("queue/test_claim_limits.py", "engine/queues/test_jobs.py"),
+    "topics/queue/claim_order.py": ("queue/test_claim_order.py", "engine/queues/test_jobs.py"),
+    "topics/queue/job_projection.py": ("queue/test_leases.py", "engine/queues/test_jobs.py"),
+    "topics/queue/job_table.py": ("queue/test_leases.py", "engine/queues/test_jobs.py"),
     "topics/queue/leases.py": ("queue/test_leases.py", "engine/queues/test_queues.py"),
     "topics/engine/operations/large_batches.py": ("engine/operations/test_large_batches.py",),
     "topics/runtime/turns.py": ("runtime/test_turns.py",),

@@ -30,8 +30,9 @@ def test_no_time_of_that_length_has_more_claims_and_all_room_comes_back(
         lasts = [at for at, n in done]
         if all(at <= now - per_ms - -(-per_ms // STEPS) for at in lasts):
             assert window.room(now) == jobs
-    due_ms = window.next_ms()
-    if due_ms is not None and due_ms > now:
+    due_ms = window.next_ms(now)
+    if due_ms is not None:
+        assert due_ms > now
         before = window.room(due_ms - 1)
         assert window.room(due_ms) > before
 

@@ -16,7 +16,16 @@ import pytest
 
 from topics.queue import leases as leases_module
 from topics.queue.job_pages import PAGE, JobPage
-from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, Event, ExtendEvent, ParkEvent, ReleaseEvent
+from topics.queue.lease_events import (
+    AckEvent,
+    ClaimEvent,
+    DeadLetterEvent,
+    EnqueueEvent,
+    Event,
+    ExtendEvent,
+    ParkEvent,
+    ReleaseEvent,
+)
 from topics.queue.leases import Leases
 from topics.runtime.instant import MAX_AHEAD_MS, Instant
 
@@ -189,6 +198,22 @@ def test_a_lease_with_an_event_on_its_way_is_busy_even_when_it_is_over() -> None
     leases = leased_upto(3, until=50)
     assert leases.decide_ack("a", [2], None, at(50)).event is not None
     assert leases.decide_ack("a", [1, 2, 3], None, at(51)) == (None, [1, 3], [2])
+
+
+def test_a_slice_of_a_sweep_examines_few_pages_although_a_job_is_due_on_each() -> None:
+    leases = Leases()
+    pages = 100
+    seqs = seqs_of(range(1, pages * PAGE))
+    times = seqs_of(EPOCH + (5 if seq % PAGE == 7 else 900) for seq in seqs)
+    leases.apply(EnqueueEvent(seqs, times, bytes([5]) * len(seqs)))
+    freed: list[int] = []
+    while leases.behind(0, EPOCH + 5):
+        step = leases.sweep(0, 2000, EPOCH + 5)
+        assert 1 <= len(step) <= 32
+        freed += step
+        leases.check()
+    assert sorted(freed) == [page * PAGE + 7 for page in range(pages)]
+    assert leases.next_later_ms() == EPOCH + 900
 
 
 def test_a_sweep_that_has_much_to_look_at_in_vain_takes_pauses_too() -> None:

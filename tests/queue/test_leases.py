@@ -15,8 +15,10 @@ from topics.queue.lease_events import (
     AckEvent,
     ClaimEvent,
     DeadLetterEvent,
+    EnqueueEvent,
     ExtendEvent,
     LeaseEvent,
+    NackEvent,
     ParkEvent,
     ReleaseEvent,
     event_from_wire,
@@ -676,3 +678,16 @@ def test_everything_given_back_at_once_is_claimable_in_order() -> None:
     queue.leases.apply(released)
     queue.leases.check()
     assert list(queue.leases.decide_claim(20_000, at(0), queue.next_live, 0).seqs) == list(range(1, 20_001))
+
+
+def test_a_job_whose_claims_were_lost_is_not_parked_and_can_be_dumped() -> None:
+    leases = Leases()
+    leases.apply(EnqueueEvent(seqs_of([1, 2]), seqs_of([0, EPOCH + 5]), bytes([9, 5])))
+    leases.apply(ClaimEvent("a", seqs_of([3]), seqs_of([7]), at(100)))
+    leases.apply(NackEvent(seqs_of([3]), at(0), array("q", [0]), counts=False))
+    assert list(leases.apply(ParkEvent(seqs_of([1, 2, 3])))) == []
+    leases.check()
+    assert list(leases.parked()) == []
+    loaded = Leases.load(cbor2.loads(cbor2.dumps(leases.dump(at(0)))), at(0))
+    loaded.check()
+    assert loaded.delayed == 1

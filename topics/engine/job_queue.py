@@ -252,8 +252,6 @@ class JobQueue:
     def apply(self, event: Event) -> array[int]:
         """Carry out an event, at its commit point. Return the seqs that it changed."""
         done = self._carry_out(event)
-        if isinstance(event, ClaimEvent) and self.limits.window is not None:
-            self.limits.window.note(self.now.mono, len(done))
         if isinstance(event, ExtendEvent):
             self._look_again(done)
         elif not isinstance(event, ClaimEvent):
@@ -327,7 +325,7 @@ class JobQueue:
         due_ms = leases.next_due_ms()
         if due_ms is not None:
             left = due_ms - now.mono
-        if window is not None and (due_ms := window.next_ms()) is not None:
+        if window is not None and (due_ms := window.next_ms(now.mono)) is not None:
             left = min(left, due_ms - now.mono)
         later_ms = leases.next_later_ms()
         if later_ms is not None:

@@ -13,7 +13,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from topics.log.block import Block, encode_block
-from topics.model import AppendRequest, CheckedAppend, JobFields
+from topics.model import AppendRequest, CheckedAppend, JobFields, UniqueJob
+from topics.queue.job_pages import DEFAULT_PRIORITY
+from topics.queue.unique_keys import digest_of
 from topics.storage.wal import frames
 
 BLOCK_RECORDS: Final = 1000
@@ -72,9 +74,8 @@ def columns_of(request: AppendRequest) -> AppendColumns:
     nodes: list[str | None] | None
     tags: list[str | None] | None
     metas: list[bytes] | None
-    jobs: JobFields | None = None
     if isinstance(request, CheckedAppend):
-        datas, nodes, tags, metas, jobs = request.datas, request.nodes, request.tags, request.metas, request.jobs
+        datas, nodes, tags, metas = request.datas, request.nodes, request.tags, request.metas
     else:
         records = request.records
         datas = [bytes(record.data) for record in records]
@@ -89,7 +90,34 @@ def columns_of(request: AppendRequest) -> AppendColumns:
     sizes = array("I", map(len, datas))
     if metas is not None:
         sizes = array("I", map(add, sizes, map(len, metas)))
-    return AppendColumns(datas, nodes, tags, metas, sizes, jobs)
+    return AppendColumns(datas, nodes, tags, metas, sizes, job_fields_of(request))
+
+
+def job_fields_of(request: AppendRequest) -> JobFields | None:
+    """Return what the records of a request say about their jobs, which was checked before; None if nothing."""
+    if isinstance(request, CheckedAppend):
+        return request.jobs
+    records = request.records
+    given = (
+        f"records[{i}].{name}"
+        for i, record in enumerate(records)
+        for name in ("delay_ms", "not_before", "priority", "unique")
+        if getattr(record, name) is not None
+    )
+    first = next(given, None)
+    if first is None:
+        return None
+    unique = [
+        None if one is None else UniqueJob(digest_of(one.key), one.scope, one.window_ms or 0)
+        for one in (record.unique for record in records)
+    ]
+    return JobFields(
+        first,
+        [record.delay_ms or 0 for record in records],
+        [record.not_before or 0 for record in records],
+        bytes(DEFAULT_PRIORITY if record.priority is None else record.priority for record in records),
+        unique if any(unique) else None,
+    )
 
 
 def utf8(texts: Sequence[str | None] | None) -> list[bytes] | None:

@@ -40,13 +40,17 @@ class RateWindow:
 
     def room(self, now_ms: int) -> int:
         """Return how many jobs may be claimed now. It can be negative, after a lower rate was set."""
-        while self._steps and self._steps[0][0] + self.per_ms <= now_ms:
-            self._counted -= self._steps.popleft()[1]
+        self._forget_old(now_ms)
         return self.jobs - self._counted
 
-    def next_ms(self) -> int | None:
-        """Return when there will be more room by time alone, None if there is all."""
+    def next_ms(self, now_ms: int) -> int | None:
+        """Return when there will be more room than now by time alone, None if there is all."""
+        self._forget_old(now_ms)
         return self._steps[0][0] + self.per_ms if self._steps else None
+
+    def _forget_old(self, now_ms: int) -> None:
+        while self._steps and self._steps[0][0] + self.per_ms <= now_ms:
+            self._counted -= self._steps.popleft()[1]
 
     def resized(self, jobs: int, per_ms: int, now_ms: int) -> RateWindow:
         """Return a window of another size, in which what this one counts was claimed now."""

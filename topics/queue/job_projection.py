@@ -438,7 +438,8 @@ class JobProjection:
     def _park(self, event: ParkEvent) -> array[int]:
         done: array[int] = array("Q")
         for page, slot, seq in self._events(event.seqs):
-            if page.unreserve(slot) != ABSENT:
+            # Without a delivery it does not fit: the claims were in a damaged part of the log.
+            if page.unreserve(slot) != ABSENT and page.deliveries[slot]:
                 page.move(slot, PARKED)
                 done.append(seq)
         return done

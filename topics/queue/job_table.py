@@ -180,12 +180,11 @@ class JobTable:
         if first is None or first[0] > now_ms:
             return self._free_later(wall_ms, most)
         number = first[1]
-        due_ms = self._pages[number].next_due()
-        if due_ms is None or due_ms > now_ms:
+        over, due_ms = self._pages[number].over(now_ms)
+        if not over:
             self._due.put(number, due_ms)
             return array("Q")
         page = self._take(number)
-        over = page.over(now_ms)[: most + 1]
         freed = over[:most]
         if backoff is None:
             page.free(freed)
@@ -193,23 +192,22 @@ class JobTable:
             _back_off(page, number, freed, now_ms, backoff)
         self._put_back(number, page, None)
         if len(over) <= most:
-            self._due.put(number, page.next_due())
+            self._due.put(number, due_ms if backoff is None else page.next_due())
         return array("Q", [number * job_pages.PAGE + slot for slot in freed])
 
     def _free_later(self, wall_ms: int, most: int) -> array[int]:
         first = self._later.first()
         assert first is not None
         number = first[1]
-        due_ms = self._pages[number].next_later()
-        if due_ms is None or due_ms > wall_ms:
+        over, due_ms = self._pages[number].later_over(wall_ms)
+        if not over:
             self._later.put(number, due_ms)
             return array("Q")
         page = self._take(number)
-        over = page.later_over(wall_ms)
         page.free_later(over[:most])
         self._put_back(number, page, None)
         if len(over) <= most:
-            self._later.put(number, page.next_later())
+            self._later.put(number, due_ms)
         return array("Q", [number * job_pages.PAGE + slot for slot in over[:most]])
 
     def due_at(self, seq: int, due_ms: int) -> None:

@@ -122,8 +122,8 @@ MAX_PARKED: Final = 1000
 # Due jobs that a decision frees at most: 1 ms. Nearly always that is all of them.
 SWEEP_MOST = 2000
 
-# Examining a page on which nothing is due counts as freeing so many jobs, because it takes as long.
-_LOOK: Final = 32
+# Examining a page counts as freeing so many jobs at least, because it takes as long.
+_LOOK: Final = 80
 
 # Pages that may be examined to find the job that is due next: 1 ms.
 _LOOKS: Final = 64

@@ -26,9 +26,9 @@ class Commits:
         trio.lowlevel.add_instrument(self.passes)
         commit = Appends._commit
 
-        def noting(appends: Any, topic: Any, batch: Any, *rest: Any) -> Any:
+        def noting(appends: Any, topic: Any, batch: Any, *rest: Any, **named: Any) -> Any:
             self.noted.append((self.passes.count, len(batch.datas)))
-            return commit(appends, topic, batch, *rest)
+            return commit(appends, topic, batch, *rest, **named)
 
         monkeypatch.setattr(Appends, "_commit", noting)
 

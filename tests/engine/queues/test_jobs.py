@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import trio
 
-from tests.engine.life import Called, Life, living, refusal, settings, settle
+from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
 from tests.engine.queues.test_queues import Stream, ack, at_rest, claim, counters, seqs_of, the_queue
 from tests.simulation.disk import SimFs
+from topics.engine.job_queue import JobQueue
+from topics.engine.queues.claims import Claims
+from topics.engine.topic import Topic
 from topics.model import ClaimRate, HeldRequest, HeldResult, NackTerms, Performance, QueueState, RetryPolicy
 from topics.storage.wal.frames import FrameType
 
@@ -366,3 +369,49 @@ async def test_no_more_jobs_are_claimed_in_a_time_than_allowed(autojump_clock: A
         assert seqs_of(await claim(life, most=5)) == []
         await trio.sleep(6.6)
         assert seqs_of(await claim(life, most=5)) == [6, 7, 8]
+
+
+@pytest.mark.parametrize("claim_jitter_ms", [0, 50])
+async def test_who_waits_at_an_empty_queue_with_a_rate_waits(
+    claim_jitter_ms: int, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = 0
+    attend_once = Claims._attend_once
+
+    async def counted(claims: Claims, topic: Topic, queue: JobQueue) -> None:
+        nonlocal passes
+        passes += 1
+        assert passes < 100, "the line is served without a pause"
+        await attend_once(claims, topic, queue)
+
+    monkeypatch.setattr(Claims, "_attend_once", counted)
+    async with living() as life, trio.open_nursery() as nursery:
+        rate = ClaimRate(jobs=1, per_ms=100)
+        await life.put("q", type="queue", rate=rate, claim_jitter_ms=claim_jitter_ms)
+        await life.append("q", 1)
+        assert seqs_of(await claim(life)) == [1]
+        late = Called(nursery, lambda: claim(life, wait_ms=20_000))
+        await trio.sleep(10)
+        assert not late.done
+        await life.append("q", 2)
+        await trio.sleep(0.1)
+        assert seqs_of(late.result) == [2]
+
+
+async def test_a_claim_counts_in_the_rate_from_its_sync_on(autojump_clock: Any) -> None:
+    disk = HeldOffload()
+    async with living(offload=disk) as life, trio.open_nursery() as nursery:
+        await life.put("q", type="queue", leases_durable=True, rate=ClaimRate(jobs=1, per_ms=6400))
+        await life.append("q", 1, 2)
+        disk.hold()
+        first = Called(nursery, lambda: claim(life, "a"))
+        await settle()
+        second = Called(nursery, lambda: claim(life, "b", wait_ms=30_000))
+        await trio.sleep(5)
+        disk.let_go()
+        await trio.sleep(0.1)
+        assert seqs_of(first.result) == [1]
+        await trio.sleep(6)
+        assert not second.done
+        await trio.sleep(0.5)
+        assert seqs_of(second.result) == [2]

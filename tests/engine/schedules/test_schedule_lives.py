@@ -446,3 +446,43 @@ async def test_a_schema_is_kept(autojump_clock: Any) -> None:
         error = state(life).last_error
         assert error is not None
         assert error.code == "schema_violation"
+
+
+async def test_the_job_fields_of_a_record_count_in_a_queue_and_are_refused_by_a_log(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("q", type="queue")
+        await life.put("log")
+        await put(life, "s", topic="q", record='{"data":1,"delay_ms":60000,"priority":9}')
+        await put(life, "r", topic="q", record='{"data":2,"priority":7}', paused=True)
+        for topic in ("log", "missing"):
+            await put(life, topic, topic=topic, record='{"data":1,"priority":9}')
+        async with firing(life):
+            await trio.sleep(1.1)
+        await life.engine.schedules.run("s", Performance())
+        await life.engine.schedules.run("r", Performance())
+        queue = life.engine.registry.topics["q"].queue
+        assert queue is not None
+        assert (queue.leases.delayed, queue.leases.priority(1), queue.leases.priority(3)) == (2, 9, 7)
+        for topic in ("log", "missing"):
+            error = state(life, topic).last_error
+            assert error is not None
+            assert error.code == "invalid_request"
+            assert "priority" in error.message
+            assert await times(life, topic) == []
+        assert "missing" not in life.engine.registry.topics
+
+
+async def test_a_firing_whose_job_is_there_already_is_logged_without_a_record(autojump_clock: Any) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock, clean=False) as life:
+        await life.put("t", type="queue")
+        await put(life, record='{"data":1,"unique":{"key":"k","scope":"unfinished"}}')
+        async with firing(life):
+            await trio.sleep(3.1)
+        (only,) = await times(life)
+        run = await life.engine.schedules.run("s", Performance())
+        last = state(life).last_ts
+        assert (only, last) == (state(life).created_ts + SECOND, state(life).created_ts + 3 * SECOND)
+        assert (run.count, run.duplicates, state(life).last_error) == (0, {0: 1}, None)
+    async with living(fs=fs, clock=clock) as life:
+        assert (state(life).last_ts, await times(life)) == (last, [only])

@@ -35,6 +35,7 @@ from topics.engine.record_columns import (
     columns_of,
     encode_blocks,
     index_flags,
+    job_fields_of,
     utf8,
 )
 from topics.engine.registry import Registry
@@ -49,7 +50,6 @@ from topics.log.topic_log import Extent
 from topics.model import (
     AppendRequest,
     AppendResult,
-    CheckedAppend,
     Fence,
     Performance,
     TopicConfig,
@@ -320,8 +320,7 @@ class Appends:
         if config is None:
             config = resolve_config(None, TopicConfigPatch(), topic=name)
         check_may_be_made(name, request, config)
-        if isinstance(request, CheckedAppend):
-            check_jobs(request.jobs, is_queue=config.type == "queue", wall_ms=self._clock.now_ms())
+        check_jobs(job_fields_of(request), is_queue=config.type == "queue", wall_ms=self._clock.now_ms())
         if config.schema is not None:
             await check_records(config.schema, columns_of(request).datas, self._turns)
         if request.conditions is not None:

@@ -114,7 +114,7 @@ class LeaseCommits:
 
     def claim(self, topic: Topic, queue: JobQueue, event: ClaimEvent) -> Commit:
         """Commit a claim. The result of the commit is the seqs that it leased, and their deliveries."""
-        return self._lease(topic, queue, event, partial(_publish_claim, queue, event))
+        return self._lease(topic, queue, event, partial(self._publish_claim, queue, event))
 
     def lease(self, topic: Topic, queue: JobQueue, event: LeaseEvent) -> Commit:
         """Commit an event about leases. The result of the commit is the seqs that it changed."""
@@ -196,6 +196,13 @@ class LeaseCommits:
         self.on_finished(topic)
         return done
 
+    def _publish_claim(self, queue: JobQueue, event: ClaimEvent, commit: Commit) -> tuple[array[int], array[int]]:
+        done = queue.apply(event)
+        if queue.limits.window is not None:
+            # From now on: the decision may be old, if the claim waited for a sync.
+            queue.limits.window.note(self.now().mono, len(done))
+        return done, array("Q", map(queue.leases.deliveries, done))
+
     def _publish_end(
         self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent, commit: Commit
     ) -> array[int]:
@@ -240,8 +247,3 @@ def _nothing(topic: Topic) -> None:
 
 def _publish(queue: JobQueue, event: LeaseEvent, commit: Commit) -> array[int]:
     return queue.apply(event)
-
-
-def _publish_claim(queue: JobQueue, event: ClaimEvent, commit: Commit) -> tuple[array[int], array[int]]:
-    done = queue.apply(event)
-    return done, array("Q", map(queue.leases.deliveries, done))

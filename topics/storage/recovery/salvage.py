@@ -59,7 +59,8 @@ def repair(fs: Fs, damage: Damage) -> None:
         file=where.path,
         offset=where.start,
         until=where.stop,
-        kinds="topic and router creations and deletions, config changes, record deletions, evictions, idempotency keys",
+        kinds="topic and router creations and deletions, config changes, record deletions, evictions, "
+        "idempotency keys, leases, times and priorities of jobs, pauses of queues, schedules and their last firings",
     )
 
 
