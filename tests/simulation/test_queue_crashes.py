@@ -861,3 +861,57 @@ def test_rule_6_the_clock_does_not_go_back_behind_what_a_manifest_holds() -> Non
             if see(world).now < BASE_MS + HOUR_MS:
                 behind.append(str(point.wreck))
     assert not behind
+
+
+# ----------------------------------------------------------------- what a crash has undone
+
+
+async def acked_in_memory(life: Life, client: Client) -> None:
+    """An ack that no sync covers, of a job whose claim was synced."""
+    await client.queue("jobs", durability="memory", leases_durable=True)
+    await client.append("jobs", 3)
+    await client.ack("jobs", (await client.claim("jobs", "ann", 2))[:1])
+
+
+async def claimed_in_memory(life: Life, client: Client) -> None:
+    """A claim that no sync covers, of a job that is stored."""
+    await client.queue("jobs", durability="memory")
+    await client.append("jobs", 3)
+    await checkpoint(life)
+    await client.claim("jobs", "ann")
+
+
+async def deleted_before_the_tick(life: Life, client: Client) -> None:
+    """A deletion that no sync covers, of a job that is stored."""
+    await client.queue("jobs", durability="disk")
+    await client.append("jobs", 3)
+    await checkpoint(life)
+    await client.delete("jobs", before=2)
+
+
+@pytest.mark.parametrize(
+    ("script", "change"),
+    [
+        (acked_in_memory, {"durability": "fsync"}),
+        (claimed_in_memory, {"durability": "fsync", "leases_durable": True}),
+        (deleted_before_the_tick, {"claim_jitter_ms": 3}),
+    ],
+    ids=["ack", "claim", "deletion"],
+)
+def test_rule_2_what_a_crash_of_the_machine_has_undone_stays_undone(script: Script, change: dict[str, Any]) -> None:
+    """Nothing had promised to keep it. A random history of queues was said to have broken a promise here: the oracle
+    took a `memory` ack that the first crash had undone for one that the change to `fsync` in the next life had synced.
+    """
+
+    async def goes_on(life: Life, client: Client) -> None:
+        await client.topic("jobs", **change)
+        await client.append("jobs")
+
+    sweep = QueueSweep(replace(SMALL, wal_shards=1))
+    sweep.live(script, collect=False, end="drop")
+    sweep.live(goes_on)
+    (began,) = sweep.history.began
+    assert sorted(began.shown.views["jobs"].records) == [1, 2, 3]
+    kept = began.shown.kept["jobs"].jobs.get(1)
+    assert (kept.deliveries if kept is not None else 0) == (script is acked_in_memory)
+    sweep.judge_all(lambda point: [("kill", 0), ("drop", 0)])
