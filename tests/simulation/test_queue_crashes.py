@@ -22,8 +22,10 @@ from tests.everything import EVERYTHING
 from tests.simulation.clock import BASE_MS
 from tests.simulation.disk import Fault
 from tests.simulation.lives import CLASSES, TAGS
+from tests.simulation.model import numbered
 from tests.simulation.queue_lives import (
     Client,
+    Kept,
     Oracle,
     QueueSweep,
     Script,
@@ -39,6 +41,7 @@ from tests.simulation.segment_lives import checkpoint, exactly, maintenance, rec
 from tests.simulation.world import End, Life, all_ends, some_ends
 from topics.config import Settings
 from topics.log.tag_match import TagMatch
+from topics.model import AppendRequest, ConsumerStart, GroupPatch, Performance, TopicConfigPatch
 from topics.queue import job_pages
 from topics.storage.snapshots import queue_dump
 
@@ -861,6 +864,38 @@ def test_rule_6_the_clock_does_not_go_back_behind_what_a_manifest_holds() -> Non
             if see(world).now < BASE_MS + HOUR_MS:
                 behind.append(str(point.wreck))
     assert not behind
+
+
+@pytest.mark.parametrize("what", ["jobs", "groups", "keys"])
+def test_rule_24_the_clock_of_windows_does_not_go_back_behind_a_topic_that_has_left_ephemeral(what: str) -> None:
+    """Nobody asked the frame for the times in it. A lease of such a queue ran for longer than it was given for, after a
+    crash of the machine and a wall clock that was set back."""
+    stood_at = []
+
+    async def leave(life: Life, client: Client) -> None:
+        engine = life.engine
+        await client.topic("topic", durability="ephemeral", type="queue" if what == "jobs" else "log")
+        if what == "groups":
+            start = ConsumerStart(place="earliest")
+            await engine.groups.put("topic", "group", GroupPatch(start=start, terms=TopicConfigPatch()), Performance())
+        life.clock.advance(HOUR_MS)
+        request = AppendRequest(records=list(numbered((1,), 30)), idempotency_key="key" if what == "keys" else None)
+        await engine.appends.append("topic", request, Performance())
+        if what == "jobs":
+            await client.claim("topic", "ann", lease_ms=1000)
+        await client.topic("topic", durability="fsync")
+        stood_at.append(engine.registry.windows.now_ms())
+
+    async def look(life: Life) -> None:
+        assert life.engine.registry.windows.now_ms() >= stood_at[0]
+        kept = kept_by(life).get("topic", Kept(0, 0, {}))
+        assert all(job.time - life.engine.registry.now_ms() <= 1000 for job in kept.jobs.values())
+        assert life.engine.registry.topics["topic"].log.count == 1
+
+    sweep = QueueSweep(replace(SMALL, wal_shards=1))
+    sweep.live(leave, collect=False, end="drop")
+    sweep.world.clock.step(-HOUR_MS)
+    assert sweep.world.live(look, end="kill")
 
 
 # ----------------------------------------------------------------- what a crash has undone
