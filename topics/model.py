@@ -22,6 +22,7 @@ TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
 Durability = Literal["ephemeral", "memory", "disk", "fsync"]
 Retention = Literal["limits", "consumed"]
+OrderBy = Literal["tag", "node"]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +66,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     priority_aging_ms: int = 60_000
     max_in_flight: int = 0
     rate: ClaimRate | None = None
+    order_by: OrderBy | None = None
     schema: msgspec.Raw | None = None
     """The JSON of a schema for `data` (`docs/spec/consumers.md` section 6), without blanks."""
     segment_max_events: int | None = None
@@ -101,6 +103,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     priority_aging_ms: int | UnsetType = UNSET
     max_in_flight: int | UnsetType = UNSET
     rate: ClaimRate | UnsetType | None = UNSET
+    order_by: OrderBy | UnsetType | None = UNSET
     schema: msgspec.Raw | UnsetType = UNSET
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET

@@ -135,6 +135,8 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
         ("--max-deliveries none --dead-letter none", {"max_deliveries": 0, "dead_letter": None}),
         ("--leases-durable", {"leases_durable": True}),
         ("--retention consumed", {"retention": "consumed"}),
+        ("--order-by node", {"order_by": "node"}),
+        ("--order-by none", {"order_by": None}),
         (
             '--retry {"delay_ms":5} --rate {"jobs":1,"per_ms":9}',
             {"retry": {"delay_ms": 5}, "rate": {"jobs": 1, "per_ms": 9}},

@@ -58,6 +58,7 @@ from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
 from topics.engine.queues.claims import Claims
 from topics.engine.queues.dead_letters import DeadLetters
+from topics.engine.queues.key_looks import KeyLooks
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import EngineStatus, Registry, settled
@@ -301,6 +302,7 @@ class Engine:
             loader=self.loader,
             background=self._background,
             dead_letters=dead_letters,
+            key_looks=KeyLooks(self.settings, self.loader),
         )
         self.queues = QueueCalls(
             self.settings,

@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from topics.errors import ApiError
-from topics.log.topic_log import TopicLog
+from topics.log.topic_log import SeqRun, TopicLog
 from topics.model import TopicConfig
 from topics.queue.claim_limits import ClaimLimits, RateWindow
 from topics.queue.claim_order import Ages
@@ -91,6 +91,7 @@ class JobQueue:
         "leases",
         "limits",
         "line",
+        "looking",
         "moving",
         "newcomers",
         "now",
@@ -117,6 +118,8 @@ class JobQueue:
         """The time of the last sweep. Decisions use it, so that no lease ends by a decision unknown to its stream."""
         self.bell = trio.Event()
         """Set when claimers should not wait for a window any more."""
+        self.looking: trio.Event | None = None
+        """Set while a task looks at records; others wait for its end."""
         self._held: dict[int, Holder] = {}
         """The stream that holds a job, by seq."""
 
@@ -220,6 +223,8 @@ class JobQueue:
         self.leases.backoff = None
         if retry is not None:
             self.leases.backoff = RetryDelay(retry.backoff, retry.delay_ms, retry.max_delay_ms, retry.jitter)
+        if config.order_by != (self.leases.order and self.leases.order.by):
+            self.leases.order_by(config.order_by)
         limits.max_in_flight = config.max_in_flight
         if rate is None:
             limits.window = None
@@ -246,6 +251,10 @@ class JobQueue:
             return sys.maxsize
         return limits.room(self.leases.in_flight, self.leases.dealt, self.now.mono)
 
+    def must_look(self, log: TopicLog, most: int) -> bool:
+        """Return True if records have to be looked at before `most` jobs can be claimed."""
+        return self.leases.order is not None and self.leases.order.must_look(most, log.head_seq)
+
     def ages(self, log: TopicLog, now_ms: int) -> Ages:
         """Return how old jobs are at `now_ms`, by the retention clock."""
         assert self._config is not None
@@ -266,6 +275,9 @@ class JobQueue:
             left = min(left, later_ms - now.wall, LOOK_AT_WALL_MS)
         if leases.paused_until and leases.is_paused(now):
             left = min(left, leases.paused_until - now.wall, LOOK_AT_WALL_MS)
+        if leases.order is not None and self._config is not None and self._config.ttl_ms:
+            # A job that expires frees the next one of its key.
+            left = min(left, LOOK_AT_WALL_MS)
         return max(left, 0)
 
     def gone(self, seqs: Sequence[int]) -> None:
@@ -283,3 +295,13 @@ class JobQueue:
         """Forget the jobs from `first` to `last` that are not live any more, because records there were found
         damaged."""
         self._freed(self.leases.forget_dead(first, last, live_among))
+
+
+def live_after(log: TopicLog, after: int, limit: int) -> array[int]:
+    """Return the first `limit` live seqs above `after`, ascending. Raises NotLoaded."""
+    found: array[int] = array("Q")
+    while len(found) < limit and (step := log.step(after, limit - len(found))) is not None:
+        if isinstance(step, SeqRun):
+            found.extend(range(step.first, step.last + 1))
+        after = step.last
+    return found

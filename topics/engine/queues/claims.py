@@ -26,15 +26,16 @@ from typing import Final, NamedTuple
 
 import trio
 
-from topics.engine.job_queue import Claimer, JobQueue
+from topics.engine.job_queue import Claimer, JobQueue, live_after
 from topics.engine.loader import Loader
 from topics.engine.queues.dead_letters import DeadLetters
+from topics.engine.queues.key_looks import KeyLooks
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.registry import EngineStatus
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block, block_with
-from topics.log.topic_log import SeqRun, TopicLog
+from topics.log.topic_log import TopicLog
 from topics.model import Performance
 from topics.queue.fair_division import deal, divide
 from topics.queue.lease_events import ClaimEvent, ParkEvent
@@ -78,7 +79,9 @@ class Claims:
         loader: Loader,
         background: BackgroundTasks,
         dead_letters: DeadLetters,
+        key_looks: KeyLooks,
     ) -> None:
+        self._key_looks = key_looks
         self._status = status
         self._commits = commits
         self._loader = loader
@@ -93,7 +96,11 @@ class Claims:
         later. Raises `503 not_ready` if the disk does not answer."""
         queue.join(claimer)
         if not topic.config.claim_jitter_ms:
-            while await self._loader.prepared(topic, partial(self._serve, topic, queue)) and not claimer.hand:
+            while not claimer.hand:
+                if queue.must_look(topic.log, claimer.most):
+                    await self._key_looks.look(topic, queue, claimer.most)
+                if not await self._loader.prepared(topic, partial(self._serve, topic, queue)):
+                    break
                 await trio.lowlevel.checkpoint()
                 await self._commits.still_current(topic)
         if claimer in queue.line and (topic.config.claim_jitter_ms or (waits and not queue.attended)):
@@ -144,7 +151,7 @@ class Claims:
             if at == len(seqs):
                 break
             at += self._deal(queue, claimer, seqs[at : at + claimer.most])
-        return bool(queue.line) and (more or len(seqs) == limit > 0)
+        return bool(queue.line) and (more or len(seqs) == limit > 0 or _must_look(topic, queue, limit - len(seqs)))
 
     def _take(self, topic: Topic, queue: JobQueue, limit: int) -> tuple[array[int], bool]:
         """Reserve up to `limit` jobs, and have exhausted ones moved to the dead-letter topic. Return the jobs, and True
@@ -155,7 +162,7 @@ class Claims:
         if not limit:
             return array("Q"), False
         ages = queue.ages(topic.log, self._commits.retention_ms())
-        selection = queue.leases.decide_claim(limit, queue.now, partial(_live_after, topic.log), limited, ages)
+        selection = queue.leases.decide_claim(limit, queue.now, partial(live_after, topic.log), limited, ages)
         if selection.exhausted:
             self._commits.lease(topic, ParkEvent(selection.exhausted))
             self._dead_letters.attend(topic, queue)
@@ -211,6 +218,8 @@ class Claims:
                 if not await self._commits.settle(topic, queue):
                     return
         else:
+            if queue.must_look(topic.log, wanted := _wanted(queue)):
+                await self._key_looks.look(topic, queue, wanted)
             more = await self._loader.prepared(topic, partial(self._serve, topic, queue))
             queue.passed()
             if more:
@@ -259,6 +268,8 @@ class Claims:
         if wanted <= 0:
             return False
         limit = min(wanted, PASS_JOBS)
+        if queue.must_look(topic.log, limit):
+            await self._key_looks.look(topic, queue, limit)
         selected = await self._loader.prepared(topic, partial(self._take_if_free, topic, queue, limit))
         if selected is None:
             return True
@@ -267,7 +278,7 @@ class Claims:
         taken.extend(seqs)
         if not by_priority and len(taken) > len(seqs):
             taken[:] = array("Q", sorted(taken))
-        return more or len(seqs) == limit
+        return more or len(seqs) == limit or _must_look(topic, queue, limit - len(seqs))
 
     # -- a hand ------------------------------------------------------------------------------------------------------
 
@@ -308,14 +319,19 @@ class Claims:
         return Claim(commit, fetched, lease_ids, self._commits.deadline(deadline))
 
 
-def _live_after(log: TopicLog, after: int, limit: int) -> array[int]:
-    """Return the first `limit` live seqs above `after`, ascending. Raises NotLoaded."""
-    found: array[int] = array("Q")
-    while len(found) < limit and (step := log.step(after, limit - len(found))) is not None:
-        if isinstance(step, SeqRun):
-            found.extend(range(step.first, step.last + 1))
-        after = step.last
-    return found
+def _wanted(queue: JobQueue) -> int:
+    """Return how many jobs the claimers in line want, as far as one pass deals them."""
+    wanted = 0
+    for claimer in queue.line:
+        wanted += claimer.most
+        if wanted >= PASS_JOBS:
+            return PASS_JOBS
+    return wanted
+
+
+def _must_look(topic: Topic, queue: JobQueue, most: int) -> bool:
+    """Return True if a claim that might have had `most` more jobs should look at more records."""
+    return queue.must_look(topic.log, most) and queue.room() > 0
 
 
 def _gather(

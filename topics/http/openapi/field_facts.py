@@ -193,6 +193,10 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "priority_aging_ms": _seq("Queues: a job counts as one priority higher for each such time it could be claimed."),
     "max_in_flight": _seq("Queues: most jobs that are leased at a time; 0 is unlimited."),
     "rate": Fact("Queues: most jobs that are claimed in any `per_ms`; null is unlimited."),
+    "order_by": Fact(
+        "Queues: of the jobs with one tag (or node) one is leased at a time, and none before those with a smaller seq "
+        "are done or dead. Jobs without one are free; priorities are ignored. Null for no such order."
+    ),
     "schema": Fact(
         "A JSON Schema (2020-12) for `data`, at most 64 KiB, or null. A record that breaks it is refused with `422 "
         "schema_violation`. It refers to nothing outside of itself.",
