@@ -183,7 +183,8 @@ class KeyOrder:
     def ended_below(self, floor: int) -> None:
         """Forget all jobs below `floor`. O(known jobs below it)."""
         gone: Counter[int] = Counter()
-        first, last = self._floor // _PAGE, floor // _PAGE
+        begin, self._floor = self._floor, max(floor, self._floor)
+        first, last = begin // _PAGE, floor // _PAGE
         numbers: Iterable[int] = range(first, last)
         if last - first > len(self._pages):
             numbers = [number for number in self._pages if number < last]
@@ -192,11 +193,13 @@ class KeyOrder:
             if page is not None:
                 gone.update(page.keys)
                 self.known -= page.known
-        if last in self._pages:
-            gone.update([self._forget(seq) for seq in range(max(self._floor, last * _PAGE), floor)])
-        self._floor = max(floor, self._floor)
+        begin = max(begin, last * _PAGE)
+        if last in self._pages and any(self._pages[last].keys[begin - last * _PAGE : floor - last * _PAGE]):
+            gone.update([self._forget(seq) for seq in range(begin, floor)])
         for seq in [seq for seq in self._keys_of_held if seq < floor]:
             self._let_go(seq)
+        if not gone:
+            return
         del gone[_UNKNOWN], gone[_KEYLESS]
         for key, count in gone.items():
             line = self._lines[key]

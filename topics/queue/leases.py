@@ -269,20 +269,25 @@ class Leases(JobProjection):
         exhausted: array[int] = array("Q")
         if order.unsure:
             return ClaimSelection(seqs, exhausted, False)
+        fresh: list[int] = []
         while len(seqs) < limit and len(exhausted) < MAX_PARKED and (seq := order.next()) is not None:
             page, slot = self._table.at(seq)
             # The end of a reservation is told to the order.
-            if seq in self._reserved or page.states[slot] & PLAIN not in (ABSENT, FREE):
+            state = page.states[slot] & PLAIN
+            if seq in self._reserved or state not in (ABSENT, FREE):
                 continue
-            is_exhausted = 0 < max_deliveries <= page.deliveries[slot]
-            (exhausted if is_exhausted else seqs).append(seq)
-        # Fresh jobs become free ones: they may be far above the cursor, and a reserved fresh job never is.
-        for page, slot, seq in self._table.each(seqs, add=True):
-            if page.states[slot] == ABSENT:
-                page.move(slot, FREE)
-            self._reserved[seq] = True
-            page.reserve(slot)
+            if state == ABSENT:
+                fresh.append(seq)
+            elif 0 < max_deliveries <= page.deliveries[slot]:
+                exhausted.append(seq)
+                continue
+            seqs.append(seq)
+        if len(fresh) < len(seqs):
+            among = set(fresh)
+            self._reserve([seq for seq in seqs if seq not in among])
         self._reserve(exhausted)
+        # The cursor stays below the fresh ones: others below them may wait for those before them.
+        self._reserved.update(zip(fresh, repeat(True)))
         return ClaimSelection(seqs, exhausted, len(exhausted) == MAX_PARKED)
 
     def _claim_by_priority(self, limit: int, next_live: NextLive, max_deliveries: int, ages: Ages) -> ClaimSelection:
@@ -390,7 +395,7 @@ class Leases(JobProjection):
                 return found, cursor, True
             for seq in live:
                 cursor = seq
-                if self._table.state(seq) == ABSENT:
+                if self._table.state(seq) == ABSENT and seq not in self._reserved:
                     found.append(seq)
                     if len(found) == limit:
                         break
