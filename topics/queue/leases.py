@@ -40,6 +40,9 @@ delayed, later, parked and condemned jobs, and `ready` is the rest of the live r
 default one, a claim takes free jobs first, smallest seq first, then fresh ones. Otherwise `claim_order` says what is
 next.
 
+**Order.** With an `order` (`key_order`) a claim asks that which jobs may be claimed, whatever their priorities, and is
+told of all jobs that become free or end. Then fresh jobs may stay behind claimed ones, above the cursor.
+
 **Backoff.** With a `backoff` a lease that is over makes the job delayed, from the deadline on, instead of free. That is
 an arrow by time alone too, and its delay follows from the job (`retry_delay`).
 
