@@ -230,7 +230,6 @@ _ALL = (
             *_CLAIMS,
             *_COSTS,
             *_SYNCED,
-            *(f"{key}-{batch}" for batch in queue.ORDERED for key in ("tagged", "ordered")),
             "client",
             *both("one-diff", "one-claim", "one-append", "one-ack"),
             *both("to-diff", "to-claim", "to-stream", "to-work"),
