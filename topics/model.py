@@ -23,6 +23,7 @@ Discard = Literal["old", "reject"]
 Durability = Literal["ephemeral", "memory", "disk", "fsync"]
 Retention = Literal["limits", "consumed"]
 Scope = Literal["queued", "unfinished", "window"]
+OrderBy = Literal["tag", "node"]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +67,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     priority_aging_ms: int = 60_000
     max_in_flight: int = 0
     rate: ClaimRate | None = None
+    order_by: OrderBy | None = None
     schema: msgspec.Raw | None = None
     """The JSON of a schema for `data` (`docs/spec/consumers.md` section 6), without blanks."""
     segment_max_events: int | None = None
@@ -102,6 +104,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     priority_aging_ms: int | UnsetType = UNSET
     max_in_flight: int | UnsetType = UNSET
     rate: ClaimRate | UnsetType | None = UNSET
+    order_by: OrderBy | UnsetType | None = UNSET
     schema: msgspec.Raw | UnsetType = UNSET
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET

@@ -82,9 +82,15 @@ def expect_acked(answer: Answer, count: int) -> None:
         raise WrongAnswer(f"not {count} jobs acked, but {answer.body[:300]!r}")
 
 
-def fill_with_jobs(port: int, topic: str, jobs: int, record: str | None = None) -> None:
-    """So many jobs, or somewhat more: whole batches of 1000. Each is 100 bytes unless it is said what it is."""
-    fill(port, [append_request(topic, [record or plain_record(0)] * BATCH)] * -(-jobs // BATCH))
+def fill_with_jobs(port: int, topic: str, jobs: int, record: str | None = None, keys: int = 0) -> None:
+    """So many jobs, or somewhat more: whole batches of 1000. Each is 100 bytes unless it is said what it is. With
+    `keys` they have so many tags in turn, a multiple of 1000."""
+    batches = -(-jobs // BATCH)
+    requests = [append_request(topic, [record or plain_record(0)] * BATCH)]
+    if keys:
+        tagged = [f'{{"tag":"customer-{number}",{plain_record(0)[1:]}' for number in range(keys)]
+        requests = [append_request(topic, tagged[at : at + BATCH]) for at in range(0, keys, BATCH)]
+    fill(port, [requests[number % len(requests)] for number in range(batches)])
 
 
 def hold_checkpoints(daemon: DaemonProcess) -> None:
@@ -170,6 +176,8 @@ SYNCED: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("fsync", "fsync", {"durability": "fsync"}),
     ("durable", "disk, leases_durable", {"durability": "disk", "leases_durable": True}),
 )
+ORDERED = (8, 32)
+KEYS = 10_000
 WARM_UP_S = 0.3
 
 
@@ -210,6 +218,13 @@ def _throughput(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
             bench.say(case)
             rates = bench.repeat(_claim_rate, bench, daemon, connections, batch, config, times=bench.few)
             figures += _rates(case, f"{key}-{batch}-{connections}", rates, None, (f"claim-{batch}-{connections}",))
+    for batch in ORDERED:
+        for key, order in (("tagged", None), ("ordered", "tag")):
+            case = f"claim and ack, {_of(batch, 4)}, {KEYS} tags, {f'order_by {order}' if order else 'no order'}"
+            bench.say(case)
+            config = {"order_by": order}
+            rates = bench.repeat(_claim_rate, bench, daemon, 4, batch, config, KEYS, times=bench.repetitions)
+            figures += _rates(case, f"{key}-{batch}", rates, None, (f"tagged-{batch}",) if order else None)
     return figures
 
 
@@ -232,14 +247,14 @@ def _rates(
 
 
 def _claim_rate(
-    bench: Bench, daemon: DaemonProcess, connections: int, batch: int, config: Mapping[str, object]
+    bench: Bench, daemon: DaemonProcess, connections: int, batch: int, config: Mapping[str, object], keys: int = 0
 ) -> Rate:
     """One repetition on a queue of its own, which is full enough, is checked, and deleted afterwards."""
     seconds = WARM_UP_S + _measured_s(bench)
     workers = Workers(connections, batch)
     with closing(Control(daemon.port)) as control:
         control.create(TOPIC, type="queue", **config)
-        fill_with_jobs(daemon.port, TOPIC, int(BATCHES[batch] * seconds))
+        fill_with_jobs(daemon.port, TOPIC, int(BATCHES[batch] * seconds), keys=keys)
         jobs = control.state(TOPIC)["count"]
         rate = _rate(bench, daemon, connections, workers.request, workers.check, lambda: workers.jobs)
         workers.expect(control, jobs)

@@ -263,6 +263,22 @@ async def repeating(life: Life, client: Client) -> None:
     await client.look()
 
 
+async def in_order(life: Life, client: Client) -> None:
+    """An order of keys begins beside leases; jobs end one after the other, and another checkpoint is taken."""
+    for name in QUEUES:
+        await client.topic(name, order_by="tag")
+        await client.append(name, 3, tag="a")
+        await client.ack(name, held(client, name)[:3])
+        await client.nack(name, await client.claim(name, "bob", 3), delay_ms=100)
+    await checkpoint(life)
+    await trio.sleep(0.2)
+    for name in QUEUES:
+        await client.ack(name, await client.claim(name, "cid", 3))
+        await client.claim(name, "dan", 3)
+    await trio.sleep(0.1)
+    await client.look()
+
+
 # ----------------------------------------------------------------- starts and stops
 
 
@@ -343,6 +359,7 @@ JOB_OPERATIONS = (
     row("dead-letter-over-shards", (26,), one_move, nothing, config=replace(ROOMY, wal_shards=3)),
     row("plan-jobs", (6, 25, 26), planning, poison),
     row("unique-jobs", (6, 8, 11), repeating, unique_queues),
+    row("jobs-in-order", (6, 25), in_order, with_leases()),
     row("stop-with-leases", (1, 26), closing_time, poison, end="stop"),
     start_after("kill"),
     start_after("drop"),

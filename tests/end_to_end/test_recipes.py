@@ -373,6 +373,7 @@ def test_every_block_says_what_it_is() -> None:
     "title",
     [
         "Job queue",
+        "In order for each customer",
         "Publish and subscribe",
         "Outbox",
         "Log shipping",
@@ -522,6 +523,27 @@ def test_what_a_killed_worker_had_is_done_by_the_next_one(daemon: Daemon, open_p
         assert worker.wait(LONG_S) == 0
         with pytest.raises(Exception, match="mails-dead"):
             client.state("mails-dead")
+
+
+def test_killed_workers_leave_the_order_of_each_customer(daemon: Daemon, open_place: Callable[..., Place]) -> None:
+    place = open_place("In order for each customer", daemon.url)
+    place.write_all()
+    place.type(place.sh("topics create charges").splitlines()[0].replace("--lease 5s", "--lease 1s"))
+    done = place.root / "charges.txt"
+    done.touch()
+    with Client(daemon.url) as client:
+        for amount in range(60):
+            client.append("charges", [NewRecord(amount, tag=tag) for tag in ("ann", "bob", "cid")])
+        for _ in range(2):
+            before = len(done.read_text())
+            worker = place.start(place.sh("python charge.py"))
+            place.until(lambda before=before: len(done.read_text()) > before)  # type: ignore[misc]
+            place.kill(worker)
+        place.start(place.sh("python charge.py"))
+        place.until(lambda: client.state("charges").count == 0)
+    lines = list(dict.fromkeys(done.read_text().splitlines()))
+    for tag in ("ann", "bob", "cid"):
+        assert [line for line in lines if line.startswith(tag)] == [f"{tag} {amount}" for amount in range(60)]
 
 
 def test_the_jobs_of_a_killed_command_come_again(daemon: Daemon, open_place: Callable[..., Place]) -> None:

@@ -137,6 +137,8 @@ class History(lives.History[Asked, Saw, Began]):
         """By topic id and seq."""
         self.with_priorities: set[str] = set()
         """The queues whose jobs do not all have the same priority."""
+        self.orders: dict[int, bool] = {}
+        """By topic id, whether a queue has had the same order of keys from its beginning."""
         self.clock_moved = False
         """The wall clock was set: it may stand still for the daemon, and what it says is no measure of leases."""
 
@@ -178,9 +180,13 @@ class Client:
     async def topic(self, name: str, **config: Any) -> None:
         """Create or configure a topic."""
         async with self._alone(name):
+            there = self.engine.registry.topics.get(name)
+            if there is not None and "order_by" in config:
+                self.history.orders[there.id] = False
             with self._asking("topic", name, patch=config) as asked:
                 asked.config, _ = await self.engine.topic_lifecycle.put(name, TopicConfigPatch(**config))
                 asked.epoch = self.engine.registry.topics[name].id
+                self.history.orders.setdefault(asked.epoch, "order_by" in config)
 
     def _alone(self, name: str) -> trio.Lock:
         """Of two changes of a config side by side nobody could tell which comes last."""
@@ -293,6 +299,9 @@ class Client:
             assert len(seqs) == len(set(seqs))
             assert seqs == sorted(seqs) or asked.name in self.history.with_priorities
             asked.told = self._note(name, asked, result.jobs, durable=durable)
+            topic = self.engine.registry.topics.get(name)
+            if topic is not None and self.history.orders.get(topic.id):
+                check_first(topic, seqs)
         return asked.told
 
     def _holds(self, name: str, told: Told) -> bool:
@@ -534,6 +543,19 @@ def has_keys(name: str) -> bool:
 def unique_job(number: int) -> UniqueJob:
     """Return the key of a job; every second one has a window too."""
     return UniqueJob(digest_of(str(number)), "window" if number % 2 else "unfinished", 5000 if number % 2 else 0)
+
+
+def check_first(topic: Any, seqs: Iterable[int]) -> None:
+    """Of jobs that were just claimed, none has a live one before it with the same key, as far as that is in memory."""
+    if topic.config.order_by != "tag":
+        return
+    with suppress(NotLoaded):
+        live = sorted(live_of(topic))
+        blocks = {seq: topic.blocks.find(seq) for seq in live}
+        tags = {seq: block.tag_of(seq) for seq, block in blocks.items() if block is not None}
+        for seq in seqs:
+            before = [one for one, tag in tags.items() if one < seq and tag is not None and tag == tags.get(seq)]
+            assert not before, f"{topic.name}: {seq} was given out before {before}"
 
 
 def live_of(topic: Any) -> set[int]:
@@ -1300,6 +1322,7 @@ async def claim_all(life: Life, start: Shown, name: str, came: set[int], left: d
         jobs = (await life.engine.queues.claim(name, request, Performance())).jobs
         if not jobs:
             return
+        check_first(life.engine.registry.topics[name], [job.seq for job in jobs])
         passed = life.clock.monotonic_ms() - begun
         before = start.kept[name].jobs
         for job in jobs:

@@ -222,6 +222,46 @@ async def taken_away(life: Life, client: Client) -> None:
     await client.look()
 
 
+async def in_order(life: Life, client: Client) -> None:
+    """Jobs in order for each key that are done, fail, are given up, deleted and evicted, from memory and segments; and
+    an order that begins and ends while jobs are leased."""
+    names = ("plain", "durable", "loose", "capped")
+    for name, durability in zip(names, ("disk", "fsync", "memory", "disk"), strict=True):
+        await client.queue(
+            name,
+            durability=durability,
+            leases_durable=name == "durable",
+            order_by="tag",
+            max_deliveries=2,
+            dead_letter="dead",
+            cap_records=8 if name == "capped" else 0,
+        )
+
+    async def work(name: str, node: str) -> None:
+        for around in range(4):
+            jobs = await client.claim(name, node, 3, lease_ms=200 if around == 1 else 20_000)
+            await client.ack(name, jobs[:1])
+            await client.nack(name, jobs[1:2], delay_ms=100 * around)
+            await trio.sleep(0.12)
+
+    for _ in range(2):
+        async with trio.open_nursery() as workers:
+            for name in names:
+                workers.start_soon(fill, client, name, 5)
+                workers.start_soon(work, name, "ann")
+                workers.start_soon(work, name, "bob")
+            workers.start_soon(maintenance, life)
+        await client.look()
+        await client.delete("plain", match=exactly("a"))
+        await client.delete("durable", before=3)
+    await client.topic("plain", order_by=None)
+    await client.claim("plain", "cid", 3)
+    await client.topic("plain", order_by="tag")
+    await client.ack("plain", await client.claim("plain", "dan", 3))
+    await checkpoint(life)
+    await client.look()
+
+
 def changing(*changes: str) -> Script:
     """Queues that change their class, and what else is configured, while jobs are leased, delayed and parked."""
 
@@ -399,6 +439,7 @@ async def make(client: Client, name: str, rng: random.Random) -> None:
         max_deliveries=rng.choice((0, 1, 2)),
         dead_letter=rng.choice((None, "dead")),
         claim_jitter_ms=rng.choice((0, 0, 3)),
+        order_by="tag" if name == "q1" else None,
     )
 
 
@@ -466,6 +507,7 @@ SCENARIOS: dict[str, tuple[Script, Settings]] = {
     "routed": (routed, SMALL),
     "comings-and-goings": (comings_and_goings, SMALL),
     "from-segments": (from_segments, SMALL),
+    "in-order": (in_order, SMALL),
 }
 
 

@@ -296,6 +296,11 @@ def config_options(command: Command) -> Command:
                 help="Queue: sync leases before a claim is answered.",
             ),
             click.option(
+                "--order-by",
+                type=click.Choice(["tag", "node", *NONE]),
+                help="Queue: give out the jobs of one tag or node one at a time, in their order.",
+            ),
+            click.option(
                 "--schema",
                 type=SchemaFile(),
                 metavar="FILE",
@@ -323,7 +328,7 @@ def config_options(command: Command) -> Command:
 def _said(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the interface takes them."""
     said = {field: value for field, value in config.items() if value is not None}
-    for field in ("priority", "dead_letter", "schema", "retry", "rate"):
+    for field in ("priority", "dead_letter", "order_by", "schema", "retry", "rate"):
         if isinstance(said.get(field), str) and said[field].lower() in NONE:
             said[field] = None
     for field in _LIMITS & said.keys():

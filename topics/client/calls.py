@@ -87,6 +87,7 @@ class TopicSettings(TypedDict, total=False):
     segment_max_bytes: int | None
     segment_max_age_ms: int | None
     retention: Literal["limits", "consumed"]
+    order_by: Literal["tag", "node"] | None
 
 
 class RouterSettings(TypedDict, total=False):

@@ -209,6 +209,7 @@ class TopicConfig(Struct, kw_only=True):
     priority_aging_ms: int = 60_000
     max_in_flight: int = 0
     rate: dict[str, int] | None = None
+    order_by: str | None = None
     schema: dict[str, Any] | None = None
     segment_max_events: int | None = None
     segment_max_bytes: int | None = None

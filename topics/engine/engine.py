@@ -62,6 +62,7 @@ from topics.engine.operations.transactions import Transactions
 from topics.engine.operations.unique_jobs import UniqueJobs
 from topics.engine.queues.claims import Claims
 from topics.engine.queues.dead_letters import DeadLetters
+from topics.engine.queues.key_looks import KeyLooks
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.queues.looks import Looks
 from topics.engine.queues.queue_calls import QueueCalls
@@ -314,6 +315,7 @@ class Engine:
             background=self._background,
             dead_letters=dead_letters,
             looks=Looks(self.settings, self.registry, self.loader),
+            key_looks=KeyLooks(self.settings, self.loader),
         )
         self.queues = QueueCalls(
             self.settings,

@@ -34,13 +34,11 @@ def group_not_found(topic: str, group: str) -> ApiError:
 class GroupQueue(JobQueue):
     """One group: its leases over the records of the log, its line and its streams."""
 
-    __slots__ = ("looking", "state")
+    __slots__ = ("state",)
 
     def __init__(self, state: Group, *, restored: bool = False) -> None:
         super().__init__(state.leases, restored=restored)
         self.state = state
-        self.looking: trio.Event | None = None
-        """Set while a task asks the filter about records; others wait for its end."""
 
     @property
     def group(self) -> str:

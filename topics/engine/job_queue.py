@@ -100,6 +100,7 @@ class JobQueue:
         "leases",
         "limits",
         "line",
+        "looking",
         "moving",
         "newcomers",
         "now",
@@ -129,6 +130,8 @@ class JobQueue:
         self.keys_on_the_way: dict[bytes, list[tuple[int, int]]] = {}
         """The unique keys of appends that are not published yet: the seqs of each, ascending, and their times (ms of
         the window clock)."""
+        self.looking: trio.Event | None = None
+        """Set while a task looks at records; others wait for its end."""
         self._held: dict[int, Holder] = {}
         """The stream that holds a job, by seq."""
         self.deleted = False
@@ -162,10 +165,6 @@ class JobQueue:
             paused=self.paused,
             paused_until=leases.paused_until if self.paused and leases.paused_until else UNSET,
         )
-
-    def must_look(self, log: TopicLog, most: int) -> bool:
-        """Return True if a filter has to be asked about records before `most` jobs can be claimed."""
-        return False
 
     def catch_up(self, log: TopicLog) -> None:
         """Take note of records that are gone without a call. Those of a queue never are."""
@@ -286,6 +285,8 @@ class JobQueue:
         self.leases.backoff = None
         if retry is not None:
             self.leases.backoff = RetryDelay(retry.backoff, retry.delay_ms, retry.max_delay_ms, retry.jitter)
+        if config.order_by != (self.leases.order and self.leases.order.by):
+            self.leases.order_by(config.order_by)
         limits.max_in_flight = config.max_in_flight
         if rate is None:
             limits.window = None
@@ -312,6 +313,10 @@ class JobQueue:
             return sys.maxsize
         return limits.room(self.leases.in_flight, self.leases.dealt, self.now.mono)
 
+    def must_look(self, log: TopicLog, most: int) -> bool:
+        """Return True if records have to be looked at before `most` jobs can be claimed."""
+        return self.leases.order is not None and self.leases.order.must_look(most, log.head_seq)
+
     def ages(self, log: TopicLog, now_ms: int) -> Ages:
         """Return how old jobs are at `now_ms`, by the retention clock."""
         assert self._config is not None
@@ -332,6 +337,9 @@ class JobQueue:
             left = min(left, later_ms - now.wall, LOOK_AT_WALL_MS)
         if leases.paused_until and leases.is_paused(now):
             left = min(left, leases.paused_until - now.wall, LOOK_AT_WALL_MS)
+        if leases.order is not None and self._config is not None and self._config.ttl_ms:
+            # A job that expires frees the next one of its key.
+            left = min(left, LOOK_AT_WALL_MS)
         return max(left, 0)
 
     def gone(self, seqs: Sequence[int]) -> None:

@@ -48,6 +48,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "discard": ("old", "reject"),
     "durability": ("ephemeral", "memory", "disk", "fsync"),
     "retention": ("limits", "consumed"),
+    "order_by": ("tag", "node"),
 }
 
 _LATER: Final[Mapping[str, object]] = {
@@ -59,6 +60,7 @@ _LATER: Final[Mapping[str, object]] = {
     "priority_aging_ms": TopicConfig().priority_aging_ms,
     "max_in_flight": 0,
     "rate": None,
+    "order_by": None,
 }
 """Fields for which most topics have these values. Then they are left out, so that the parts of other topics are what
 they were before there were these fields."""
@@ -88,7 +90,7 @@ def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topi
         name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET
     }
     for name, value in present.items():
-        if name in _CHOICES and value not in _CHOICES[name]:
+        if name in _CHOICES and value not in _CHOICES[name] and (name != "order_by" or value is not None):
             raise invalid(name, f"must be one of {', '.join(_CHOICES[name])}")
         if name in _U64_FIELDS and not 0 <= value <= MAX_U64:
             raise invalid(name, "must be between 0 and 2^64 - 1")
@@ -121,6 +123,8 @@ def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topi
         )
     if present.get("retention") == "consumed" and present.get("type", base.type) == "queue":
         raise invalid("retention", "a queue deletes its jobs itself")
+    if present.get("order_by") is not None and present.get("type", base.type) != "queue":
+        raise invalid("order_by", "only the jobs of a queue have an order")
     # If a body has both, `durability` wins over `durable`; `durable` alone sets the class, whatever it was before.
     if "durability" not in present and "durable" in present:
         present["durability"] = "fsync" if present["durable"] else "disk"

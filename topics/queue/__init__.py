@@ -4,6 +4,7 @@ leases          every decision about jobs, and what time does to them
 job_projection  the jobs as the events have left them
 lease_events    the events that change jobs, and their form in the log
 claim_order     in which order jobs of several priorities are claimed
+key_order       which jobs may be claimed where those of a key have an order
 retry_delay     how long a job that has failed is delayed
 last_errors     what went wrong with the jobs
 unique_keys     the unique keys of jobs, and how long they are remembered

@@ -40,6 +40,9 @@ delayed, later, parked and condemned jobs, and `ready` is the rest of the live r
 default one, a claim takes free jobs first, smallest seq first, then fresh ones. Otherwise `claim_order` says what is
 next.
 
+**Order.** With an `order` (`key_order`) a claim asks that which jobs may be claimed, whatever their priorities, and is
+told of all jobs that become free or end. Then fresh jobs may stay behind claimed ones, above the cursor.
+
 **Backoff.** With a `backoff` a lease that is over makes the job delayed, from the deadline on, instead of free. That is
 an arrow by time alone too, and its delay follows from the job (`retry_delay`).
 
@@ -104,8 +107,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from topics.queue import claim_order
 from topics.queue.claim_order import Ages
-from topics.queue.job_pages import ABSENT, CONDEMNED, FREE, LEASED, PARKED
+from topics.queue.job_pages import ABSENT, CONDEMNED, FREE, LEASED, PARKED, PLAIN
 from topics.queue.job_projection import JobProjection
+from topics.queue.key_order import KeyField, KeyOrder
 from topics.queue.lease_events import (
     AckEvent,
     DeadLetterEvent,
@@ -205,7 +209,23 @@ class Leases(JobProjection):
             seqs = self._table.free_due(now_ms, wall_ms, left, self.backoff)
             freed += seqs
             left -= max(len(seqs), _LOOK)
+        if self.order is not None:
+            self.order.freed(freed)
         return freed
+
+    # -- order -------------------------------------------------------------------------------------------------------
+
+    def order_by(self, by: KeyField | None) -> None:
+        """Claim jobs of one key one at a time from here on, in the order of their seqs; None: without such an order.
+
+        The caller then tells `order` the keys of the records. Until it has done that for those of `unsure`, nothing can
+        be claimed.
+        """
+        self.order = None if by is None else KeyOrder(by, {*self._table.seqs_in(LEASED), *self._reserved})
+
+    def is_held(self, seq: int) -> bool:
+        """Return True if `seq` is leased, or an event about it is in flight."""
+        return seq in self._reserved or self._table.state(seq) == LEASED
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
@@ -220,6 +240,8 @@ class Leases(JobProjection):
         the rest it aborts. Raises what `next_live` and `ages` raise, and then nothing has changed.
         """
         self.sweep(now.mono, SWEEP_MOST, now.wall)
+        if self.order is not None:
+            return self._claim_in_order(self.order, limit, max_deliveries)
         if self._table.other_lanes():
             return self._claim_by_priority(limit, next_live, max_deliveries, ages or Ages(lambda seq: 0, 0, 0))
         seqs: array[int] = array("Q")
@@ -244,6 +266,32 @@ class Leases(JobProjection):
         # After a replay, fresh seqs may be between and below the free ones.
         seqs = array("Q", sorted(seqs + fresh))
         return ClaimSelection(seqs, exhausted, more)
+
+    def _claim_in_order(self, order: KeyOrder, limit: int, max_deliveries: int) -> ClaimSelection:
+        seqs: array[int] = array("Q")
+        exhausted: array[int] = array("Q")
+        if order.unsure:
+            return ClaimSelection(seqs, exhausted, False)
+        fresh: list[int] = []
+        while len(seqs) < limit and len(exhausted) < MAX_PARKED and (seq := order.next()) is not None:
+            page, slot = self._table.at(seq)
+            # The end of a reservation is told to the order.
+            state = page.states[slot] & PLAIN
+            if seq in self._reserved or state not in (ABSENT, FREE):
+                continue
+            if state == ABSENT:
+                fresh.append(seq)
+            elif 0 < max_deliveries <= page.deliveries[slot]:
+                exhausted.append(seq)
+                continue
+            seqs.append(seq)
+        if len(fresh) < len(seqs):
+            among = set(fresh)
+            self._reserve([seq for seq in seqs if seq not in among])
+        self._reserve(exhausted)
+        # The cursor stays below the fresh ones: others below them may wait for those before them.
+        self._reserved.update(zip(fresh, repeat(True)))
+        return ClaimSelection(seqs, exhausted, len(exhausted) == MAX_PARKED)
 
     def _claim_by_priority(self, limit: int, next_live: NextLive, max_deliveries: int, ages: Ages) -> ClaimSelection:
         fresh, cursor, more = self._find_fresh(limit, next_live)
@@ -325,12 +373,16 @@ class Leases(JobProjection):
         selection that went into no event."""
         seqs = list(seqs)
         there = {seq for seq in seqs if self._reserved.pop(seq) and seq >= self._floor}
+        still_held: set[int] = set()
         for page, slot, seq in self._table.each(seqs, add=True):
             state = page.unreserve(slot)
             if state == ABSENT and seq in there:
                 page.move(slot, FREE)
             elif state == LEASED:
                 self._table.due_at(seq, page.due_ms[slot])
+                still_held.add(seq)
+        if self.order is not None:
+            self.order.freed([seq for seq in seqs if seq not in still_held])
 
     # -- within ------------------------------------------------------------------------------------------------------
 
@@ -346,7 +398,7 @@ class Leases(JobProjection):
                 return found, cursor, True
             for seq in live:
                 cursor = seq
-                if self._table.state(seq) == ABSENT:
+                if self._table.state(seq) == ABSENT and seq not in self._reserved:
                     found.append(seq)
                     if len(found) == limit:
                         break

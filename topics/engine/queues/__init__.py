@@ -3,6 +3,7 @@
 queue_calls     claim, ack, nack, extend, and the `/work` stream
 claims          the line of claimers: which claimer gets which jobs, and when
 looks           asks the filter of a group about records
+key_looks       tells the order of a queue the keys of its records
 lease_commits   turns decisions about jobs into commits
 dead_letters    moves jobs that have had all their deliveries to the dead-letter topic
 """

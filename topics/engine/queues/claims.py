@@ -29,6 +29,7 @@ import trio
 from topics.engine.job_queue import Claimer, JobQueue
 from topics.engine.loader import Loader
 from topics.engine.queues.dead_letters import DeadLetters
+from topics.engine.queues.key_looks import KeyLooks
 from topics.engine.queues.lease_commits import LeaseCommits, check_there
 from topics.engine.queues.looks import Looks
 from topics.engine.registry import EngineStatus
@@ -80,8 +81,10 @@ class Claims:
         background: BackgroundTasks,
         dead_letters: DeadLetters,
         looks: Looks,
+        key_looks: KeyLooks,
     ) -> None:
         self._looks = looks
+        self._key_looks = key_looks
         self._status = status
         self._commits = commits
         self._loader = loader
@@ -91,9 +94,13 @@ class Claims:
     # -- the line ----------------------------------------------------------------------------------------------------
 
     async def _look(self, topic: Topic, queue: JobQueue, most: int, claimer: Claimer | None = None) -> bool:
-        """Ask the filter of a group, if that has to be done before `most` jobs can be dealt (`Looks.look`)."""
+        """Look at records, if that has to be done before `most` jobs can be dealt: for the filter of a group
+        (`Looks.look`), or for the keys of an order (`KeyLooks.look`). Return True if more may have to be looked at."""
         if not queue.must_look(topic.log, most):
             return False
+        if queue.group is None:
+            await self._key_looks.look(topic, queue, most)
+            return _must_look(topic, queue, most)
         more = await self._looks.look(topic, queue, most, claimer)
         self._commits.on_finished(topic)
         return more
@@ -159,7 +166,7 @@ class Claims:
             if at == len(seqs):
                 break
             at += self._deal(queue, claimer, seqs[at : at + claimer.most])
-        return bool(queue.line) and (more or len(seqs) == limit > 0)
+        return bool(queue.line) and (more or len(seqs) == limit > 0 or _must_look(topic, queue, limit - len(seqs)))
 
     def _take(self, topic: Topic, queue: JobQueue, limit: int) -> tuple[array[int], bool]:
         """Reserve up to `limit` jobs, and have exhausted ones moved to the dead-letter topic. Return the jobs, and True
@@ -283,7 +290,7 @@ class Claims:
         taken.extend(seqs)
         if not by_priority and len(taken) > len(seqs):
             taken[:] = array("Q", sorted(taken))
-        return more or looked or len(seqs) == limit
+        return more or looked or len(seqs) == limit or _must_look(topic, queue, limit - len(seqs))
 
     # -- a hand ------------------------------------------------------------------------------------------------------
 
@@ -333,6 +340,11 @@ def _wanted(queue: JobQueue) -> int:
         if wanted >= PASS_JOBS:
             return PASS_JOBS
     return wanted
+
+
+def _must_look(topic: Topic, queue: JobQueue, most: int) -> bool:
+    """Return True if a claim that might have had `most` more jobs should look at more records."""
+    return queue.must_look(topic.log, most) and queue.room() > 0
 
 
 def _gather(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from topics.http import answer_types
-from topics.http.openapi.field_facts import TOPIC, U64
+from topics.http.openapi.fact import TOPIC, U64
 from topics.http.openapi.job_operations import JOB_OPERATIONS
 from topics.http.openapi.operation import (
     ARROW,

@@ -19,7 +19,8 @@ from topics.conditions.fences import MAX_NAME_BYTES
 from topics.errors import STATUS_OF_CODE
 from topics.http.answer_types import ErrorAnswer
 from topics.http.openapi.description import OPERATIONS
-from topics.http.openapi.field_facts import DESCRIBED, ROUTER, TOPIC, default_on_creation, fact_of
+from topics.http.openapi.fact import ROUTER, TOPIC
+from topics.http.openapi.field_facts import DESCRIBED, default_on_creation, fact_of
 from topics.http.openapi.operation import GROUPS, JSON, LINES, Answer, Operation, Parameter
 from topics.http.routes import ROUTES, Route
 from topics.model import MAX_U64, TopicConfigPatch, WatchStart

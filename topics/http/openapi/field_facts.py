@@ -7,16 +7,16 @@ modules of `topics.http.requests`). A test fails for a field without a fact.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import fields
 
 from topics.conditions.fences import MAX_FENCES, MAX_NAME_BYTES
-from topics.config import SETTINGS
 from topics.engine.delivery.prefix_wishes import MOST_PREFIXES
 from topics.groups.group_events import MAX_UNFINISHED
 from topics.http import answer_types
+from topics.http.openapi.fact import NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
 from topics.http.requests import (
     append_requests,
     condition_requests,
@@ -31,10 +31,8 @@ from topics.http.requests import (
     transaction_requests,
     watch_requests,
 )
-from topics.log.names import ROUTER_NAME, TOPIC_NAME
 from topics.log.topic_config import MAX_IDEMPOTENCY_WINDOW_MS, MAX_LEASE_MS, MIN_LEASE_MS, RANGES, SEGMENT_LIMITS
 from topics.model import (
-    MAX_U64,
     ClaimRate,
     ConsumerState,
     DeleteRequest,
@@ -63,18 +61,6 @@ from topics.queue.last_errors import MAX_ERROR_BYTES
 from topics.runtime.instant import MAX_AHEAD_MS
 from topics.schedules.timetable import MAX_CRON
 
-
-class Fact(NamedTuple):
-    """The meaning of a field, and additions to its schema."""
-
-    text: str
-    schema: Mapping[str, Any] = {}
-
-
-U64: Final[Mapping[str, Any]] = {"minimum": 0, "maximum": MAX_U64}
-NOT_EMPTY: Final[Mapping[str, Any]] = {"minLength": 1}
-TOPIC: Final[Mapping[str, Any]] = {"pattern": f"^{TOPIC_NAME.pattern}$"}
-ROUTER: Final[Mapping[str, Any]] = {"pattern": f"^{ROUTER_NAME.pattern}$"}
 _SEQS: Final[Mapping[str, Any]] = {"items": {"type": "integer", **U64}}
 
 _MATCH_TEXT: Final = (
@@ -115,20 +101,6 @@ _MATCH: Final[Mapping[str, Any]] = {
 }
 
 
-def setting(name: str) -> str:
-    """A setting and its default, as a sentence names them."""
-    known = SETTINGS[name]
-    return f"`{known.variable}` ({known.default})"
-
-
-def _seq(text: str) -> Fact:
-    return Fact(text, U64)
-
-
-def _clamped(text: str, low: int, high: int) -> Fact:
-    return Fact(f"{text} Clamped to {low}..{high}.")
-
-
 def _from_config(text: str) -> str:
     return f"{text} Absent: as the topic is configured."
 
@@ -143,23 +115,23 @@ _ANYWHERE: Final[Mapping[str, Fact]] = {
     "consumer": Fact("Name of the consumer.", TOPIC),
     "schedule": Fact("Name of the schedule.", TOPIC),
     "group": Fact("Name of the group.", TOPIC),
-    "missed": _seq("Records that were lost (caps, ttl, holes) before the group had finished them."),
-    "committed_seq": _seq("The consumer has finished everything up to this seq."),
-    "epoch": _seq("Identifies this instance of the topic, as opposed to earlier ones of the same name."),
-    "head_seq": _seq("The last seq that was assigned; 0 if nothing was ever written."),
-    "earliest_seq": _seq("The first live seq; `head_seq + 1` if nothing is live."),
-    "next_seq": _seq("The seq of the next record: `head_seq + 1`."),
-    "count": _seq("Live records."),
-    "bytes": _seq("Live payload bytes: `data` and `meta` as stored."),
+    "missed": seq("Records that were lost (caps, ttl, holes) before the group had finished them."),
+    "committed_seq": seq("The consumer has finished everything up to this seq."),
+    "epoch": seq("Identifies this instance of the topic, as opposed to earlier ones of the same name."),
+    "head_seq": seq("The last seq that was assigned; 0 if nothing was ever written."),
+    "earliest_seq": seq("The first live seq; `head_seq + 1` if nothing is live."),
+    "next_seq": seq("The seq of the next record: `head_seq + 1`."),
+    "count": seq("Live records."),
+    "bytes": seq("Live payload bytes: `data` and `meta` as stored."),
     "effective_priority": Fact("The present priority in delivery."),
     "created": Fact("True if this call created it."),
     "performance": Fact("The cost of the call."),
     "next_cursor": Fact("Present if another page exists: `cursor` of the next call."),
     "skipped": Fact("Seqs that are not leased to this node, or under another lease.", _SEQS),
-    "ready": _seq("Jobs that can be claimed, after the call."),
-    "in_flight": _seq("Leased jobs, after the call."),
+    "ready": seq("Jobs that can be claimed, after the call."),
+    "in_flight": seq("Leased jobs, after the call."),
     "node": Fact("The name of the caller.", NOT_EMPTY),
-    "lag": _seq("How many seqs it is behind the head."),
+    "lag": seq("How many seqs it is behind the head."),
 }
 
 # --- by type ---------------------------------------------------------------------------------------------------------
@@ -179,16 +151,16 @@ def _limit(name: str, text: str) -> Fact:
 
 _CONFIG: Final[Mapping[str, Fact]] = {
     "type": Fact("A log, or a queue whose records are jobs. It cannot be changed later."),
-    "ttl_ms": _seq("Older records expire; 0 is off."),
-    "cap_records": _seq("Most live records; 0 is off."),
-    "cap_bytes": _seq("Most live payload bytes; 0 is off."),
+    "ttl_ms": seq("Older records expire; 0 is off."),
+    "cap_records": seq("Most live records; 0 is off."),
+    "cap_bytes": seq("Most live payload bytes; 0 is off."),
     "discard": Fact("On overflow evict the oldest (`old`), or refuse with `422 topic_full` (`reject`)."),
     "durable": Fact("Short for `durability`: true is `fsync`, false is `disk`. `durability` takes precedence."),
     "durability": Fact(
         "When an append is answered: at once, and the records are never written (`ephemeral`); before they are written "
         "(`memory`); when they are written (`disk`); when they are synced (`fsync`)."
     ),
-    "priority": _clamped("Manual priority in delivery; null for none.", -1000, 1000),
+    "priority": clamped("Manual priority in delivery; null for none.", -1000, 1000),
     "auto_priority": Fact("Recent use sets the priority while `priority` is null."),
     "auto_create": Fact("False in the `config` of an append: a missing topic is 404 unless the body says `create`."),
     "idempotency_window_ms": Fact(
@@ -196,15 +168,19 @@ _CONFIG: Final[Mapping[str, Fact]] = {
         {"minimum": 0, "maximum": MAX_IDEMPOTENCY_WINDOW_MS},
     ),
     "dedupe_node": Fact("Reads can leave out the records of a node."),
-    "lease_ms": _clamped("Queues: how long a claimed job is leased.", MIN_LEASE_MS, MAX_LEASE_MS),
-    "claim_jitter_ms": _clamped("Queues: how long claims are gathered before jobs are given out.", 0, 5000),
-    "max_deliveries": _seq("Queues: deliveries after which a job is moved to `dead_letter`; 0 is unlimited."),
+    "lease_ms": clamped("Queues: how long a claimed job is leased.", MIN_LEASE_MS, MAX_LEASE_MS),
+    "claim_jitter_ms": clamped("Queues: how long claims are gathered before jobs are given out.", 0, 5000),
+    "max_deliveries": seq("Queues: deliveries after which a job is moved to `dead_letter`; 0 is unlimited."),
     "dead_letter": Fact("Queues: the topic that gets such jobs. Not this topic, and not `ephemeral`.", TOPIC),
     "leases_durable": Fact("Queues: lease events are synced before anybody sees them."),
     "retry": Fact("Queues: how long jobs are delayed that were given back or whose leases have ended; null for not."),
-    "priority_aging_ms": _seq("Queues: a job counts as one priority higher for each such time it could be claimed."),
-    "max_in_flight": _seq("Queues: most jobs that are leased at a time; 0 is unlimited."),
+    "priority_aging_ms": seq("Queues: a job counts as one priority higher for each such time it could be claimed."),
+    "max_in_flight": seq("Queues: most jobs that are leased at a time; 0 is unlimited."),
     "rate": Fact("Queues: most jobs that are claimed in any `per_ms`; null is unlimited."),
+    "order_by": Fact(
+        "Queues: of the jobs with one tag (or node) one is leased at a time, and none before those with a smaller seq "
+        "are done or dead. Jobs without one are free; priorities are ignored. Null for no such order."
+    ),
     "schema": Fact(
         "A JSON Schema (2020-12) for `data`, at most 64 KiB, or null. A record that breaks it is refused with `422 "
         "schema_violation`. It refers to nothing outside of itself.",
@@ -231,14 +207,14 @@ _ROUTER_FIELDS: Final[Mapping[str, Fact]] = {
         "record twice, with either value."
     ),
     "from": Fact("Where it begins when it is created: at the head of the source, or at the first live record."),
-    "forwarded_total": _seq("How many copies it has made."),
-    "cursor_seq": _seq("The last seq of the source that it has examined."),
-    "lag": _seq("How many seqs of the source it has not examined yet."),
+    "forwarded_total": seq("How many copies it has made."),
+    "cursor_seq": seq("The last seq of the source that it has examined."),
+    "lag": seq("How many seqs of the source it has not examined yet."),
 }
 
 _RECORD: Final[Mapping[str, Fact]] = {
-    "$seq": _seq("The number of the record in the topic."),
-    "$ts": _seq("When the record was stored, in ms since the epoch."),
+    "$seq": seq("The number of the record in the topic."),
+    "$ts": seq("When the record was stored, in ms since the epoch."),
     "$tag": Fact("The tag of the record, if it has one."),
     "$node": Fact("The node that wrote the record, if the append named one."),
     "data": Fact("The payload, byte for byte as it was written."),
@@ -261,7 +237,7 @@ _WISHES: Final[Mapping[str, Fact]] = {
 }
 
 _START: Final[Mapping[str, Fact]] = {
-    "from_seq": _seq("Records after this seq."),
+    "from_seq": seq("Records after this seq."),
     "tail": Fact("Begin at the head; `from_seq` does not count then."),
     "filter": Fact("Only records of this topic that match this filter as well; null for all.", FILTER.schema),
 }
@@ -272,13 +248,13 @@ _HELD: Final[Mapping[str, Fact]] = {
         f"The jobs, at most {setting('max_claim')}; one that is repeated counts once.", {**_SEQS, "minItems": 1}
     ),
     "lease_ids": Fact("The lease id for each seq. A job with another lease is skipped."),
-    "delay_ms": _clamped(
+    "delay_ms": clamped(
         "When the jobs can be claimed again. Absent: as `retry` in the config of the topic says.", 0, MAX_AHEAD_MS
     ),
     "error": Fact(f"What went wrong, at most {MAX_ERROR_BYTES} bytes. It is kept as the last error of the jobs."),
     "count": Fact("False: this delivery does not count, and without `delay_ms` the jobs can be claimed at once."),
     "dead": Fact("The jobs are moved to `dead_letter` now, which the topic must have."),
-    "lease_ms": _clamped("The leases end this long after the call.", MIN_LEASE_MS, MAX_LEASE_MS),
+    "lease_ms": clamped("The leases end this long after the call.", MIN_LEASE_MS, MAX_LEASE_MS),
 }
 
 _GROUP: Final[Mapping[str, Fact]] = {
@@ -287,13 +263,13 @@ _GROUP: Final[Mapping[str, Fact]] = {
         "looked at. Null for all.",
         FILTER.schema,
     ),
-    "lease_ms": _clamped("How long a claimed record is leased.", MIN_LEASE_MS, MAX_LEASE_MS),
-    "claim_jitter_ms": _clamped("How long claims are gathered before records are given out.", 0, 5000),
-    "max_deliveries": _seq("Deliveries after which a record is copied to `dead_letter` and finished; 0 is unlimited."),
+    "lease_ms": clamped("How long a claimed record is leased.", MIN_LEASE_MS, MAX_LEASE_MS),
+    "claim_jitter_ms": clamped("How long claims are gathered before records are given out.", 0, 5000),
+    "max_deliveries": seq("Deliveries after which a record is copied to `dead_letter` and finished; 0 is unlimited."),
     "dead_letter": Fact("The topic that gets such records. Not this topic, and not `ephemeral`.", TOPIC),
     "leases_durable": Fact("Claims, nacks and extensions are synced before they are answered."),
     "retry": Fact("How long records are delayed that were given back or whose leases have ended; null for not."),
-    "max_in_flight": _seq("Most records that are leased at a time; 0 is unlimited."),
+    "max_in_flight": seq("Most records that are leased at a time; 0 is unlimited."),
     "rate": Fact("Most records that are claimed in any `per_ms`; null is unlimited."),
     "max_unfinished": Fact(
         "With so many records held and runs of finished ones above the floor, claims get nothing fresh. Default on "
@@ -315,10 +291,10 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     TopicState: {
         "type": Fact("A log or a queue."),
-        "synced_seq": _seq("The highest seq known to be on disk; 0 for `ephemeral`."),
+        "synced_seq": seq("The highest seq known to be on disk; 0 for `ephemeral`."),
         "config": Fact("The full configuration."),
-        "last_write_ts": _seq("In ms since the epoch; null if never."),
-        "last_read_ts": _seq("In ms since the epoch; null if never."),
+        "last_write_ts": seq("In ms since the epoch; null if never."),
+        "last_read_ts": seq("In ms since the epoch; null if never."),
         "queue": Fact("Queues: the counters as of now."),
         "fences": Fact(
             "If it has any: the highest token that was seen under each name.",
@@ -331,12 +307,12 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "durability": Fact("The commit class."),
     },
     QueueState: {
-        "ready": _seq("Jobs that can be claimed."),
-        "in_flight": _seq("Leased jobs."),
-        "delayed": _seq("Jobs that cannot be claimed yet."),
-        "dead_lettered": _seq("Jobs that were moved to `dead_letter` over the life of the topic."),
+        "ready": seq("Jobs that can be claimed."),
+        "in_flight": seq("Leased jobs."),
+        "delayed": seq("Jobs that cannot be claimed yet."),
+        "dead_lettered": seq("Jobs that were moved to `dead_letter` over the life of the topic."),
         "paused": Fact("True while claims get no jobs because the queue is paused."),
-        "paused_until": _seq("When the pause ends by itself, in ms since the epoch. Absent: it does not."),
+        "paused_until": seq("When the pause ends by itself, in ms since the epoch. Absent: it does not."),
     },
     RetryPolicy: {
         "backoff": Fact("The same delay each time (`fixed`), or twice as long each time (`exponential`)."),
@@ -349,10 +325,10 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "per_ms": _between("The time in which they are counted.", "rate", "per_ms"),
     },
     Tombstone: {
-        "gap_from": _seq("First seq of the gap."),
-        "gap_to": _seq("Last seq of the gap."),
+        "gap_from": seq("First seq of the gap."),
+        "gap_to": seq("Last seq of the gap."),
         "reason": Fact("Why the records are gone. `recreated`: the topic was deleted and created again."),
-        "missed_estimate": _seq("About how many records were in the gap."),
+        "missed_estimate": seq("About how many records were in the gap."),
     },
     RecordIn: {
         "delay_ms": Fact("Queues: the job cannot be claimed before so long after the append, at most 10 years."),
@@ -406,7 +382,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     Fence: {
         "name": Fact(f"At most {MAX_NAME_BYTES} bytes.", NOT_EMPTY),
-        "token": _seq("Larger for each new holder of what the fence protects."),
+        "token": seq("Larger for each new holder of what the fence protects."),
     },
     append_requests.AppendBody: {
         "records": Fact(f"At most {setting('max_batch_records')}; all are stored, or none.", {"minItems": 1}),
@@ -421,7 +397,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     read_requests.ReadBody: {
         "from_seq": Fact("Records after this seq. Not together with `consumer`.", {**U64, "default": 0}),
-        "epoch": _seq("The instance that the reader knows. If the topic is another one, there is a tombstone."),
+        "epoch": seq("The instance that the reader knows. If the topic is another one, there is a tombstone."),
         "limit": Fact(f"Most records; 0 means the default, clamped to {setting('max_limit')}.", U64),
         "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
         "filter": FILTER,
@@ -434,8 +410,8 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             U64
         ),
         "consumer": Fact("Begin at the position of this consumer. `epoch` must then be that of the topic.", TOPIC),
-        "commit_seq": _seq("First note that everything up to this seq is finished; needs the scope write."),
-        "generation": _seq("The generation under which the caller owns the consumer."),
+        "commit_seq": seq("First note that everything up to this seq is finished; needs the scope write."),
+        "generation": seq("The generation under which the caller owns the consumer."),
         "ack": Fact(
             "`before`: what is returned counts as finished before it is sent (at most once); needs the scope write."
         ),
@@ -485,24 +461,24 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         ),
     },
     read_requests.ExportQuery: {
-        "from_seq": _seq("Records after this seq."),
-        "to_seq": _seq("Up to this seq, inclusive. Absent: the head when the call is made."),
-        "from_ts": _seq("Records of this time (ms since the epoch) or later."),
-        "to_ts": _seq("Records of this time or earlier."),
+        "from_seq": seq("Records after this seq."),
+        "to_seq": seq("Up to this seq, inclusive. Absent: the head when the call is made."),
+        "from_ts": seq("Records of this time (ms since the epoch) or later."),
+        "to_ts": seq("Records of this time or earlier."),
         "match": Fact("Records with this tag; with a final `*`, with a tag that begins so.", NOT_EMPTY),
         "filter": FILTER,
         "node": Fact("Leave out records that these nodes wrote: a name or an array of names."),
         "include_tags": Fact("Records have their `$tag`. `1`, `0`, `true` or `false`."),
         "include_meta": Fact("Records have their `meta`. `1`, `0`, `true` or `false`."),
         "include_data": Fact("Records have their `data`. `1`, `0`, `true` or `false`."),
-        "epoch": _seq("The instance that the reader knows. Another one is exported whole, after a tombstone."),
+        "epoch": seq("The instance that the reader knows. Another one is exported whole, after a tombstone."),
     },
     ConsumerState: {
         "last_commit_ts": Fact("When it was committed last, in ms since the epoch; null if never."),
         "owner": Fact("Who has acquired it; null if nobody has."),
-        "generation": _seq("Of the present owner, or of the last one; 0 if there was none."),
+        "generation": seq("Of the present owner, or of the last one; 0 if there was none."),
         "deadline": Fact("When others may acquire it, in ms since the epoch; null without an owner."),
-        "ttl_ms": _seq("It is deleted when it was unused for so long; 0 is off."),
+        "ttl_ms": seq("It is deleted when it was unused for so long; 0 is off."),
         "filter": Fact("Which records its reads return; null for all."),
     },
     MovedConsumer: {"moved": Fact("False if it was there, or further, already.")},
@@ -513,29 +489,29 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             "keep the filter they have begun with.",
             FILTER.schema,
         ),
-        "ttl_ms": _seq("Delete it when it was unused for so long; 0 is off. Default on creation: `0`."),
+        "ttl_ms": seq("Delete it when it was unused for so long; 0 is off. Default on creation: `0`."),
     },
     consumer_requests.SeqPlace: {
-        "seq": _seq("Behind this seq."),
-        "ts": _seq("Before the first record of this time (ms since the epoch) or later."),
+        "seq": seq("Behind this seq."),
+        "ts": seq("Before the first record of this time (ms since the epoch) or later."),
     },
     consumer_requests.CommitConsumerBody: {
-        "seq": _seq("Everything up to this seq is finished. At most the head."),
-        "generation": _seq("The generation under which the caller owns the consumer."),
-        "epoch": _seq("The instance of the topic that is meant. Another one is `409 fenced`."),
+        "seq": seq("Everything up to this seq is finished. At most the head."),
+        "generation": seq("The generation under which the caller owns the consumer."),
+        "epoch": seq("The instance of the topic that is meant. Another one is `409 fenced`."),
     },
     consumer_requests.SeekConsumerBody: {
         "to": Fact("`earliest` or `tail`. Exactly one of `to`, `seq` and `ts` is given."),
-        "seq": _seq("Behind this seq. At most the head."),
-        "ts": _seq("Before the first record of this time (ms since the epoch) or later."),
-        "generation": _seq("The generation under which the caller owns the consumer."),
-        "epoch": _seq("The instance of the topic that is meant. Another one is `409 fenced`."),
+        "seq": seq("Behind this seq. At most the head."),
+        "ts": seq("Before the first record of this time (ms since the epoch) or later."),
+        "generation": seq("The generation under which the caller owns the consumer."),
+        "epoch": seq("The instance of the topic that is meant. Another one is `409 fenced`."),
     },
     consumer_requests.AcquireBody: {
         "owner": Fact(f"Who acquires it, at most {setting('max_node_bytes')} bytes.", NOT_EMPTY),
-        "lease_ms": _clamped("How long nobody else may acquire it.", MIN_LEASE_MS, MAX_LEASE_MS),
+        "lease_ms": clamped("How long nobody else may acquire it.", MIN_LEASE_MS, MAX_LEASE_MS),
     },
-    consumer_requests.ReleaseBody: {"generation": _seq("The generation that ends.")},
+    consumer_requests.ReleaseBody: {"generation": seq("The generation that ends.")},
     ScheduleState: {
         "topic": Fact("Where it appends.", TOPIC),
         "record": Fact("What it appends, as in an append."),
@@ -544,7 +520,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "time_zone": Fact("In which `cron` counts."),
         "catch_up": Fact("Which firings that were missed are made up for: `none`, `one`, or `all` (at most 1000)."),
         "paused": Fact("True if it fires nothing."),
-        "created_ts": _seq("When it was created, in ms since the epoch."),
+        "created_ts": seq("When it was created, in ms since the epoch."),
         "next_ts": Fact("When it fires next, in ms since the epoch; in the past if that is late; null for never."),
         "last_ts": Fact("The time that it has fired for last, in ms since the epoch; null if none."),
         "last_error": Fact("Why the last firing was refused, since the last start; null if it was not."),
@@ -572,12 +548,12 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     answer_types.ScheduleListAnswer: {"schedules": Fact("In the order of their names.")},
     answer_types.ScheduleDeletedAnswer: {"deleted": Fact("False if there was no such schedule.")},
-    answer_types.ScheduleRunAnswer: {"seq": _seq("Of the record.")},
+    answer_types.ScheduleRunAnswer: {"seq": seq("Of the record.")},
     GroupState: {
         **_GROUP,
-        "floor": _seq("Everything up to this seq is finished, or gone."),
-        "lag": _seq("`head_seq` minus `floor`."),
-        "unfinished": _seq("Records that it holds, and runs of finished ones above its floor: see `max_unfinished`."),
+        "floor": seq("Everything up to this seq is finished, or gone."),
+        "lag": seq("`head_seq` minus `floor`."),
+        "unfinished": seq("Records that it holds, and runs of finished ones above its floor: see `max_unfinished`."),
         "queue": Fact("The counters as of now. Records that were not looked at count as ready."),
         "filter": Fact("Which records it is for; null for all."),
     },
@@ -590,14 +566,14 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     answer_types.ConsumerListAnswer: {"consumers": Fact("In the order of their names.")},
     answer_types.ConsumerDeletedAnswer: {"deleted": Fact("False if there was no such consumer.")},
     answer_types.AcquiredAnswer: {
-        "generation": _seq("What commits, seeks and committing reads must have from now on."),
-        "deadline": _seq("When others may acquire it, in ms since the epoch."),
+        "generation": seq("What commits, seeks and committing reads must have from now on."),
+        "deadline": seq("When others may acquire it, in ms since the epoch."),
     },
     answer_types.ReleasedAnswer: {"released": Fact("False if this generation did not own it.")},
     DeleteRequest: {
-        "after_seq": _seq("Records with larger seqs."),
-        "before_seq": _seq("Records with smaller seqs."),
-        "before_ts": _seq("Records whose `$ts` is smaller (ms since the Unix epoch)."),
+        "after_seq": seq("Records with larger seqs."),
+        "before_seq": seq("Records with smaller seqs."),
+        "before_ts": seq("Records whose `$ts` is smaller (ms since the Unix epoch)."),
         "match": Fact(f"Records whose tag matches: {_MATCH_TEXT}", _MATCH),
     },
     RouterPatch: {
@@ -617,7 +593,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "lease_ms": Fact(
             f"How long the jobs are leased, clamped to {MIN_LEASE_MS}..{MAX_LEASE_MS}. Absent: as the topic says."
         ),
-        "wait_ms": _clamped("Wait for a job this long if there is none.", 0, read_requests.MAX_WAIT_MS),
+        "wait_ms": clamped("Wait for a job this long if there is none.", 0, read_requests.MAX_WAIT_MS),
     },
     queue_requests.HeldBody: _HELD,
     watch_requests.FeedOptions: _WISHES,
@@ -645,7 +621,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "consistency": Fact("`strong`: a record is delivered once it is synced."),
     },
     WatchStart: _START,
-    WatchedTopic: {"from_seq": _seq("Records after this seq will be delivered.")},
+    WatchedTopic: {"from_seq": seq("Records after this seq will be delivered.")},
     answer_types.ErrorAnswer: {"error": Fact("What went wrong.")},
     answer_types.ErrorFacts: {
         "code": Fact("For programs; each has one status."),
@@ -670,66 +646,66 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             "The places (from 0) of the records that were not stored, because a job with their unique key is there. "
             "Absent if there are none."
         ),
-        "count": _seq("Records that this call stored; the first call's number if `deduped`."),
+        "count": seq("Records that this call stored; the first call's number if `deduped`."),
         "created": Fact("True if this call created the topic."),
         "deduped": Fact("True if this was a repeat, and nothing was stored."),
     },
     answer_types.IngestAnswer: {
-        "first_seq": _seq("Seq of the first record."),
-        "last_seq": _seq("Seq of the last record. Records of other writers may be in between."),
-        "count": _seq("Records of the upload that are stored, including those of repeated batches."),
-        "batches": _seq("Batches of the upload."),
-        "deduped_batches": _seq("Batches that were repeats, and stored nothing."),
+        "first_seq": seq("Seq of the first record."),
+        "last_seq": seq("Seq of the last record. Records of other writers may be in between."),
+        "count": seq("Records of the upload that are stored, including those of repeated batches."),
+        "batches": seq("Batches of the upload."),
+        "deduped_batches": seq("Batches that were repeats, and stored nothing."),
     },
     answer_types.TransactionMember: {
-        "first_seq": _seq("Seq of the first record."),
-        "last_seq": _seq("Seq of the last record."),
+        "first_seq": seq("Seq of the first record."),
+        "last_seq": seq("Seq of the last record."),
         "seqs": Fact("The seqs of all records.", _SEQS),
-        "count": _seq("Records that were stored in this topic."),
+        "count": seq("Records that were stored in this topic."),
         "created": Fact("True if this call created the topic."),
     },
     answer_types.TransactionAnswer: {
         "appends": Fact("What was stored in each topic, in the order of the request."),
         "deduped": Fact("True if this was a repeat, and nothing was stored."),
     },
-    answer_types.StageAnswer: {"count": _seq("Records in the stage after the call.")},
+    answer_types.StageAnswer: {"count": seq("Records in the stage after the call.")},
     answer_types.CommitAnswer: {
-        "first_seq": _seq("Seq of the first record."),
-        "last_seq": _seq("Seq of the last record."),
-        "count": _seq("Records that were published."),
+        "first_seq": seq("Seq of the first record."),
+        "last_seq": seq("Seq of the last record."),
+        "count": seq("Records that were published."),
         "deduped": Fact("True if this was a repeat, and nothing was published."),
     },
     answer_types.FenceDeletedAnswer: {"deleted": Fact("False if there was no such fence.")},
     answer_types.StageDeletedAnswer: {"deleted": Fact("False if there was no such stage.")},
     answer_types.ReadAnswer: {
         "records": Fact("In the order of their seqs."),
-        "next_from_seq": _seq("The last seq that was examined: `from_seq` of the next read."),
+        "next_from_seq": seq("The last seq that was examined: `from_seq` of the next read."),
         "caught_up": Fact("True if there are no more records. `records` may be empty although there are more."),
         "tombstone": Fact("A gap before these records, or null."),
     },
-    answer_types.RecordsDeletedAnswer: {"deleted": _seq("Records that were deleted.")},
+    answer_types.RecordsDeletedAnswer: {"deleted": seq("Records that were deleted.")},
     answer_types.ClaimedJob: {
         "lease_id": Fact("Opaque. Identifies the lease in an ack, nack or extend.", {"pattern": "^lease_[0-9a-f]+$"}),
-        "deadline": _seq("When the lease ends, in ms since the epoch."),
-        "deliveries": _seq("How often the job was leased, including this time."),
+        "deadline": seq("When the lease ends, in ms since the epoch."),
+        "deliveries": seq("How often the job was leased, including this time."),
     },
     answer_types.ClaimAnswer: {
         "claimed": Fact("The jobs, by their seqs, or in the order of their priorities if these differ."),
-        "count": _seq("Jobs in `claimed`."),
+        "count": seq("Jobs in `claimed`."),
         "paused": Fact("True if there are none because the queue is paused; otherwise absent."),
     },
     answer_types.PauseAnswer: {"queue": Fact("The counters after the call.")},
-    queue_requests.PauseBody: {"until": _seq("When the pause ends (ms since the epoch). Absent: with `resume`.")},
-    answer_types.AckAnswer: {"acked": _seq("Jobs that are done, and deleted.")},
-    answer_types.NackAnswer: {"nacked": _seq("Jobs that were given back.")},
+    queue_requests.PauseBody: {"until": seq("When the pause ends (ms since the epoch). Absent: with `resume`.")},
+    answer_types.AckAnswer: {"acked": seq("Jobs that are done, and deleted.")},
+    answer_types.NackAnswer: {"nacked": seq("Jobs that were given back.")},
     answer_types.ExtendAnswer: {
-        "extended": _seq("Leases that were extended."),
+        "extended": seq("Leases that were extended."),
         "deadlines": Fact("When the extended leases end, in ms since the epoch, by seq."),
     },
     answer_types.WatchAnswer: {
         "wid": Fact("Name of the session. A client needs it, and the same key, to read the session."),
         "stream_url": Fact("Path of the session's stream."),
-        "session_ttl_ms": _seq("How long the session lives without a stream."),
+        "session_ttl_ms": seq("How long the session lives without a stream."),
         "topics": Fact("The state of each topic, and where its events begin."),
     },
     answer_types.RouterListAnswer: {"routers": Fact("In the order of their names.")},
@@ -746,22 +722,22 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     answer_types.HealthAnswer: {
         "status": Fact("The process answers."),
         "version": Fact("The version of the daemon."),
-        "uptime_ms": _seq("Time since the start of the process."),
+        "uptime_ms": seq("Time since the start of the process."),
     },
     answer_types.ReadyAnswer: {
         "status": Fact("Requests are accepted."),
         "wal_replay_complete": Fact("Always true in this answer."),
-        "topics": _seq("The number of topics."),
+        "topics": seq("The number of topics."),
     },
     answer_types.CheckpointAnswer: {
         "files": Fact("Every file that the checkpoint names, relative to the data directory."),
         "position": Fact("Where replay begins, for each shard."),
     },
-    answer_types.SealedAnswer: {"segments": _seq("The number of segments that the topic has now.")},
+    answer_types.SealedAnswer: {"segments": seq("The number of segments that the topic has now.")},
     answer_types.ShardPosition: {
-        "shard": _seq("Number of the shard."),
-        "file": _seq("Number of the WAL file."),
-        "offset": _seq("Byte offset in that file."),
+        "shard": seq("Number of the shard."),
+        "file": seq("Number of the WAL file."),
+        "offset": seq("Byte offset in that file."),
     },
     answer_types.Sample: {"labels": Fact("Values of the labels, by name."), "value": Fact("The present value.")},
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from topics.http import answer_types
-from topics.http.openapi.field_facts import setting
+from topics.http.openapi.fact import setting
 from topics.http.openapi.operation import (
     JSON,
     LOG_GROUPS,

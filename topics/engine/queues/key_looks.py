@@ -1,0 +1,116 @@
+"""Telling the order of a queue the keys of its records, so that claims find the jobs that it lets through
+(`docs/design/key_order.md` section 3).
+
+A look begins behind the last one and ends when enough jobs may be claimed, after `TOPICS_MAX_SCAN` records, or at the
+head. At any time one task looks for a queue; others wait for its end, because they want the same. Records that are in
+memory, as those of the last appends are, are looked at without waiting.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import trio
+
+from topics.config import Settings
+from topics.engine.job_queue import JobQueue, live_after
+from topics.engine.loader import Loader
+from topics.engine.topic import Topic
+from topics.log.block import Block, block_with
+from topics.queue.key_order import KeyField, KeyOrder
+
+STEP_RECORDS: Final = 500
+"""Records that one step of the event loop looks at: 0.5 ms."""
+
+
+class _Step(NamedTuple):
+    """How many records were looked at, and the range that has to be loaded before the next one, None for none."""
+
+    looked: int
+    missing: tuple[int, int] | None
+
+
+class KeyLooks:
+    """Looks at the keys of jobs. Made once by the engine."""
+
+    def __init__(self, settings: Settings, loader: Loader) -> None:
+        self._settings = settings
+        self._loader = loader
+
+    async def look(self, topic: Topic, queue: JobQueue, most: int) -> None:
+        """Look at the next records of a queue, if fewer than `most` jobs may be claimed of those that are known. The
+        caller asks `JobQueue.must_look` whether more have to be looked at.
+
+        Raises 404, and 503 if the disk does not answer. Without anything to look at there is no await.
+        """
+        order = queue.leases.order
+        if order is None or not queue.must_look(topic.log, most):
+            return
+        if queue.looking is not None:
+            await queue.looking.wait()
+            return
+        done = queue.looking = trio.Event()
+        try:
+            await self._look(topic, queue, order, most)
+        finally:
+            queue.looking = None
+            done.set()
+
+    async def _look(self, topic: Topic, queue: JobQueue, order: KeyOrder, most: int) -> None:
+        left = self._settings.max_scan
+        loaded: list[Block] = []
+        while left > 0 and queue.leases.order is order and queue.must_look(topic.log, most):
+            step = await self._loader.prepared(topic, partial(_step, topic, queue, order, loaded))
+            left -= step.looked
+            if step.missing is not None:
+                loaded = await self._loader.load(topic, *step.missing)
+            elif left > 0 and queue.must_look(topic.log, most):
+                await trio.lowlevel.checkpoint()
+
+
+def _step(topic: Topic, queue: JobQueue, order: KeyOrder, loaded: Sequence[Block]) -> _Step:
+    """Look at some records. Raises NotLoaded, and has done nothing then."""
+    if queue.leases.order is not order:
+        return _Step(0, None)
+    if order.unsure:
+        return _look_at_held(topic, queue, order, loaded)
+    log = topic.log
+    seqs = live_after(log, order.looked_to, STEP_RECORDS)
+    keys: list[str | None] = []
+    while len(keys) < len(seqs):
+        seq = seqs[len(keys)]
+        block = topic.blocks.find(seq) or block_with(loaded, seq)
+        if block is None:
+            known = len(keys)
+            order.add(seqs[:known], keys)
+            return _Step(known, (seq, seqs[-1]))
+        keys += _keys_of(block, order.by, seqs[len(keys) : bisect_right(seqs, block.last_seq)])
+    order.add(seqs, keys)
+    if len(seqs) < STEP_RECORDS:
+        order.looked_to = log.head_seq
+    return _Step(len(seqs), None)
+
+
+def _look_at_held(topic: Topic, queue: JobQueue, order: KeyOrder, loaded: Sequence[Block]) -> _Step:
+    """Look at jobs that were held when the order began. Raises NotLoaded, and has done nothing then."""
+    some = order.unsure[:STEP_RECORDS]
+    live = set(topic.log.index.only_live(some))
+    for done, seq in enumerate(some):
+        if seq not in live or not queue.leases.is_held(seq):
+            continue
+        block = topic.blocks.find(seq) or block_with(loaded, seq)
+        if block is None:
+            del order.unsure[:done]
+            return _Step(0, (seq, some[-1]))
+        order.add_held(seq, *_keys_of(block, order.by, array("Q", (seq,))))
+    del order.unsure[: len(some)]
+    return _Step(0, None)
+
+
+def _keys_of(block: Block, by: KeyField, seqs: Sequence[int]) -> list[str | None]:
+    key_of = block.tag_of if by == "tag" else block.node_of
+    return [key_of(seq) for seq in seqs]
