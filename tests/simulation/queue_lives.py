@@ -586,7 +586,7 @@ class Known:
     appended_at: int | None = None
     """When its append was answered."""
     acks: list[Asked] = field(default_factory=list)
-    """Those that may have ended it."""
+    """Those that may have ended it, since the newest start at which it was there."""
     ended: Literal["no", "kill", "hard"] = "no"
     """An ack was answered: no crash brings it back, or no death of the process."""
     lease: Told | None = None
@@ -601,6 +601,8 @@ class Known:
     over: bool = False
     """Somebody may have ended it before its deadline."""
     answers: int = 0
+    undone: int = 0
+    """By how much there were more answers than deliveries at the newest start."""
     deliveries: int = 0
     """What survives for certain."""
     nacked: tuple[int, int] | None = None
@@ -614,6 +616,8 @@ class Instance(lives.Instance[Asked]):
         super().__init__(name, created)
         self.by_daemon = by_daemon
         """It may be made, and made again, by whoever appends to it."""
+        self.since = 0
+        """When the newest life began that showed it."""
         self.jobs: dict[int, Known] = {}
         self.waiting = 0
         """Claims that nobody has been answered."""
@@ -639,6 +643,11 @@ class Instance(lives.Instance[Asked]):
         gone = self.retained or bool(self.deletes) or self.limit > 0
         return gone or "ephemeral" in self.classes or self.deletion is not None
 
+    @property
+    def recent_deletes(self) -> list[Asked]:
+        """The deletions of the newest life. Those before it say nothing of what its start has shown."""
+        return [asked for asked in self.deletes if asked.at > self.since]
+
     def job(self, seq: int) -> Known:
         """What is known of a job."""
         return self.jobs.setdefault(seq, Known())
@@ -657,7 +666,7 @@ class Instance(lives.Instance[Asked]):
             self.hard.update(seq for seq in self.seen if seq not in self.gone)
             for job in self.jobs.values():
                 if job.told_at < asked.at and asked.config.leases_durable:
-                    job.sure, job.deliveries = True, job.answers
+                    job.sure, job.deliveries = True, job.answers - job.undone
                 if any(ack.answered is not None and ack.answered < asked.at for ack in job.acks):
                     job.ended = "hard"
         return barrier
@@ -807,6 +816,12 @@ class Oracle(lives.Oracle[Asked, Saw, Began, Instance]):
                 instance.dead_lettered["machine"] = saw.state.dead_lettered
 
     def _began(self, began: Began) -> None:
+        """A start decides for good what has happened. A crash may undo an answered ack, claim or deletion whose class
+        did not promise to keep it: a job that the start shows was not acked or deleted, and was delivered as often as
+        the start shows. A barrier in the new life syncs that, and not what the crash has undone. The oracle once went
+        on to count older answers: it held that a change to `fsync` had synced a `memory` ack of the life before, which
+        the crash of the machine had undone.
+        """
         for name, instances in self.instances.items():
             instance, view = instances[-1], began.shown.views.get(name)
             if view is None:
@@ -814,14 +829,18 @@ class Oracle(lives.Oracle[Asked, Saw, Began, Instance]):
                 continue
             if not instance.restarted(view):
                 continue
+            instance.since = began.at
             kept = began.shown.kept.get(name)
             if kept is None:
                 continue
             instance.dead_lettered = {"kill": kept.dead_lettered, "machine": kept.dead_lettered}
             for seq, job in instance.jobs.items():
                 there = kept.jobs.get(seq)
-                job.deliveries = there.deliveries if there is not None and not instance.volatile else 0
+                delivered = there.deliveries if there is not None else 0
+                job.deliveries, job.undone = 0 if instance.volatile else delivered, job.answers - delivered
                 job.ended, job.nacked = "no", None
+                if seq in view.records:
+                    job.acks.clear()
                 holds = there is not None and job.lease is not None and there.lease_id == job.lease.lease_id
                 job.sure = holds and not instance.volatile
                 job.over = not holds
@@ -903,7 +922,7 @@ class Case(lives.Case[Asked, Instance]):
             if job is not None:
                 ended = job.ended == "hard" or (job.ended == "kill" and self.fate == "kill")
                 assert not ended, self.says(f"seq {seq} was acked and is back", seq)
-            for asked in self.instance.deletes if job is not None and job.appended is not None else ():
+            for asked in self.instance.recent_deletes if job is not None and job.appended is not None else ():
                 assert job is not None
                 assert job.appended_at is not None
                 done = asked.answered is not None and asked.answered < self.oracle.known and not asked.refused
@@ -923,7 +942,7 @@ class Case(lives.Case[Asked, Instance]):
             return bool(self.instance.deletes) or self.instance.waiting > 0 or self.instance.limit > 0
         if job.acks:
             return True
-        for asked in self.instance.deletes:
+        for asked in self.instance.recent_deletes:
             before = asked.answered is not None and job.claimed_at > asked.answered
             if asked.selects(seq, job.tag) and not before:
                 return True

@@ -35,8 +35,8 @@ from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.segments.segment_reader import load_tags
 from topics.storage.segments.topic_segments import EMPTIED, Segment
-from topics.storage.snapshots.group_dump import load_groups
-from topics.storage.snapshots.queue_dump import load_queue
+from topics.storage.snapshots.group_dump import groups_dumped_at, load_groups
+from topics.storage.snapshots.queue_dump import dumped_at, load_queue
 from topics.storage.wal.frames import (
     HAS_NODE,
     HAS_ORIGIN,
@@ -345,11 +345,14 @@ class TopicReplay:
             log.error("record_damaged", topic=topic.name, seq=seq)
             self._columns.add_hole(topic, seq, seq, "corrupt")
         topic.keys = DedupeWindow.load(payload["keys"]) if payload["keys"] else None
+        self._clock.note_keys(topic)
         if payload.get("origins") is not None:
             topic.origins = OriginSet.load(payload["origins"])
         if payload.get("groups") is not None:
+            self._clock.note_window(groups_dumped_at(payload["groups"]))
             topic.groups = load_groups(payload["groups"], self._clock.started)
         if payload.get("queue") is not None:
+            self._clock.note_window(dumped_at(payload["queue"]))
             topic.queue = load_queue(payload["queue"], self._clock.started)
         return True
 
