@@ -273,6 +273,14 @@ EVERY_ROUTE = [
     ("DELETE", "/v0/topics/jobs/consumers/c"), ("POST", "/v0/topics/jobs/consumers/c/commit"),
     ("POST", "/v0/topics/jobs/consumers/c/seek"), ("POST", "/v0/topics/jobs/consumers/c/acquire"),
     ("POST", "/v0/topics/jobs/consumers/c/release"), ("POST", "/v0/topics/jobs/seal"),
+    ("POST", "/v0/topics/jobs/pause"), ("POST", "/v0/topics/jobs/resume"), ("GET", "/v0/topics/jobs/groups"),
+    ("PUT", "/v0/topics/jobs/groups/g"), ("GET", "/v0/topics/jobs/groups/g"), ("DELETE", "/v0/topics/jobs/groups/g"),
+    ("POST", "/v0/topics/jobs/groups/g/claim"), ("POST", "/v0/topics/jobs/groups/g/ack"),
+    ("POST", "/v0/topics/jobs/groups/g/nack"), ("POST", "/v0/topics/jobs/groups/g/extend"),
+    ("POST", "/v0/topics/jobs/groups/g/pause"), ("POST", "/v0/topics/jobs/groups/g/resume"),
+    ("GET", "/v0/topics/jobs/groups/g/work?node=page"), ("GET", "/v0/schedules"), ("PUT", "/v0/schedules/s"),
+    ("GET", "/v0/schedules/s"), ("DELETE", "/v0/schedules/s"), ("POST", "/v0/schedules/s/run"),
+    ("POST", "/v0/schedules/s/pause"), ("POST", "/v0/schedules/s/resume"),
 ]  # fmt: skip
 
 
