@@ -44,6 +44,26 @@ ELSEWHERE: Final = (
 )
 """Tests that are about other things, or need daemons and a network."""
 
+ROUTER_TESTS: Final = (
+    "engine/forwarding/test_routers.py",
+    "engine/forwarding/test_router_losses.py",
+    "engine/forwarding/test_router_durability.py",
+)
+
+QUEUE_TESTS: Final = (
+    "engine/queues/test_queues.py",
+    "engine/queues/test_waiting.py",
+    "engine/queues/test_disk.py",
+    "engine/queues/test_dead_letters.py",
+    "engine/queues/test_streams.py",
+)
+
+SERVER_TESTS: Final = (
+    "http/connections/test_server.py",
+    "http/connections/test_slow_clients.py",
+    "http/connections/test_crowds.py",
+)
+
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/engine/operations/unique_jobs.py": ("engine/queues/test_unique_jobs.py",),
     "topics/queue/unique_keys.py": ("queue/test_unique_keys.py", "engine/queues/test_unique_jobs.py"),
@@ -71,23 +91,23 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_recovery_rules.py",
     ),
     "topics/engine/forwarding/copy_commits.py": (
-        "engine/forwarding/test_routers.py",
+        *ROUTER_TESTS,
         "engine/forwarding/test_router_lives.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/engine/queues/dead_letters.py": ("engine/queues/test_queues.py", "engine/queues/test_jobs.py"),
+    "topics/engine/queues/dead_letters.py": ("engine/queues/test_dead_letters.py", "engine/queues/test_jobs.py"),
     "topics/engine/operations/export.py": ("engine/operations/test_export.py",),
     "topics/engine/forwarding/forwarders.py": (
-        "engine/forwarding/test_routers.py",
+        *ROUTER_TESTS,
         "engine/forwarding/test_router_lives.py",
     ),
     "topics/http/handlers/data_plane.py": ("http/test_time_limit.py",),
     "topics/http/routes.py": ("http/test_time_limit.py",),
-    "topics/http/connections/connection.py": ("http/connections/test_server.py",),
+    "topics/http/connections/connection.py": SERVER_TESTS,
     "topics/http/connections/lane.py": ("http/connections/test_lane.py",),
     "topics/http/connections/protocols/http1.py": ("http/connections/test_lane.py",),
     "topics/http/connections/request_heads.py": ("http/connections/test_request_heads.py",),
-    "topics/http/connections/server.py": ("http/connections/test_lane.py", "http/connections/test_server.py"),
+    "topics/http/connections/server.py": ("http/connections/test_lane.py", *SERVER_TESTS),
     "topics/engine/idempotency_keys.py": ("engine/test_idempotency_keys.py",),
     "topics/consumers/consumers.py": ("consumers/test_consumers.py", "engine/consumers/test_consumer_calls.py"),
     "topics/engine/consumers/consumed.py": (
@@ -98,7 +118,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/engine/consumers/consumer_commits.py": ("engine/consumers/test_consumer_calls.py",),
     "topics/engine/consumers/consumer_reads.py": ("engine/consumers/test_consumer_calls.py",),
     "topics/engine/queues/lease_commits.py": (
-        "engine/queues/test_queues.py",
+        *QUEUE_TESTS,
         "engine/groups/test_group_calls.py",
         "engine/queues/test_queue_lives.py",
         "engine/queues/test_jobs.py",
@@ -112,7 +132,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/engine/filtered_records.py": (
         "engine/operations/test_filtered_reads.py",
         "storage/cache/test_tag_loads.py",
-        "engine/forwarding/test_routers.py",
+        *ROUTER_TESTS,
     ),
     "topics/schemas/record_schema.py": ("schemas/test_record_schema.py",),
     "topics/http/handlers/raw_bytes.py": ("http/handlers/test_raw_bytes.py",),
@@ -132,7 +152,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/queue/job_table.py": ("queue/test_leases.py", "engine/queues/test_jobs.py"),
     "topics/queue/leases.py": (
         "queue/test_leases.py",
-        "engine/queues/test_queues.py",
+        *QUEUE_TESTS,
         "queue/test_key_order_machine.py",
     ),
     "topics/engine/operations/large_batches.py": ("engine/operations/test_large_batches.py",),
@@ -276,10 +296,10 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "storage/wal/test_stall.py",
         "simulation/test_crash_sweep.py",
     ),
-    "topics/engine/forwarding/source_columns.py": ("engine/forwarding/test_routers.py",),
+    "topics/engine/forwarding/source_columns.py": ROUTER_TESTS,
     "topics/engine/topic.py": (
         "engine/test_commit.py",
-        "engine/forwarding/test_routers.py",
+        *ROUTER_TESTS,
         "simulation/test_recovery_rules.py",
     ),
     "topics/engine/delivery/topic_delivery.py": (
@@ -316,8 +336,8 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
 """The tests that are nearest to a file, below `tests/`: a few seconds of them."""
 
 NEAR: Final[Mapping[Subsystem, tuple[str, ...]]] = {
-    "routers": ("engine/forwarding/test_routers.py", "engine/forwarding/test_router_lives.py"),
-    "queues": ("engine/queues/test_queues.py", "engine/queues/test_queue_lives.py"),
+    "routers": (*ROUTER_TESTS, "engine/forwarding/test_router_lives.py"),
+    "queues": (*QUEUE_TESTS, "engine/queues/test_queue_lives.py"),
     "groups": ("groups/test_group.py", "engine/groups/test_group_calls.py"),
     "staging": ("engine/operations/test_stages.py", "simulation/test_staging_crashes.py"),
     "transactions": (

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.client import Client, RawConnection, body_of, error_of, running
 from tests.conformance.keys import bearer
 from tests.conformance.sse import connect, stream_path
-from tests.conformance.test_websocket import shake_hands
+from tests.conformance.websocket import shake_hands
 
 BOTH_WAYS = True
 

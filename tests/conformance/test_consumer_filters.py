@@ -14,10 +14,10 @@ import pytest
 import trio
 
 from tests.conformance.client import Client, body_of, fresh_name, invalid, running, seqs_of, until
+from tests.conformance.router_client import metric
 from tests.conformance.sse import Session, stream, watching
 from tests.conformance.test_consumers import commit, path, put
 from tests.conformance.test_filters import FILTERS, RECORDS, got, matching
-from tests.conformance.test_routers import metric
 from tests.conformance.websocket import subscribed
 from topics.client import AsyncClient, Record
 from topics.client import Client as TopicsClient

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.conformance.client import Client, body_of, error_of, invalid, running, seqs_of, until
-from tests.conformance.test_routers import metric
+from tests.conformance.router_client import metric
 from tests.conformance.websocket import WebSocket
 from topics.client import Client as TopicsClient
 from topics.client import Conflict, NotFound, Record

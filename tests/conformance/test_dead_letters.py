@@ -26,17 +26,7 @@ from tests.conformance.client import (
     running,
     until,
 )
-from tests.conformance.test_work_streams import (
-    ack,
-    call,
-    claim,
-    come_to,
-    counts,
-    nack,
-    queue,
-    seqs,
-    working,
-)
+from tests.conformance.work_stream_client import ack, call, claim, come_to, counts, nack, queue, seqs, working
 
 MIB = 1 << 20
 HOUR_MS = 3_600_000

@@ -16,8 +16,8 @@ import trio
 
 from tests.conformance.bulk_client import export, export_arrow
 from tests.conformance.client import Client, body_of, error_of, fresh_name, invalid, running, seqs_of, until
+from tests.conformance.router_client import put_router, router_of
 from tests.conformance.sse import Frame, stream, stream_path, watching
-from tests.conformance.test_routers import put_router, router_of
 from tests.conformance.websocket import subscribed
 from tests.filters import oracle
 from tests.filters.oracle import Written

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.conformance.client import Client, Daemon, body_of, error_of, invalid, until
-from tests.conformance.test_routers import metric
+from tests.conformance.router_client import metric
 from topics.client import Client as TopicsClient
 from topics.client import Conflict, Job, NotFound, Retry, TopicsError, Worker
 

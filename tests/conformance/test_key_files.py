@@ -13,8 +13,8 @@ import pytest
 from tests.conformance.client import Client, RawConnection, body_of, fresh_name, running, until
 from tests.conformance.keys import Callers, bearer, callers_of, forbidden, refused_start, unauthorized
 from tests.conformance.sse import WITHIN_S, Cut, Ended, Events, Session, stream
-from tests.conformance.test_work_streams import claim, counts, queue, working
 from tests.conformance.websocket import Closed, WebSocket
+from tests.conformance.work_stream_client import claim, counts, queue, working
 
 SECRET = "sesame-4711"
 

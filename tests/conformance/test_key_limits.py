@@ -17,9 +17,8 @@ import pytest
 from tests.conformance.client import JSON_TYPE, Client, RawConnection, body_of, envelope, error_of, running, until
 from tests.conformance.keys import BOSS, Callers, bearer, callers_of
 from tests.conformance.sse import Events, Http2, Session, connect, gauge, stream, stream_path
-from tests.conformance.test_websocket import shake_hands
-from tests.conformance.test_work_streams import work_path, working
-from tests.conformance.websocket import WebSocket, raw_frame
+from tests.conformance.websocket import WebSocket, raw_frame, shake_hands
+from tests.conformance.work_stream_client import work_path, working
 
 BOTH_WAYS = True
 

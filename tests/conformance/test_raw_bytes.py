@@ -27,8 +27,8 @@ from tests.conformance.client import (
     seqs_of,
 )
 from tests.conformance.keys import bearer
+from tests.conformance.router_client import put_router
 from tests.conformance.test_one_record import path
-from tests.conformance.test_routers import put_router
 from tests.conformance.websocket import WebSocket
 from topics.client import ApiError, AsyncClient, BadRequest, NewRecord, Record
 from topics.client import Client as PythonClient

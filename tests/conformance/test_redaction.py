@@ -15,8 +15,7 @@ import pytest
 from tests.conformance.client import JSON_TYPE, Client, RawConnection, fresh_name, running, until
 from tests.conformance.keys import bearer
 from tests.conformance.sse import Cut, Ended, connect, stream
-from tests.conformance.test_websocket import shake_hands
-from tests.conformance.websocket import WebSocket
+from tests.conformance.websocket import WebSocket, shake_hands
 
 BOSS, READER, WRITER = "Zq7boss0Kx", "Zq7read0Kx", "Zq7write0Kx"
 NOBODY, LATER = "Zq7nobody0Kx", "Zq7later0Kx"

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from tests.conformance.client import Client, body_of, error_of, fresh_name, invalid, running, until
-from tests.conformance.test_routers import metric as metric_or_none
+from tests.conformance.router_client import metric as metric_or_none
 from topics.client import AsyncClient
 from topics.client import Client as TopicsClient
 

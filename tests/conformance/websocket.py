@@ -17,7 +17,7 @@ from typing import Any
 from wsproto.extensions import PerMessageDeflate
 from wsproto.frame_protocol import FrameProtocol, Opcode, XorMaskerSimple
 
-from tests.conformance.client import Client
+from tests.conformance.client import Client, RawConnection
 from tests.conformance.sse import Covered, Cut, Frame, reach_of
 
 WITHIN_S = 40.0
@@ -423,3 +423,12 @@ def covered(topic: str, frames: Iterable[Frame], start: int = 0, *, head: int, s
     accumulated = covering(topic, start).take(frames)
     accumulated.check(head, silent)
     return accumulated
+
+
+def shake_hands(client: Client, path: str = "/v0/ws", method: str = "GET", **headers: str | None) -> Any:
+    """The answer to a handshake in which some of the headers are others, or None; status, headers and body."""
+    asked: dict[str, str | None] = {"connection": "Upgrade", "upgrade": "websocket"}
+    asked |= {"sec_websocket_version": "13", "sec_websocket_key": key()} | headers
+    with RawConnection(client) as connection:
+        connection.send_head(method, path, **{name: value for name, value in asked.items() if value is not None})
+        return connection.receive()

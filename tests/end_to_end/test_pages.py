@@ -1,7 +1,7 @@
 """The pages as a whole: links lead somewhere, every page can be reached, and tables and figures are those of the code.
 
-Pages are read as files; nothing is started. The blocks on them are run by `test_recipes.py`, `test_client_guide.py` and
-`test_installation.py`.
+Pages are read as files; nothing is started. The blocks on them are run by `recipes/test_recipes.py`,
+`test_client_guide.py` and `test_installation.py`.
 """
 
 from __future__ import annotations

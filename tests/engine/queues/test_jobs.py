@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
-from tests.engine.queues.test_queues import Stream, ack, at_rest, claim, counters, seqs_of, the_queue
+from tests.engine.queues.queue_calls import Stream, ack, at_rest, claim, counters, seqs_of, the_queue
 from tests.simulation.disk import SimFs
 from topics.engine.job_queue import JobQueue
 from topics.engine.queues.claims import Claims

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from tests.engine.life import Called, Life, living, refusal, settings
+from tests.engine.queues.queue_calls import ack, at_rest, claim, counters, seqs_of, the_queue
 from tests.engine.queues.test_jobs import nack
-from tests.engine.queues.test_queues import ack, at_rest, claim, counters, seqs_of, the_queue
 from tests.simulation.disk import SimFs
 from topics.queue import key_order
 

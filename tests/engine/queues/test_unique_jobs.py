@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
-from tests.engine.queues.test_queues import ack, claim, seqs_of
+from tests.engine.queues.queue_calls import ack, claim, seqs_of
 from tests.simulation.disk import Fault, SimFs
 from topics.engine.operations import unique_jobs
 from topics.model import AppendResult, Conditions, Fence, HeldRequest, NackTerms, Performance, UniqueIn

@@ -27,8 +27,8 @@ from tests.conformance.queue_client import (
     seqs_of,
     waiting,
 )
-from tests.conformance.test_forwarding import paired
-from tests.conformance.test_routers import connect_topics
+from tests.conformance.router_client import connect_topics
+from tests.conformance.router_pairs import paired
 
 WINDOW_MS = 1000
 """Long enough for a dozen claims to arrive in it on a busy machine."""

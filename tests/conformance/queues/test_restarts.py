@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.conformance.client import Client, Daemon, body_of, data_of, until
-from tests.conformance.test_work_streams import ack, call, claim, counts, nack, queue, seqs
+from tests.conformance.work_stream_client import ack, call, claim, counts, nack, queue, seqs
 
 KEPT = ["memory", "disk", "fsync"]
 QUEUES = [f"{durability}-{kind}" for durability in KEPT for kind in ("plain", "durable")]
