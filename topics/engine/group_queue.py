@@ -34,11 +34,15 @@ def group_not_found(topic: str, group: str) -> ApiError:
 class GroupQueue(JobQueue):
     """One group: its leases over the records of the log, its line and its streams."""
 
-    __slots__ = ("state",)
+    __slots__ = ("is_behind", "is_loading", "state")
 
     def __init__(self, state: Group, *, restored: bool = False) -> None:
         super().__init__(state.leases, restored=restored)
         self.state = state
+        self.is_behind = False
+        """True if the floor could not move as far as it may, because columns are not in memory."""
+        self.is_loading = False
+        """True while a task loads them."""
 
     @property
     def group(self) -> str:
@@ -84,12 +88,20 @@ class GroupQueue(JobQueue):
         self._freed(self.state.lost(first, last, live_among))
 
     def catch_up(self, log: TopicLog) -> None:
-        """Move the floor over what is gone, as far as columns are in memory. Later calls do the rest."""
-        before = self.leases.in_flight
+        """Move the floor over what is gone, as far as columns are in memory. If that is not all, it `is_behind`."""
         with suppress(NotLoaded):
+            self.advance(log)
+
+    def advance(self, log: TopicLog) -> None:
+        """The same, but raises NotLoaded if columns are not in memory. The floor has moved as far as it could then."""
+        before = self.leases.in_flight
+        self.is_behind = True
+        try:
             self.state.advance(log)
-        if self._held and self.leases.in_flight < before:
-            self._freed([seq for seq in self._held if seq <= self.state.finished.floor])
+            self.is_behind = False
+        finally:
+            if self._held and self.leases.in_flight < before:
+                self._freed([seq for seq in self._held if seq <= self.state.finished.floor])
 
 
 class TopicGroups:

@@ -31,8 +31,8 @@ that is neither finished nor was refused.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -226,15 +226,25 @@ class Group:
             self.finished.add_seqs(event.seqs)
         return done
 
-    def gone(self, seqs: Iterable[int]) -> array[int]:
-        """Forget the records of `seqs`, which were deleted. Return those whose lease has ended by that."""
+    def gone(self, seqs: Sequence[int]) -> array[int]:
+        """Forget the records of `seqs` (ascending), which were deleted. Return those whose lease has ended by that.
+
+        Costs little if the group holds few of them: a topic may have 1,000 groups.
+        """
+        if not seqs:
+            return array("Q")
+        if any(_are_among(seqs, self.matched)):
+            self.touch()
+            dead = _are_among(seqs, self.matched)
+            self.matched = array("Q", [seq for seq, is_dead in zip(self.matched, dead, strict=True) if not is_dead])
+        leases = self.leases
+        if leases.order is None and len(leases) + leases.reserved < len(seqs):
+            held = list(leases.kept_between(seqs[0], seqs[-1]))
+            seqs = [seq for seq, is_dead in zip(held, _are_among(seqs, held), strict=True) if is_dead]
+            if not seqs:
+                return array("Q")
         self.touch()
-        if self.matched:
-            dead = set(seqs)
-            seqs = sorted(dead)
-            if not dead.isdisjoint(self.matched):
-                self.matched = array("Q", [seq for seq in self.matched if seq not in dead])
-        return self.leases.gone(seqs)
+        return leases.gone(seqs)
 
     def lost(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> array[int]:
         """Forget the records from `first` to `last` that are not live any more, because of damage. Return those whose
@@ -328,6 +338,13 @@ class FrozenGroup(NamedTuple):
     """Name, terms, filter, max_unfinished, missed."""
     finished: list[object]
     leases: FrozenLeases
+
+
+def _are_among(seqs: Sequence[int], asked: Sequence[int]) -> Iterator[bool]:
+    """Yield for each of `asked` whether it is one of `seqs`, which ascend."""
+    for seq in asked:
+        at = bisect_left(seqs, seq)
+        yield at < len(seqs) and seqs[at] == seq
 
 
 def live_in(log: TopicLog, first: int, last: int) -> int:
