@@ -137,7 +137,7 @@ class LeaseCommits:
 
     def claim(self, topic: Topic, queue: JobQueue, event: ClaimEvent) -> Commit:
         """Commit a claim. The result of the commit is the seqs that it leased, and their deliveries."""
-        return self._lease(topic, queue, event, partial(self._publish_claim, queue, event))
+        return self._lease(topic, queue, event, partial(self._publish_claim, topic, queue, event))
 
     def lease(self, topic: Topic, queue: JobQueue, event: LeaseEvent) -> Commit:
         """Commit an event about leases. The result of the commit is the seqs that it changed."""
@@ -219,7 +219,10 @@ class LeaseCommits:
         self.on_finished(topic)
         return done
 
-    def _publish_claim(self, queue: JobQueue, event: ClaimEvent, commit: Commit) -> tuple[array[int], array[int]]:
+    def _publish_claim(
+        self, topic: Topic, queue: JobQueue, event: ClaimEvent, commit: Commit
+    ) -> tuple[array[int], array[int]]:
+        queue.catch_up(topic.log)
         done = queue.apply(event)
         if queue.limits.window is not None:
             # From now on: the decision may be old, if the claim waited for a sync.
