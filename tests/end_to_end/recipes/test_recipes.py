@@ -45,7 +45,7 @@ NOT_RUN: Final = {
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert len(RECIPES) == 15
+    assert len(RECIPES) == 17
     for title, blocks in RECIPES.items():
         assert {block.language for block in blocks} <= {"sh", "python", ""}, title
         assert all(block.file for block in blocks if block.language == "python")
@@ -58,6 +58,8 @@ def test_every_block_says_what_it_is() -> None:
     [
         "Job queue",
         "In order for each customer",
+        "Priority lanes",
+        "Back-pressure by limits",
         "Publish and subscribe",
         "Outbox",
         "Log shipping",
