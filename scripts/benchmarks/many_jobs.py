@@ -204,7 +204,7 @@ def _probe(name: str, key: str, port: int, going_on: Callable[[], bool]) -> list
     number, due = 0, time.perf_counter()
     while going_on() or number < 2:
         due = max(due + PROBE_S, time.perf_counter())
-        time.sleep(max(0.0, due - time.perf_counter()))
+        time.sleep(max(0.0, due - time.perf_counter()))  # the pace of the probes
         which = number % 2
         began = time.perf_counter()
         connections[which].call(requests[which]).expect(200)
@@ -243,7 +243,7 @@ def _starts(bench: Bench, crowds: Sequence[Crowd], key: str, where: str) -> list
 
 def _kill_and_start(crowd: Crowd) -> tuple[float, float]:
     """One repetition: seconds until it was ready, and of processor time until then."""
-    time.sleep(0.3)
+    time.sleep(0.3)  # nothing is left to do from before: the start is measured after a kill at rest
     crowd.daemon.kill()
     seconds = crowd.daemon.start()
     spent = cpu_seconds(crowd.daemon.pid)

@@ -435,7 +435,7 @@ def _all_at_once(port: int) -> list[int]:
 
 def _all_awaited(port: int) -> list[int]:
     def come() -> None:
-        time.sleep(0.1)
+        time.sleep(0.1)  # the claims arrive; the daemon has no figure of those that wait
         fill_with_jobs(port, TOPIC, JOBS)
 
     return _claim_all(port, 500, come)

@@ -250,7 +250,7 @@ def _consumers(bench: Bench) -> list[Figure]:
 def _idle_share(daemon: DaemonProcess) -> float:
     """Share of a core that the daemon takes while nobody asks it anything (%)."""
     began_s = cpu_seconds(daemon.pid)
-    time.sleep(IDLE_S)
+    time.sleep(IDLE_S)  # the interval that is measured
     return 100 * (cpu_seconds(daemon.pid) - began_s) / IDLE_S
 
 

@@ -129,26 +129,23 @@ def bad_network(seed: int) -> Callable[[int], Fate]:
 
 def test_a_tail_misses_and_repeats_nothing_while_the_daemon_is_killed_four_times(daemon: Daemon, topic: str) -> None:
     batches, size = 400, 5
-    killed = 0
-    written = threading.Event()
+    all_killed, written = threading.Event(), threading.Event()
 
     def write() -> None:
         with Client(daemon.url, retry=PATIENT) as client:
             for batch in range(batches):
                 client.append(topic, [[batch, number] for number in range(size)])
-                time.sleep(0.005)
-            while killed < 4:
-                time.sleep(0.05)
+                time.sleep(0.005)  # the rate of the writer, so that the kills fall between its appends
+            assert all_killed.wait(60)
             client.append(topic, ["the last"])
         written.set()
 
     def kill() -> None:
-        nonlocal killed
         for _ in range(4):
-            time.sleep(0.3)
+            time.sleep(0.3)  # kills are spread over what is written
             daemon.end(signal.SIGKILL)
             daemon.start().close()
-            killed += 1
+        all_killed.set()
 
     with Client(daemon.url) as client:
         client.create(topic, durability="disk")

@@ -101,7 +101,7 @@ class Handled:
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
-        time.sleep(self._pause())
+        time.sleep(self._pause())  # how long the job takes
         with self._lock:
             self._now -= 1
             self.times[job.data] += 1
@@ -109,7 +109,7 @@ class Handled:
     async def on_the_loop(self, job: Job) -> None:
         self._now += 1
         self.most = max(self.most, self._now)
-        await anyio.sleep(self._pause())
+        await anyio.sleep(self._pause())  # how long the job takes
         self._now -= 1
         self.times[job.data] += 1
 
@@ -378,7 +378,7 @@ SCRIPT = textwrap.dedent(
 
     def handler(job):
         print("begun", flush=True)
-        time.sleep(float(sys.argv[2]))
+        time.sleep(float(sys.argv[2]))  # how long the job takes
         print("done", flush=True)
 
     with Client() as client:

@@ -216,6 +216,11 @@ def until(condition: Callable[[], bool], *, within_s: float = 40) -> None:
         time.sleep(0.01)
 
 
+def checkpoint(client: Client) -> None:
+    """Returns when the checkpoint is on disk."""
+    body_of(client.post("/v0/admin/checkpoint"))
+
+
 class RawConnection:
     """HTTP/1.1 by hand, for what a client library would not send."""
 

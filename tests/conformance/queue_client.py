@@ -185,7 +185,7 @@ class Claim:
 
     def wait(self, seconds: float = 0.15) -> Claim:
         """Give it the time to arrive, and see that it goes on waiting."""
-        time.sleep(seconds)
+        time.sleep(seconds)  # no figure of the daemon counts the claims that wait
         assert self.is_waiting, self.connection.receive()
         return self
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.conformance.client import Client, body_of, data_of, fresh_name, until
+from tests.conformance.client import Client, data_of, fresh_name, until
 from tests.conformance.router_client import connect_topics, drop_router, put_router, router_of
 
 
@@ -255,7 +255,3 @@ def tagged_pair(client: Client, source: Any = None, dest: Any = None, **fields: 
     pair.append(records=[{"data": tag, "tag": tag, "node": "n", "meta": {"k": tag}} for tag in tags])
     pair.has(*tags)
     return pair
-
-
-def checkpoint(client: Client) -> None:
-    body_of(client.post("/v0/admin/checkpoint"))

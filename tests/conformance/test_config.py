@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.client import Client, body_of, data_of, error_of, fresh_name, invalid
+from tests.conformance.client import Client, body_of, data_of, error_of, fresh_name, invalid, until
 
 DEFAULTS: dict[str, Any] = {
     "type": "log",
@@ -265,7 +265,7 @@ def test_a_tighter_cap_applies_at_once(client: Client, topic: str, durability: s
 def test_a_tighter_ttl_applies_at_once_and_for_ever(client: Client, topic: str, durability: str) -> None:
     client.put_topic(topic, durability=durability)
     client.append(topic, 1, 2, 3)
-    time.sleep(0.05)
+    time.sleep(0.05)  # until the records are older than the ttl that they get
     client.put_topic(topic, ttl_ms=20)
     state = client.state(topic)
     assert (state["count"], state["earliest_seq"], state["head_seq"], state["bytes"]) == (0, 4, 3, 0)
@@ -278,7 +278,7 @@ def test_records_expire_after_the_ttl(client: Client, topic: str) -> None:
     client.put_topic(topic, ttl_ms=1000)
     client.append(topic, 1)
     assert data_of(client.read(topic)) == [1]
-    time.sleep(1.1)
+    until(lambda: data_of(client.read(topic)) == [])
     client.append(topic, 2)
     answer = client.read(topic)
     assert data_of(answer) == [2]

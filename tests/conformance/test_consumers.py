@@ -269,7 +269,7 @@ with client.Client(url, retry=None) as one, open(out, "a", buffering=1) as log:
         try:
             page = one.read_consumer(topic, "c", ack="before", limit=7, wait_ms=200)
         except client.TopicsError:
-            time.sleep(0.02)
+            time.sleep(0.02)  # how often to try while the daemon is away
             continue
         print(*[record.seq for record in page.records], sep="\\n", file=log, flush=True)
 """

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from tests.conformance.bulk_client import export, export_arrow
-from tests.conformance.client import Client, body_of, error_of, fresh_name, invalid, running, seqs_of, until
+from tests.conformance.client import Client, body_of, checkpoint, error_of, fresh_name, invalid, running, seqs_of, until
 from tests.conformance.router_client import put_router, router_of
 from tests.conformance.sse import Frame, stream, stream_path, watching
 from tests.conformance.websocket import subscribed
@@ -235,7 +235,7 @@ def test_filters_go_on_across_segments_deletions_and_evictions(tmp_path: Path) -
             batch = [{"data": {"n": n}, "tag": f"k{n % 100}"} for n in range(start, start + 100)]
             client.append("t", records=batch)
         client.post("/v0/topics/t/delete", json={"match": ["tag", "Eq", "k7"]})
-        time.sleep(0.5)
+        checkpoint(client)
         alive = [n for n in range(301, 1201) if n % 100 != 7]
         cases: list[tuple[Any, list[int]]] = [
             (["tag", "In", ["k3", "k7"]], [n for n in alive if n % 100 == 3]),

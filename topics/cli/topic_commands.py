@@ -212,115 +212,107 @@ class Limit(click.ParamType[Any]):
         return self.kind.convert(value, param, ctx)
 
 
+_CONFIG_OPTIONS: Final = (
+    click.option("--ttl", "--ttl-ms", "ttl_ms", type=Duration(off=True), help="How long records live."),
+    click.option("--cap-records", type=Count(), help="Largest number of live records."),
+    click.option("--cap-bytes", type=Size(off=True), help="Largest size of its live records."),
+    click.option(
+        "--discard",
+        type=click.Choice(["old", "reject"]),
+        help="At a cap: drop the oldest records, or refuse appends.",
+    ),
+    click.option("--durability", type=click.Choice(CLASSES), help="Durability class: what an append waits for."),
+    click.option("--durable/--no-durable", default=None, help="Short for --durability fsync or disk."),
+    click.option("--priority", type=Priority(), help="Priority of delivery, -1000 to 1000."),
+    click.option(
+        "--auto-priority/--no-auto-priority", default=None, help="Without --priority: priority by recent use."
+    ),
+    click.option(
+        "--auto-create/--no-auto-create",
+        default=None,
+        help="Stored and shown; used only in an append's `config`.",
+    ),
+    click.option(
+        "--idempotency-window",
+        "--idempotency-window-ms",
+        "idempotency_window_ms",
+        type=Duration(off=True),
+        help="How long the repeat of an append is recognised.",
+    ),
+    click.option("--dedupe-node/--no-dedupe-node", default=None, help="Let reads leave out the records of a node."),
+    click.option("--lease", "--lease-ms", "lease_ms", type=Duration(), help="Queue: how long a job is leased."),
+    click.option(
+        "--claim-jitter",
+        "--claim-jitter-ms",
+        "claim_jitter_ms",
+        type=Duration(off=True),
+        help="Queue: how long claims are gathered before jobs are given out.",
+    ),
+    click.option("--max-deliveries", type=Count(), help="Queue: how often a job is given out at most."),
+    click.option(
+        "--dead-letter",
+        metavar="TOPIC",
+        shell_complete=complete_topics,
+        help="Queue: topic for jobs that were delivered that often.",
+    ),
+    click.option(
+        "--retry",
+        type=JsonObject("backoff", "delay_ms", "max_delay_ms", "jitter"),
+        metavar="JSON",
+        help="Queue: delays after failures, such as "
+        '\'{"backoff": "exponential", "delay_ms": 1000, "max_delay_ms": 60000}\'; `none` removes them.',
+    ),
+    click.option(
+        "--priority-aging",
+        "--priority-aging-ms",
+        "priority_aging_ms",
+        type=Duration(off=True),
+        help="Queue: a job counts as one priority higher for each such time.",
+    ),
+    click.option("--max-in-flight", type=Count(), help="Queue: how many jobs are leased at most."),
+    click.option(
+        "--rate",
+        type=JsonObject("jobs", "per_ms"),
+        metavar="JSON",
+        help='Queue: how many jobs are claimed at most, such as \'{"jobs": 10, "per_ms": 1000}\'; `none` removes it.',
+    ),
+    click.option(
+        "--retention",
+        type=click.Choice(["limits", "consumed"]),
+        help="consumed: delete what all consumers and routers of the topic have passed.",
+    ),
+    click.option(
+        "--leases-durable/--no-leases-durable",
+        default=None,
+        help="Queue: sync leases before a claim is answered.",
+    ),
+    click.option(
+        "--order-by",
+        type=click.Choice(["tag", "node", *NONE]),
+        help="Queue: give out the jobs of one tag or node one at a time, in their order.",
+    ),
+    click.option(
+        "--schema",
+        type=SchemaFile(),
+        metavar="FILE",
+        help="File with a JSON Schema for the data of records; `none` removes it.",
+    ),
+    click.option("--segment-max-events", type=Limit(Count()), help="Records of a segment; `daemon` for its setting."),
+    click.option("--segment-max-bytes", type=Limit(Size()), help="Bytes of a segment; `daemon` for its setting."),
+    click.option(
+        "--segment-max-age",
+        "--segment-max-age-ms",
+        "segment_max_age_ms",
+        type=Limit(Duration(off=True)),
+        help="Age at which a segment is sealed; `daemon` for its setting.",
+    ),
+)
+"""An option for each setting of a topic that can be changed, named after its field in the interface."""
+
+
 def config_options(command: Command) -> Command:
-    """Add an option for each setting that can be changed, named after its field in the interface. An option that is not
-    given is None."""
-    for decorate in reversed(
-        (
-            click.option("--ttl", "--ttl-ms", "ttl_ms", type=Duration(off=True), help="How long records live."),
-            click.option("--cap-records", type=Count(), help="Largest number of live records."),
-            click.option("--cap-bytes", type=Size(off=True), help="Largest size of its live records."),
-            click.option(
-                "--discard",
-                type=click.Choice(["old", "reject"]),
-                help="At a cap: drop the oldest records, or refuse appends.",
-            ),
-            click.option(
-                "--durability", type=click.Choice(CLASSES), help="Durability class: what an append waits for."
-            ),
-            click.option("--durable/--no-durable", default=None, help="Short for --durability fsync or disk."),
-            click.option("--priority", type=Priority(), help="Priority of delivery, -1000 to 1000."),
-            click.option(
-                "--auto-priority/--no-auto-priority", default=None, help="Without --priority: priority by recent use."
-            ),
-            click.option(
-                "--auto-create/--no-auto-create",
-                default=None,
-                help="Stored and shown; used only in an append's `config`.",
-            ),
-            click.option(
-                "--idempotency-window",
-                "--idempotency-window-ms",
-                "idempotency_window_ms",
-                type=Duration(off=True),
-                help="How long the repeat of an append is recognised.",
-            ),
-            click.option(
-                "--dedupe-node/--no-dedupe-node", default=None, help="Let reads leave out the records of a node."
-            ),
-            click.option("--lease", "--lease-ms", "lease_ms", type=Duration(), help="Queue: how long a job is leased."),
-            click.option(
-                "--claim-jitter",
-                "--claim-jitter-ms",
-                "claim_jitter_ms",
-                type=Duration(off=True),
-                help="Queue: how long claims are gathered before jobs are given out.",
-            ),
-            click.option("--max-deliveries", type=Count(), help="Queue: how often a job is given out at most."),
-            click.option(
-                "--dead-letter",
-                metavar="TOPIC",
-                shell_complete=complete_topics,
-                help="Queue: topic for jobs that were delivered that often.",
-            ),
-            click.option(
-                "--retry",
-                type=JsonObject("backoff", "delay_ms", "max_delay_ms", "jitter"),
-                metavar="JSON",
-                help="Queue: delays after failures, such as "
-                '\'{"backoff": "exponential", "delay_ms": 1000, "max_delay_ms": 60000}\'; `none` removes them.',
-            ),
-            click.option(
-                "--priority-aging",
-                "--priority-aging-ms",
-                "priority_aging_ms",
-                type=Duration(off=True),
-                help="Queue: a job counts as one priority higher for each such time.",
-            ),
-            click.option("--max-in-flight", type=Count(), help="Queue: how many jobs are leased at most."),
-            click.option(
-                "--rate",
-                type=JsonObject("jobs", "per_ms"),
-                metavar="JSON",
-                help='Queue: how many jobs are claimed at most, such as \'{"jobs": 10, "per_ms": 1000}\'; `none` '
-                "removes it.",
-            ),
-            click.option(
-                "--retention",
-                type=click.Choice(["limits", "consumed"]),
-                help="consumed: delete what all consumers and routers of the topic have passed.",
-            ),
-            click.option(
-                "--leases-durable/--no-leases-durable",
-                default=None,
-                help="Queue: sync leases before a claim is answered.",
-            ),
-            click.option(
-                "--order-by",
-                type=click.Choice(["tag", "node", *NONE]),
-                help="Queue: give out the jobs of one tag or node one at a time, in their order.",
-            ),
-            click.option(
-                "--schema",
-                type=SchemaFile(),
-                metavar="FILE",
-                help="File with a JSON Schema for the data of records; `none` removes it.",
-            ),
-            click.option(
-                "--segment-max-events", type=Limit(Count()), help="Records of a segment; `daemon` for its setting."
-            ),
-            click.option(
-                "--segment-max-bytes", type=Limit(Size()), help="Bytes of a segment; `daemon` for its setting."
-            ),
-            click.option(
-                "--segment-max-age",
-                "--segment-max-age-ms",
-                "segment_max_age_ms",
-                type=Limit(Duration(off=True)),
-                help="Age at which a segment is sealed; `daemon` for its setting.",
-            ),
-        )
-    ):
+    """Add the options for the settings of a topic. An option that is not given is None."""
+    for decorate in reversed(_CONFIG_OPTIONS):
         command = decorate(command)
     return command
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.client import CLASSES, Client, body_of, error_of, fresh_name
+from tests.conformance.client import CLASSES, Client, body_of, checkpoint, error_of, fresh_name
 from tests.conformance.router_client import connect_topics, drop_router, put_router
 from tests.conformance.router_pairs import (
     LOSSES,
     Pair,
     at_once,
     check_figures,
-    checkpoint,
     everything,
     has,
     paired,

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conformance.client import CLASSES, Client, Daemon, fresh_name, until
+from tests.conformance.client import CLASSES, Client, Daemon, checkpoint, fresh_name, until
 from tests.conformance.router_client import connect_topics, listed, put_router, router_of
 from tests.conformance.router_pairs import (
     LOSSES,
@@ -24,7 +24,6 @@ from tests.conformance.router_pairs import (
     becomes,
     blocked,
     chain,
-    checkpoint,
     diamond,
     everything,
     has,

@@ -265,19 +265,12 @@ def append(
     patience_s = None if give_up_after is None else give_up_after / 1000 or math.inf
     summary = AppendSummary(topic)
     if content_type is not None:
-        if given or form or tag_field or node_field or linger is not None:
-            raise click.UsageError("--content-type makes one record of standard input, and takes no lines or records.")
-        if (delay_ms, not_before, priority) != (None, None, None):
-            raise click.UsageError("--content-type does not go with --delay, --not-before and --priority.")
+        takes_lines = bool(given or form or tag_field or node_field) or linger is not None
+        _check_bytes((delay_ms, not_before, priority), takes_lines=takes_lines)
         described = {"tag": tag, "node": node, "meta": dict(meta), "create": create, **conditions._asdict()}
         _append_bytes(options, content_type, described, summary, key=key, patience_s=patience_s)
         return
-    if not given and conditions != AppendConditions():
-        raise click.UsageError("Conditions are for records as arguments and for raw bytes, which become one append.")
-    if (unique_key, unique_scope, unique_window) != (None, None, None) and (len(given) != 1 or not unique_key):
-        raise click.UsageError(
-            "--unique-key is for one RECORD as an argument; --unique-scope and --unique-window go with it."
-        )
+    _check_arguments(given, conditions, (unique_key, unique_scope, unique_window))
     from topics.cli.records.record_input import Parser  # noqa: PLC0415
     from topics.client import Unique  # noqa: PLC0415
 
@@ -394,7 +387,7 @@ def _check(
     key: str | None,
     linger: int | None,
 ) -> None:
-    """Refuse what makes no sense together."""
+    """Refuse options that contradict each other."""
     if form == "csv" and given:
         raise click.UsageError("--csv reads standard input, and takes no records as arguments.")
     if fields is not None and form not in {"ndjson", "csv"}:
@@ -405,6 +398,26 @@ def _check(
         raise click.UsageError("--linger does not go with --key, whose batches break by content alone.")
     if options.token_file == "-" and not given:
         raise click.UsageError("--token-file - and records cannot both come from standard input.")
+
+
+def _check_bytes(for_jobs: tuple[int | None, ...], *, takes_lines: bool) -> None:
+    """Refuse options that raw bytes cannot have. `takes_lines`: an option for lines or records is given."""
+    if takes_lines:
+        raise click.UsageError("--content-type makes one record of standard input, and takes no lines or records.")
+    if any(option is not None for option in for_jobs):
+        raise click.UsageError("--content-type does not go with --delay, --not-before and --priority.")
+
+
+def _check_arguments(
+    given: tuple[str, ...], conditions: AppendConditions, unique: tuple[str | None, str | None, int | None]
+) -> None:
+    """Refuse conditions without arguments, and the options of a unique key for anything but one argument."""
+    if not given and conditions != AppendConditions():
+        raise click.UsageError("Conditions are for records as arguments and for raw bytes, which become one append.")
+    if unique != (None, None, None) and (len(given) != 1 or not unique[0]):
+        raise click.UsageError(
+            "--unique-key is for one RECORD as an argument; --unique-scope and --unique-window go with it."
+        )
 
 
 # ----------------------------------------------------------------- arguments

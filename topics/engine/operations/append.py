@@ -66,6 +66,20 @@ EXPIRE_ALL_MS: Final = 1000
 """If the quota refuses appends, all topics are searched for expired records, at most once in this time (ms)."""
 
 
+class _Additions(NamedTuple):
+    """What an append stores besides its records."""
+
+    key: str | None
+    """The idempotency key."""
+    fence: Fence | None
+    """The fence that the append raises."""
+    jobs: EnqueueEvent | None
+    """What the queue is told of its jobs, if they are not like any others."""
+    keys: KeyEvent | None
+    """What the queue remembers of their unique keys, if they have any."""
+    attachment: AppendAttachment | None
+
+
 class _DecidedAppend(NamedTuple):
     """An append that has its seqs. It does not change any more."""
 
@@ -80,14 +94,7 @@ class _DecidedAppend(NamedTuple):
     blocks: list[Block]
     watermark: int
     """Records below it are evicted to make room for the batch; 0 for none."""
-    key: str | None
-    fence: Fence | None
-    """The fence that the append raises, None for none."""
-    jobs: EnqueueEvent | None
-    """What the queue is told of its jobs, if they are not like any others."""
-    keys: KeyEvent | None
-    """What the queue remembers of their unique keys, if they have any."""
-    attachment: AppendAttachment | None
+    additions: _Additions
 
 
 class Appends:
@@ -178,8 +185,7 @@ class Appends:
                 known = self._keys.known(topic, key)
                 if known is not None:
                     return _repeated(topic, key, known, perf)
-                first = self._keys.in_flight(topic, key)
-                if first is not None:
+                if (first := self._keys.in_flight(topic, key)) is not None:
                     self._commits.check_space(writer)
                     await self._commits.wait_for(first)
                     continue
@@ -204,11 +210,8 @@ class Appends:
                 check_jobs(batch.jobs, is_queue=topic.queue is not None, wall_ms=self._clock.now_ms())
             if topic.log.stored.last_seq and not await self.is_loaded(topic, batch):
                 continue
-            if not has_turn and (cost := batch.cost) >= COMMIT_TURN_BYTES:
-                if cost >= LARGE_BATCH_BYTES and large is None:
-                    large = await self._encode_ahead(topic, batch)
-                else:
-                    await self._turns.take(cost)
+            if not has_turn and batch.cost >= COMMIT_TURN_BYTES:
+                large = await self._take_turn(topic, batch, large)
                 takes_turn = True
                 continue
             if conditions is not None and not await self.judge.holds(topic, conditions, found):
@@ -218,38 +221,29 @@ class Appends:
                 if duplicates is None:
                     continue
             break
-        if duplicates:
-            return await self._append_rest(
-                topic, request, batch, duplicates, perf, created=created, attachment=attachment
-            )
-        self._check_room(topic, batch)
-        if key is not None:
-            self._keys.check_room()
         if waited:
             perf.throttle_wait_ms = waited
-        if attachment is not None:
-            attachment.decide(topic)
-        fence = raise_fence(topic, conditions) if conditions is not None else None
-        large = large if large is not None and large.fits(topic) else None
-        commit = self._commit(topic, batch, key, fence, large, attachment=attachment)
-        first_seq, last_seq = await commit.answer()
-        time_commit(commit, perf)
-        return _answer(topic, first_seq, last_seq, created=created)
+        return await self._store(
+            topic, request, batch, perf, large=large, duplicates=duplicates, created=created, attachment=attachment
+        )
 
-    async def _append_rest(
+    async def _store(
         self,
         topic: Topic,
         request: AppendRequest,
         batch: AppendColumns,
-        duplicates: Mapping[int, int],
         perf: Performance,
         *,
+        large: LargeBatch | None,
+        duplicates: Mapping[int, int] | None,
         created: bool,
         attachment: AppendAttachment | None,
     ) -> AppendResult:
-        """Store those records of an append that are not duplicates. The caller has judged in this step."""
-        batch = batch.only([i for i in range(len(batch.datas)) if i not in duplicates])
+        """Commit those records of an append that are not duplicates, and wait for the commit point. The caller has
+        judged the append in this step of the loop. `large`: the batch, encoded ahead, perhaps for other seqs."""
         key, conditions = request.idempotency_key, request.conditions
+        if duplicates:
+            batch, large = batch.only([i for i in range(len(batch.datas)) if i not in duplicates]), None
         if batch.datas:
             self._check_room(topic, batch)
         if key is not None:
@@ -257,16 +251,16 @@ class Appends:
         if attachment is not None:
             attachment.decide(topic)
         fence = raise_fence(topic, conditions) if conditions is not None else None
-        first_seq = last_seq = 0
-        commit: Commit | None
-        if batch.datas:
-            commit = self._commit(topic, batch, key, fence, duplicates=duplicates, attachment=attachment)
-            first_seq, last_seq = await commit.answer()
-        else:
-            commit = await self._unique.nothing_stored(topic, duplicates, key, fence, attachment)
-        if commit is not None:
-            time_commit(commit, perf)
-        return _answer(topic, first_seq, last_seq, created=created, duplicates=duplicates)
+        if duplicates and not batch.datas:
+            nothing = await self._unique.nothing_stored(topic, duplicates, key, fence, attachment)
+            if nothing is not None:
+                time_commit(nothing, perf)
+            return _answer(topic, 0, 0, created=created, duplicates=duplicates)
+        large = large if large is not None and large.fits(topic) else None
+        commit = self._commit(topic, batch, key, fence, large, duplicates=duplicates, attachment=attachment)
+        first_seq, last_seq = await commit.answer()
+        time_commit(commit, perf)
+        return _answer(topic, first_seq, last_seq, created=created, duplicates=duplicates or None)
 
     def _schema_of(self, topic: Topic) -> msgspec.Raw | None:
         """Return the schema of a topic, or of the topic of a stage; None for none."""
@@ -274,6 +268,14 @@ class Appends:
             return topic.config.schema
         target = self._registry.by_id.get(topic.stage.target_id)
         return target.config.schema if target is not None else None
+
+    async def _take_turn(self, topic: Topic, batch: AppendColumns, large: LargeBatch | None) -> LargeBatch | None:
+        """Wait for a turn of the loop for a batch that takes long. Return the batch encoded ahead if it is a large one,
+        None otherwise; `large` is what an earlier call returned."""
+        if batch.cost >= LARGE_BATCH_BYTES and large is None:
+            return await self._encode_ahead(topic, batch)
+        await self._turns.take(batch.cost)
+        return large
 
     async def _encode_ahead(self, topic: Topic, batch: AppendColumns) -> LargeBatch:
         """Encode a large batch for the seqs that come next, each piece in a turn of its own, behind a barrier. Returns
@@ -427,20 +429,11 @@ class Appends:
             jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms())
             if batch.jobs.unique is not None:
                 keys = key_event(batch.jobs.unique, duplicates or {}, first_seq, at, key)
+        additions = _Additions(key, fence, jobs, keys, attachment)
         if topic.ephemeral:
-            frame_count = 0
-            appended = _without_frames(batch)
-            data = NOTHING
+            appended, data, frame_count = _without_frames(batch), NOTHING, 0
         else:
-            tail = _tail(topic, key, first_seq, count, watermark, at)
-            if fence is not None:
-                tail.append(fence_frame(fence))
-            if jobs is not None:
-                tail.append(enqueue_frame(jobs, at))
-            if keys is not None:
-                tail.append(key_frame(keys))
-            if attachment is not None:
-                tail += attachment.frames
+            tail = _tail(topic, first_seq, count, watermark, at, additions)
             frame_count = count + len(tail)
             if large is not None:
                 appended = large.frames(closes_batch=not tail)
@@ -452,22 +445,7 @@ class Appends:
         else:
             names = batch.nodes, batch.tags
             blocks = encode_blocks(first_seq, ts, batch.datas, *names, batch.metas, pinned=topic.ephemeral)
-        decided = _DecidedAppend(
-            topic,
-            first_seq,
-            last_seq,
-            ts,
-            at,
-            appended,
-            batch.tags,
-            blocks,
-            watermark,
-            key,
-            fence,
-            jobs,
-            keys,
-            attachment,
-        )
+        decided = _DecidedAppend(topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, additions)
         commit = Commit(
             topic,
             data,
@@ -521,8 +499,8 @@ class Appends:
 
     def _publish(self, decided: _DecidedAppend, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Returns its first and last seq."""
-        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, key, fence, jobs, keys, _ = decided
-        attachment = decided.attachment
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, additions = decided
+        key, fence, jobs, keys, attachment = additions
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
         if jobs is not None:
             publish_jobs(topic, jobs)
@@ -610,13 +588,23 @@ def only_appends(topic: Topic) -> bool:
 
 
 def _tail(
-    topic: Topic, key: str | None, first_seq: int, count: int, watermark: int, at: int
+    topic: Topic, first_seq: int, count: int, watermark: int, at: int, additions: _Additions
 ) -> list[tuple[FrameType, dict[str, Any]]]:
     """Return the control frames behind the records of a batch."""
+    key, fence, jobs, keys, attachment = additions
     tail: list[tuple[FrameType, dict[str, Any]]] = []
     if key is not None:
         tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count, "at": at}))
-    return tail + eviction_frames(topic, watermark)
+    tail += eviction_frames(topic, watermark)
+    if fence is not None:
+        tail.append(fence_frame(fence))
+    if jobs is not None:
+        tail.append(enqueue_frame(jobs, at))
+    if keys is not None:
+        tail.append(key_frame(keys))
+    if attachment is not None:
+        tail += attachment.frames
+    return tail
 
 
 def fence_frame(fence: Fence) -> tuple[FrameType, dict[str, Any]]:
