@@ -356,10 +356,10 @@ class Clients(ConsumerSteps, JobSteps):
                 self._alive()
                 self._claimed(claim, result.jobs)
             finally:
-                self.truth.jobs.claim_ended(instance)
+                self.truth.jobs.of(instance).on_the_way -= 1
 
     def _claiming(self, instance: Instance, node: str, lease_ms: int | None) -> _Claim:
-        grant = self.truth.jobs.claim_asked(instance, self.truth.tick(), self.now(), self._wall())
+        grant = self.truth.jobs.claim_asked(self.truth.jobs.of(instance), self.truth.tick(), self.now(), self._wall())
         return _Claim(instance, node, lease_ms, grant)
 
     async def do_work(self, actor: str, what: Mapping[str, Any]) -> None:
@@ -379,7 +379,7 @@ class Clients(ConsumerSteps, JobSteps):
                             self._alive()
                             taken += self._claimed(claim, jobs)
                         finally:
-                            self.truth.jobs.claim_ended(instance)
+                            self.truth.jobs.of(instance).on_the_way -= 1
             finally:
                 for lease in taken:
                     lease.over = True
@@ -388,7 +388,8 @@ class Clients(ConsumerSteps, JobSteps):
     def _claimed(self, claim: _Claim, jobs: Sequence[Job]) -> list[Lease]:
         """Jobs were given out."""
         instance, grant = claim.instance, claim.grant
-        self.truth.jobs.of(instance).unanswered -= 1
+        facts = self.truth.jobs.of(instance)
+        facts.unanswered -= 1
         if not self._is(instance) or self.engine.registry.topics[instance.name].id != instance.epoch:
             return []
         lengths = [config.lease_ms for config in instance.configs]
@@ -411,7 +412,7 @@ class Clients(ConsumerSteps, JobSteps):
                 since_ms=self.now(),
             )
             leases.append(lease)
-        self.truth.jobs.claim_answered(grant, leases, self.truth.leases, self.now(), self._wall())
+        self.truth.jobs.claim_answered(facts, grant, leases, self.truth.leases, self.now(), self._wall())
         for lease in leases:
             self.truth.claimed(lease, self.now())
         held = self.memory.leases.setdefault(claim.node, [])
@@ -486,7 +487,7 @@ class Clients(ConsumerSteps, JobSteps):
         """A job was given back."""
         delay_ms = terms.delay_ms
         if delay_ms is None:
-            retry_ms = self.truth.jobs.retry_ms(lease.instance, lease.seq, lease.deliveries)
+            retry_ms = self.truth.jobs.retry_ms(self.truth.jobs.of(lease.instance), lease.seq, lease.deliveries)
             delay_ms = retry_ms if terms.counts else 0
         lease.again_ms, lease.is_condemned = asked + delay_ms, terms.dead
 

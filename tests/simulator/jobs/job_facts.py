@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from tests.simulator.known import Batch, Instance
-from topics.model import TopicConfigPatch, UniqueIn
+from topics.model import TopicConfig, TopicConfigPatch, UniqueIn
 from topics.queue.job_pages import DEFAULT_PRIORITY
 
 NEVER: Final = 1 << 62
@@ -96,6 +96,11 @@ class QueueFacts:
     pausing: int = 0
     """Pauses and ends of pauses on their way."""
 
+    @property
+    def configs(self) -> list[TopicConfig]:
+        """All that its settings may ever have been."""
+        return self.instance.configs
+
     def fact_at(self, seq: int) -> JobFact | None:
         """What is known of the job at a seq."""
         return self.jobs.get(self.instance.at.get(seq, 0))
@@ -104,7 +109,7 @@ class QueueFacts:
         """Whether a job may have gone to the dead letters."""
         if seq in self.condemned:
             return True
-        if not any(config.max_deliveries and config.dead_letter for config in self.instance.configs):
+        if not any(config.max_deliveries and config.dead_letter for config in self.configs):
             return False
         return seq in self.claimed or self.unanswered > 0
 

@@ -38,34 +38,34 @@ class JobRules:
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
-    def claim_asked(self, instance: Instance, since: int, now: int, wall_ms: int) -> Grant:
+    def claim_asked(self, facts: QueueFacts, since: int, now: int, wall_ms: int) -> Grant:
         """Somebody claims."""
-        facts = self.of(instance)
         grant = Grant(since, now, facts.begun, facts.on_the_way == 0, wall_ms)
         facts.begun += 1
         facts.on_the_way += 1
         facts.unanswered += 1
         return grant
 
-    def claim_ended(self, instance: Instance) -> None:
-        """It is over, answered or not."""
-        self.of(instance).on_the_way -= 1
-
     def claim_answered(
-        self, grant: Grant, leases: Sequence[Lease], known: Mapping[tuple[int, int], Lease], now: int, wall_ms: int
+        self,
+        facts: QueueFacts,
+        grant: Grant,
+        leases: Sequence[Lease],
+        known: Mapping[tuple[int, int], Lease],
+        now: int,
+        wall_ms: int,
     ) -> None:
         """It was answered with these, at `now`. `known` are the leases before, by epoch and seq."""
         if not leases:
             return
-        instance = leases[0].instance
-        facts = self.of(instance)
+        instance = facts.instance
         grant.answered_ms, grant.count = now, len(leases)
         self._check_pause(facts, grant, wall_ms)
         for lease in leases:
             self._check_time(facts, lease, wall_ms)
-            self._check_delay(lease, known.get((instance.epoch, lease.seq)), now)
+            self._check_delay(facts, lease, known.get((instance.epoch, lease.seq)), now)
         self._check_limits(facts, grant, leases, known, now)
-        if all(config.order_by for config in instance.configs):
+        if all(config.order_by for config in facts.configs):
             for lease in leases:
                 self._check_order(facts, lease)
         else:
@@ -89,21 +89,21 @@ class JobRules:
                 broken(f"{facts.instance.name}: {lease} was given out at {wall_ms}, and is not for {fact.not_before}")
             self.checked["times"] += 1
 
-    def _check_delay(self, lease: Lease, other: Lease | None, now: int) -> None:
+    def _check_delay(self, facts: QueueFacts, lease: Lease, other: Lease | None, now: int) -> None:
         if other is None or other.life != lease.life:
             return
-        if other.is_condemned and all(config.dead_letter is not None for config in lease.instance.configs):
+        if other.is_condemned and all(config.dead_letter is not None for config in facts.configs):
             broken(f"{lease.instance.name}: {lease} was given out, and was to go to the dead letters after {other}")
         until = other.again_ms
         if not other.over:  # it has run out
-            until = other.earliest_end + self.retry_ms(lease.instance, lease.seq, other.deliveries)
+            until = other.earliest_end + self.retry_ms(facts, lease.seq, other.deliveries)
         if now < until:
             broken(f"{lease.instance.name}: {lease} was given out at {now}, and was delayed to {until} after {other}")
 
     @staticmethod
-    def retry_ms(instance: Instance, seq: int, deliveries: int) -> int:
+    def retry_ms(facts: QueueFacts, seq: int, deliveries: int) -> int:
         """How long a job that has failed is delayed at least; 0 where the config has changed."""
-        policies: list[RetryPolicy | None] = [config.retry for config in instance.configs]
+        policies: list[RetryPolicy | None] = [config.retry for config in facts.configs]
         policy = policies[0] if policies else None
         if policy is None or any(one != policy for one in policies):
             return 0
@@ -118,9 +118,9 @@ class JobRules:
         known: Mapping[tuple[int, int], Lease],
         now: int,
     ) -> None:
-        instance, config = facts.instance, facts.instance.configs[0]
+        instance, config = facts.instance, facts.configs[0]
         seqs = {lease.seq for lease in leases}
-        if config.max_in_flight and all(one.max_in_flight == config.max_in_flight for one in instance.configs):
+        if config.max_in_flight and all(one.max_in_flight == config.max_in_flight for one in facts.configs):
             held = [
                 other
                 for other in known.values()
@@ -131,7 +131,7 @@ class JobRules:
                 broken(f"{instance.name}: {leases} were given out beside {held}, more than {config.max_in_flight}")
             self.checked["limits"] += 1
         rate = config.rate
-        if rate is not None and all(one.rate == rate for one in instance.configs):
+        if rate is not None and all(one.rate == rate for one in facts.configs):
             within = [one for one in facts.grants if one.asked_ms > now - rate.per_ms]
             total = sum(one.count for one in within) + (len(leases) if grant.asked_ms > now - rate.per_ms else 0)
             if total > rate.jobs:
@@ -153,7 +153,7 @@ class JobRules:
     def _check_priority(self, facts: QueueFacts, grant: Grant, leases: Sequence[Lease]) -> None:
         """Nothing more urgent was left: judged where no job ages, and nobody else claimed meanwhile."""
         instance = facts.instance
-        plain = all(not config.priority_aging_ms and not config.order_by for config in instance.configs)
+        plain = all(not config.priority_aging_ms and not config.order_by for config in facts.configs)
         if not plain or not grant.alone or facts.begun != grant.began + 1 or facts.on_the_way > 1:
             return
         given = {lease.seq for lease in leases}

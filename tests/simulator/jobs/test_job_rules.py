@@ -12,7 +12,7 @@ from tests.simulator.attempt import problem_of
 from tests.simulator.jobs.job_facts import typed
 from tests.simulator.plan import make
 from topics.engine.job_queue import JobQueue
-from topics.engine.operations import append, unique_jobs
+from topics.engine.operations import new_jobs, unique_jobs
 from topics.model import ClaimRate, RetryPolicy
 from topics.queue import key_order
 from topics.queue.claim_limits import ClaimLimits
@@ -48,12 +48,12 @@ def test_claims_beyond_the_limits_are_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_job_that_comes_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = append.enqueue_event
+    original = new_jobs.enqueue_event
 
     def without_delays(jobs: Any, *args: Any) -> Any:
         return original(jobs._replace(delays=[0] * len(jobs.delays)), *args)
 
-    monkeypatch.setattr(append, "enqueue_event", without_delays)
+    monkeypatch.setattr("topics.engine.operations.append.enqueue_event", without_delays)
     assert any("is not for" in problem for problem in problems(range(3)))
 
 
