@@ -40,6 +40,13 @@ class FinishedRuns:
         """The highest finished seq."""
         return int(self._lasts.peekitem(-1)[1]) if self._lasts else self.floor
 
+    def end_of_run(self, seq: int) -> int:
+        """Return the last seq of the run of finished ones that `seq` is in; `seq - 1` if it is not finished."""
+        if seq <= self.floor:
+            return self.floor
+        at = self._lasts.bisect_right(seq) - 1
+        return max(int(self._lasts.peekitem(at)[1]), seq - 1) if at >= 0 else seq - 1
+
     def runs(self) -> Iterator[tuple[int, int]]:
         """Yield the runs above the floor, both ends inclusive."""
         return iter(self._lasts.items())
