@@ -660,6 +660,7 @@ class GroupState(msgspec.Struct, kw_only=True):
     retry: RetryPolicy | None
     max_in_flight: int
     rate: ClaimRate | None
+    order_by: OrderBy | None
     max_unfinished: int
     filter: msgspec.Raw | None
 

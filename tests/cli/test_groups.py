@@ -15,6 +15,7 @@ GROUP = {
     "queue": {"ready": 1190, "in_flight": 6, "delayed": 4, "dead_lettered": 1, "paused": False, "paused_until": None},
     **{"lease_ms": 30_000, "claim_jitter_ms": 0, "max_deliveries": 5, "dead_letter": "dead", "leases_durable": False},
     **{"max_unfinished": 100_000, "filter": None, "retry": None, "max_in_flight": 0, "rate": None},
+    "order_by": None,
 }
 BIG = ["data", "/total", "Ge", 10]
 
@@ -49,6 +50,8 @@ def test_show_and_json(here: InProcess) -> None:
         (["--no-filter", "--leases-durable"], {"from": "tail", "filter": None, "leases_durable": True}),
         (["--max-deliveries", "3", "--jitter", "100ms"], {"from": "tail", "max_deliveries": 3, "claim_jitter_ms": 100}),
         (["--max-unfinished", "5"], {"from": "tail", "max_unfinished": 5}),
+        (["--order-by", "tag"], {"from": "tail", "order_by": "tag"}),
+        (["--order-by", "none"], {"from": "tail", "order_by": None}),
     ],
 )
 def test_create_sends_what_is_given(here: InProcess, options: list[str], body: dict[str, Any]) -> None:

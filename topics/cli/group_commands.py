@@ -22,7 +22,7 @@ from topics.cli.output import (
     printable,
 )
 from topics.cli.topic_commands import filter_text
-from topics.cli.values import Duration, filter_json
+from topics.cli.values import NONE, Duration, filter_json
 
 if TYPE_CHECKING:
     from topics.client.results import GroupState
@@ -95,6 +95,7 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     yield "claim_jitter_ms", str(found.claim_jitter_ms)
     yield "paused", str(found.queue.paused).lower()
     yield "max_in_flight", str(found.max_in_flight or "-")
+    yield "order_by", found.order_by or "-"
     yield "max_deliveries", str(found.max_deliveries)
     yield "dead_letter", found.dead_letter or "-"
     yield "leases_durable", str(found.leases_durable).lower()
@@ -126,6 +127,11 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
 @click.option("--dead-letter", metavar="TOPIC", help="The topic of the dead letters; '' for none.")
 @click.option("--leases-durable/--no-leases-durable", default=None, help="Sync leases before a claim is answered.")
 @click.option("--max-in-flight", type=click.IntRange(min=0), metavar="N", help="Most leased records; 0: no limit.")
+@click.option(
+    "--order-by",
+    type=click.Choice(["tag", "node", *NONE]),
+    help="Give out the records of one tag or node one at a time, in their order.",
+)
 @click.option("--max-unfinished", type=click.IntRange(min=1), metavar="N", help="The most records that it holds.")
 @click.option(
     "--filter",
@@ -161,6 +167,8 @@ def create(
     numbers = {"seq": seq, "ts": ts}
     place: Any = from_ or {key: value for key, value in numbers.items() if value is not None} or "tail"
     settings["claim_jitter_ms"] = settings.pop("jitter_ms")
+    if settings["order_by"] in NONE:
+        settings["order_by"] = ""
     with connect(options) as client:
         done = client.create_group(topic, name, from_=place, filter="null" if no_filter else wanted, **settings)
     if options.as_json:

@@ -5,6 +5,7 @@ I/O; the functions are methods of both clients. Claims, acks and the like are th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from topics.client import results
 from topics.client.calls import ClientCall, Filter, encode, filter_json, target, topic_path
@@ -26,10 +27,12 @@ def create_group(
     retry: Mapping[str, object] | None = None,
     max_in_flight: int | None = None,
     rate: Mapping[str, int] | None = None,
+    order_by: Literal["tag", "node", ""] | None = None,
 ) -> ClientCall[results.GroupState]:
     """Create a group of a log, or change it. `from_` is where a new one begins; one that exists stays where it is. What
-    is None stays as it is. `filter`: only records that match; `"null"`: all records again. `dead_letter=""` takes the
-    dead-letter topic away, `retry={}` and `rate={}` take these. Raises NotFound where there is no such topic, and
+    is None stays as it is. `filter`: only records that match; `"null"`: all records again. `order_by`: records of one
+    tag or node are given out one at a time, in their order. `dead_letter=""` takes the dead-letter topic away, and so
+    do `order_by=""`, `retry={}` and `rate={}` these. Raises NotFound where there is no such topic, and
     Conflict for a queue."""
     given: dict[str, object] = {
         "filter": filter_json(filter),
@@ -42,8 +45,8 @@ def create_group(
     }
     body: dict[str, object] = {"from": from_, **{name: value for name, value in given.items() if value is not None}}
     body |= {name: dict(value) or None for name, value in (("retry", retry), ("rate", rate)) if value is not None}
-    if dead_letter is not None:
-        body["dead_letter"] = dead_letter or None
+    names = (("dead_letter", dead_letter), ("order_by", order_by))
+    body |= {name: value or None for name, value in names if value is not None}
     return ClientCall(
         method="PUT",
         target=topic_path(topic, "groups", group),

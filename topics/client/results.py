@@ -514,6 +514,8 @@ class GroupState(Struct, kw_only=True):
     """Most records that are leased at a time; 0: unlimited."""
     rate: dict[str, int] | None = None
     """Most records that are claimed in some time; None: unlimited."""
+    order_by: str | None = None
+    """The key of a record, where those of one key are claimed one at a time, in their order; None: no such order."""
     filter: Any
     """Only records that match it; None for all."""
 

@@ -19,8 +19,9 @@ from topics.groups.group_events import DeleteGroupEvent, PutGroupEvent
 from topics.log.span import NotLoaded
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
+from topics.queue.key_order import KeyField
 from topics.queue.lease_events import Event
-from topics.queue.leases import NextLive
+from topics.queue.leases import FreshRoom, NextLive
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.group_dump import FrozenGroups
 
@@ -63,11 +64,30 @@ class GroupQueue(JobQueue):
         return self.state.ready(log)
 
     def fresh(self, log: TopicLog) -> NextLive:
-        """Return what finds records that were never given to anybody in this group."""
+        """Return what finds records that were never given to anybody in this group. Raises NotLoaded."""
+        if self.state.room <= 0:
+            self.advance(log)
         return self.state.fresh(log)
 
+    @property
+    def fresh_room(self) -> FreshRoom:
+        """Which fresh records a claim may have, where there is an order."""
+        return self.state.fresh_room
+
+    @property
+    def has_filter(self) -> bool:
+        """Return True if a filter says which records there are."""
+        return self.state.wanted is not None
+
+    def live_after(self, log: TopicLog, after: int, limit: int) -> array[int]:
+        """Return the first `limit` unfinished records above `after`, ascending. Raises NotLoaded."""
+        return self.state.live_after(log, after, limit)
+
+    def _order_by(self, by: KeyField | None) -> None:
+        self.state.order_by(by)
+
     def must_look(self, log: TopicLog, most: int) -> bool:
-        """Return True if the filter has to be asked before `most` jobs can be claimed."""
+        """Return True if records have to be looked at before `most` jobs can be claimed."""
         return self.state.must_look(log, most) and self.room() > 0
 
     def _carry_out(self, event: Event) -> array[int]:

@@ -22,8 +22,9 @@ from topics.log.topic_log import SeqRun, TopicLog
 from topics.model import QueueState, TopicConfig
 from topics.queue.claim_limits import ClaimLimits, RateWindow
 from topics.queue.claim_order import Ages
+from topics.queue.key_order import KeyField
 from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent, KeyEvent
-from topics.queue.leases import Leases, NextLive
+from topics.queue.leases import UNBOUNDED, FreshRoom, Leases, NextLive
 from topics.queue.retry_delay import RetryDelay
 from topics.queue.unique_keys import DIGEST_BYTES
 from topics.runtime.instant import Instant
@@ -165,6 +166,20 @@ class JobQueue:
     def fresh(self, log: TopicLog) -> NextLive:
         """Return what `Leases.decide_claim` asks for fresh jobs. Its calls raise NotLoaded."""
         return partial(live_after, log)
+
+    @property
+    def fresh_room(self) -> FreshRoom:
+        """Which fresh jobs a claim may have, where there is an order."""
+        return UNBOUNDED
+
+    @property
+    def has_filter(self) -> bool:
+        """Return True if a filter says which records there are. Those of a queue are all jobs."""
+        return False
+
+    def live_after(self, log: TopicLog, after: int, limit: int) -> array[int]:
+        """Return the first `limit` unfinished jobs above `after`, ascending. Raises NotLoaded."""
+        return live_after(log, after, limit)
 
     def counters(self, log: TopicLog) -> QueueState:
         """Return the counters as of the last sweep."""
@@ -312,7 +327,7 @@ class JobQueue:
         if retry is not None:
             self.leases.backoff = RetryDelay(retry.backoff, retry.delay_ms, retry.max_delay_ms, retry.jitter)
         if config.order_by != (self.leases.order and self.leases.order.by):
-            self.leases.order_by(config.order_by)
+            self._order_by(config.order_by)
         limits.max_in_flight = config.max_in_flight
         if rate is None:
             limits.window = None
@@ -324,6 +339,9 @@ class JobQueue:
                 # As many as the rate allows may have been claimed just before the start.
                 limits.window.note(self.now.mono, rate.jobs)
         self._config = config
+
+    def _order_by(self, by: KeyField | None) -> None:
+        self.leases.order_by(by)
 
     @property
     def paused(self) -> bool:
@@ -348,9 +366,9 @@ class JobQueue:
         assert self._config is not None
         return Ages(log.index.ts_of, now_ms, self._config.priority_aging_ms)
 
-    def due_in_ms(self, now: Instant) -> float:
+    def due_in_ms(self, now: Instant, ttl_ms: int) -> float:
         """Return how long (ms) until a sweep may have something to do, or claims may get something by time alone;
-        infinity if there is nothing to wait for."""
+        infinity if there is nothing to wait for. `ttl_ms` is that of the topic."""
         left = float("inf")
         leases, window = self.leases, self.limits.window
         due_ms = leases.next_due_ms()
@@ -363,7 +381,7 @@ class JobQueue:
             left = min(left, later_ms - now.wall, LOOK_AT_WALL_MS)
         if leases.paused_until and leases.is_paused(now):
             left = min(left, leases.paused_until - now.wall, LOOK_AT_WALL_MS)
-        if leases.order is not None and self._config is not None and self._config.ttl_ms:
+        if leases.order is not None and ttl_ms:
             # A job that expires frees the next one of its key.
             left = min(left, LOOK_AT_WALL_MS)
         return max(left, 0)

@@ -20,9 +20,15 @@ those, what was lost to caps, ttl or holes is added to `missed`; what clients ha
 crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; what matches waits in
 `matched`, so that claims find it without a look. Without a filter nothing is looked at.
 
-*Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing, unless nothing is held: then nobody
-could make room, so it finds one record. Matches that wait leave runs of refused records between them, so they are at
-most half as many as there is room for.
+*In order for each key.* The lines (`topics.queue.key_order`) begin behind the floor, at a start and after a change of
+the order or of the filter. They are told of every record that the group has not finished: those that match, and those
+that somebody holds. The latter have no key if the filter refuses them now. The filter and the keys are looked at in one
+pass; then what matches waits in the lines instead of in `matched`.
+
+*Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing but the record right above the floor:
+to finish that adds no run, and without it a group whose runs alone reach the bound would stand still. If nothing is
+held, it finds one record. Matches that wait leave runs of refused records between them, so they are at most half as
+many as there is room for.
 
 What can never happen: a finished seq is given out again; a seq up to the floor is held; the floor passes a live record
 that is neither finished nor was refused.
@@ -43,8 +49,9 @@ from topics.log.dumped_values import whole
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import SeqRun, TopicLog
 from topics.queue.job_projection import FrozenLeases
+from topics.queue.key_order import KeyField, KeyOrder
 from topics.queue.lease_events import AckEvent, DeadLetterEvent, Event
-from topics.queue.leases import Leases, NextLive
+from topics.queue.leases import FreshRoom, Leases, NextLive
 from topics.runtime.instant import Instant
 
 EXACT_RUNS: Final = 256
@@ -59,6 +66,7 @@ class Group:
     __slots__ = (
         "filter",
         "finished",
+        "held_to",
         "leases",
         "looked_to",
         "matched",
@@ -84,6 +92,8 @@ class Group:
         """Records that were lost before they were finished."""
         self.looked_to = put.seq
         """With a filter: up to here records were looked at."""
+        self.held_to = 0
+        """With an order: up to here there may be held records that are not in the lines yet."""
         self.matched: array[int] = array("Q")
         """With a filter: records that were looked at, match, and were given to nobody yet; ascending."""
         self.version = next(_VERSIONS)
@@ -102,8 +112,24 @@ class Group:
             return
         self.filter = put.filter
         self.wanted = None if put.filter is None else parse_filter(put.filter)
-        self.looked_to = max(self.finished.floor, self.leases.cursor)
+        self.order_by(self.leases.order.by if self.leases.order is not None else None)
+
+    def order_by(self, by: KeyField | None) -> None:
+        """Give out the records of one key in their order from here on; None: without such an order. Records that were
+        looked at, and that nobody has got yet, are looked at again."""
+        self.leases.order_by(by, self.finished.floor)
         self.matched = array("Q")
+        if self.leases.order is None:
+            self.looked_to = max(self.finished.floor, self.leases.cursor)
+        else:
+            self.looked_to = self.finished.floor
+            self.held_to = self.leases.last_kept
+            self.leases.order.reopen(self.leases.kept_between(1, self.finished.floor))
+
+    def reopened(self, seqs: Iterable[int]) -> None:
+        """Note records that the group has to finish again, in whatever state they are."""
+        if self.leases.order is not None:
+            self.leases.order.reopen(seqs)
 
     # -- as it is ----------------------------------------------------------------------------------------------------
 
@@ -135,33 +161,43 @@ class Group:
         room = self.max_unfinished - held - len(self.finished)
         return room if held else max(room, 1)
 
+    @property
+    def fresh_room(self) -> FreshRoom:
+        """Which fresh records a claim may have. The floor has to be where it can be (`advance`)."""
+        return FreshRoom(self.room, self.finished.floor + 1)
+
     def fresh(self, log: TopicLog) -> NextLive:
         """Return what a claim asks for fresh records: of all its calls together they are as many as there is room for.
         Calls raise NotLoaded."""
-        room = self.room
+        room, always = self.fresh_room
 
         def next_live(after: int, limit: int) -> array[int]:
             nonlocal room
-            if room <= 0:
-                return array("Q")
             found = self._live_after(log, after, limit)
             # Those that are kept take no room. They are in the answer, so that the cursor passes them for good.
             fresh = [i for i, seq in enumerate(found) if not self.leases.is_kept(seq)]
-            if len(fresh) > room:
-                del found[fresh[room] :]
+            most = max(room, 0)
+            if most == 0 and fresh and found[fresh[0]] == always:
+                most = 1
+            if len(fresh) > most:
+                del found[fresh[most] :]
             room -= len(fresh)
             return found
 
         return next_live
 
     def _live_after(self, log: TopicLog, after: int, limit: int) -> array[int]:
-        """Return the first records above `after` that are not finished, at most `limit`, ascending. A step for each run
-        that it passes."""
-        found: array[int] = array("Q")
+        """Return the first records above `after` that are not finished, at most `limit`, ascending."""
         if self.wanted is not None:
             at = bisect_right(self.matched, after)
             live = log.index.only_live(self.matched[at : at + limit])
             return array("Q", [seq for seq in live if seq not in self.finished])
+        return self.live_after(log, after, limit)
+
+    def live_after(self, log: TopicLog, after: int, limit: int) -> array[int]:
+        """Return the first `limit` live records above `after` that the group has not finished, ascending. A step for
+        each run that it passes. Raises NotLoaded."""
+        found: array[int] = array("Q")
         after = self.finished.end_of_run(after)
         while len(found) < limit and (step := log.step(after, limit)) is not None:
             if isinstance(step, SeqRun):
@@ -174,7 +210,10 @@ class Group:
 
     def must_look(self, log: TopicLog, most: int) -> bool:
         """Return True if records have to be looked at before `most` of them can be claimed, and there are some."""
-        if self.wanted is None or self.looked_to >= log.head_seq or self.room <= 0:
+        order = self.leases.order
+        if order is not None:
+            return order.must_look(most, log.head_seq) and (bool(order.unsure) or self._may_look(order.looked_to))
+        if self.wanted is None or self.looked_to >= log.head_seq or not self._may_look(self.looked_to):
             return False
         waiting = len(self.matched) - bisect_right(self.matched, self.leases.cursor)
         return waiting + self.leases.kept_free < self.most_matches(most)
@@ -183,8 +222,13 @@ class Group:
         """Return how many records that match may wait, if `most` are wanted: there may be a run before each."""
         return min(most, (self.room + 1) // 2)
 
-    def looked(self, log: TopicLog, to: int, matches: Sequence[int]) -> None:
-        """Note that the records behind `looked_to` up to `to` were looked at, and which of them match, ascending."""
+    def _may_look(self, looked_to: int) -> bool:
+        """Return True if there is room for what a look finds, or the next look may find what needs none."""
+        return self.room > 0 or looked_to <= max(self.finished.floor, self.held_to)
+
+    def looked(self, log: TopicLog, to: int, matches: Sequence[int], keys: Sequence[str | None] = ()) -> None:
+        """Note that the records behind `looked_to` up to `to` were looked at, and which of them match, ascending. With
+        an order, `keys` are those of the matches."""
         if to <= self.looked_to:
             return
         self.touch()
@@ -196,8 +240,21 @@ class Group:
                 self._finish(log, first, seq - 1)
             first = seq + 1
         self.looked_to = to
+        if self.leases.order is not None:
+            self._add_to_lines(self.leases.order, to, matches, keys)
+            return
         del self.matched[: bisect_right(self.matched, self.leases.cursor)]
         self.matched.extend(fresh)
+
+    def _add_to_lines(self, order: KeyOrder, to: int, matches: Sequence[int], keys: Sequence[str | None]) -> None:
+        first = order.looked_to + 1
+        key_of: dict[int, str | None] = dict.fromkeys(self.leases.kept_between(first, to))
+        for seq, key in zip(matches, keys, strict=True):
+            if seq >= first and seq not in self.finished:
+                key_of[seq] = key
+        seqs = array("Q", sorted(key_of))
+        order.add(seqs, [key_of[seq] for seq in seqs])
+        order.looked_to = to
 
     def _finish(self, log: TopicLog, first: int, last: int) -> None:
         for a, b in self.finished.outside(first, last):

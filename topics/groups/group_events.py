@@ -36,6 +36,7 @@ TERMS = (
     "retry",
     "max_in_flight",
     "rate",
+    "order_by",
 )
 """The settings that a group has in common with a queue."""
 

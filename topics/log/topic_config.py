@@ -78,9 +78,11 @@ _MAX_INTERNED: Final = 4096
 _interned: dict[TopicConfig, TopicConfig] = {}
 
 
-def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topic: str) -> TopicConfig:
+def resolve_config(
+    current: TopicConfig | None, patch: TopicConfigPatch, *, topic: str, of_group: bool = False
+) -> TopicConfig:
     """Return the configuration of `topic` after `patch`: merged over `current`, or over the defaults on creation
-    (None).
+    (None). `of_group`: it has the settings of leases of a group of `topic`.
 
     Clamped fields are clamped; anything else out of range is `400 invalid_request` naming the field, a changed `type`
     is `409 topic_exists_incompatible`. Equal results are the same object.
@@ -123,7 +125,7 @@ def resolve_config(current: TopicConfig | None, patch: TopicConfigPatch, *, topi
         )
     if present.get("retention") == "consumed" and present.get("type", base.type) == "queue":
         raise invalid("retention", "a queue deletes its jobs itself")
-    if present.get("order_by") is not None and present.get("type", base.type) != "queue":
+    if not of_group and present.get("order_by") is not None and present.get("type", base.type) != "queue":
         raise invalid("order_by", "only the jobs of a queue have an order")
     # If a body has both, `durability` wins over `durable`; `durable` alone sets the class, whatever it was before.
     if "durability" not in present and "durable" in present:

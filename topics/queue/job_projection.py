@@ -143,9 +143,16 @@ class JobProjection:
         return self._table.state(seq) != ABSENT
 
     def kept_between(self, first: int, last: int) -> Iterator[int]:
-        """Yield the known jobs from `first` to `last`, ascending: those that are kept, and reserved ones."""
+        """Yield the known jobs from `first` to `last`, ascending: those that are kept, and reserved ones whose records
+        are there."""
         kept = [seq for run in self._table.runs(first, last, _RUN) for seq in run]
-        return iter(sorted({*kept, *(seq for seq in self._reserved if first <= seq <= last)}))
+        first = max(first, self._floor)
+        return iter(sorted({*kept, *(seq for seq, there in self._reserved.items() if there and first <= seq <= last)}))
+
+    @property
+    def last_kept(self) -> int:
+        """The highest job that is kept; 0 if none is. O(pages)."""
+        return self._table.last()
 
     def is_paused(self, now: Instant) -> bool:
         """Return True if claims get nothing at this time."""

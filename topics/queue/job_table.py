@@ -83,6 +83,11 @@ class JobTable:
                 out += self._pages[number].seqs_in(number, state)
         return out
 
+    def last(self) -> int:
+        """Return the highest seq that is kept; 0 if there is none. O(pages)."""
+        number = max(self._pages, default=-1)
+        return self._pages[number].seqs(number)[-1] if number >= 0 else 0
+
     def free(self, lane: int = 0) -> Iterator[tuple[JobPage, int, int]]:
         """Yield page, slot and seq of the free jobs of a lane that are not reserved, smallest seq first. Only to be
         read."""

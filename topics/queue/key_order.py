@@ -9,6 +9,9 @@ tells them apart when it comes to them, so that a change of a job costs O(log) a
 Keys are kept as their hashes, 64 bits of them. Two keys with one hash would be in one line, which holds one of them up
 needlessly and never breaks the order.
 
+A claim that may have nothing fresh puts the fresh jobs that it meets into a second heap (`set_aside`), where claims of
+the same kind do not meet them again.
+
 Nothing of this is stored. It is made again from the live records, of which `looked_to` is told in the order of their
 seqs. Jobs that are held when that begins (`unsure`) may be out of order, because there was another order before, or
 none. They are told first (`add_held`), and hold up their keys until they are not held any more.
@@ -48,6 +51,11 @@ class _HashPage:
         self.keys = array("q", bytes(8 * _PAGE))
         self.known = 0
 
+    def put(self, slot: int, key: int) -> None:
+        """Note the key of a job that was not known."""
+        self.keys[slot] = key
+        self.known += 1
+
 
 class _Line:
     """The unfinished jobs of one key from `start` on, ascending. `dead` of them have been finished out of order."""
@@ -65,6 +73,7 @@ class KeyOrder:
     order begins."""
 
     __slots__ = (
+        "_aside",
         "_floor",
         "_holders",
         "_keys_of_held",
@@ -87,6 +96,7 @@ class KeyOrder:
         # By key. A line of one job is only its seq.
         self._lines: dict[int, int | _Line] = {}
         self._ready: list[int] = []
+        self._aside: list[int] = []
         # The jobs of `unsure` that are still held: by key, and their keys.
         self._holders: dict[int, set[int]] = {}
         self._keys_of_held: dict[int, int] = {}
@@ -97,7 +107,8 @@ class KeyOrder:
         """Return True if records up to `head` have to be told of before `most` jobs can be claimed."""
         if self.unsure:
             return True
-        return self.looked_to < head and len(self._ready) < most and self.known < MOST_KNOWN
+        waiting = len(self._ready) + len(self._aside)
+        return self.looked_to < head and waiting < most and self.known < MOST_KNOWN
 
     def add(self, seqs: Sequence[int], keys: Iterable[str | None]) -> None:
         """Note the next live records, ascending, and their keys; None or an empty one for a record without a key."""
@@ -107,8 +118,8 @@ class KeyOrder:
             page = pages.get(number)
             if page is None:
                 page = pages[number] = _HashPage()
-            hashed = page.keys[slot] = _hash(key)
-            page.known += 1
+            hashed = _hash(key)
+            page.put(slot, hashed)
             if hashed == _KEYLESS:
                 heappush(self._ready, seq)
                 continue
@@ -131,18 +142,38 @@ class KeyOrder:
             self._holders.setdefault(hashed, set()).add(seq)
             self._keys_of_held[seq] = hashed
 
+    def reopen(self, seqs: Iterable[int]) -> None:
+        """Note jobs that are unfinished again, after they had ended. They are in no line: those behind them may have
+        ended too."""
+        for seq in seqs:
+            if not self._key(seq):
+                self.known += 1
+                self._pages.setdefault(seq // _PAGE, _HashPage()).put(seq % _PAGE, _KEYLESS)
+            heappush(self._ready, seq)
+
     # -- claiming ----------------------------------------------------------------------------------------------------
 
-    def next(self) -> int | None:
-        """Take out the smallest seq that may be claimed as far as the order goes; None if none is known.
+    @property
+    def first_aside(self) -> int | None:
+        """The smallest seq that was set aside."""
+        return self._aside[0] if self._aside else None
 
-        The caller claims it, or has nothing to do with it: once it is free, that is told by `freed`.
+    def set_aside(self, seq: int) -> None:
+        """Put back a job that `next` has returned: it is fresh, and there is no room for it."""
+        heappush(self._aside, seq)
+
+    def next(self, *, with_aside: bool = True) -> int | None:
+        """Take out the smallest seq that may be claimed as far as the order goes; None if none is known. Without
+        `with_aside` those that were set aside stay there.
+
+        The caller claims it, or sets it aside, or has nothing to do with it: once it is free, that is told by `freed`.
         """
-        ready = self._ready
-        while ready:
-            seq = heappop(ready)
-            while ready and ready[0] == seq:
-                heappop(ready)
+        heaps = (self._ready, self._aside) if with_aside else (self._ready,)
+        while any(heaps):
+            seq = min(heap[0] for heap in heaps if heap)
+            for heap in heaps:
+                while heap and heap[0] == seq:
+                    heappop(heap)
             if self._is_first(seq, key := self._key(seq)):
                 holders = self._holders.get(key)
                 if not holders or holders == {seq}:
@@ -224,7 +255,7 @@ class KeyOrder:
         """Assert every invariant. `is_free` is true of a job that nothing but the order could keep from being claimed.
         O(n)."""
         lines: dict[int, list[int]] = {}
-        ready = set(self._ready)
+        ready = {*self._ready, *self._aside}
         known = 0
         for number, page in sorted(self._pages.items()):
             seqs = [number * _PAGE + slot for slot in range(_PAGE) if page.keys[slot]]

@@ -145,6 +145,17 @@ there are no more. Its exceptions are not caught."""
 E = TypeVar("E", bound=Event)
 
 
+class FreshRoom(NamedTuple):
+    """How many fresh jobs a claim may have where their number is bounded: `most`, and besides the one of seq
+    `always`."""
+
+    most: int
+    always: int
+
+
+UNBOUNDED: Final = FreshRoom(sys.maxsize, 0)
+
+
 class ClaimSelection(NamedTuple):
     """The jobs that a claim can have: `seqs` (in the order of the claim: ascending, unless there are priorities), for
     `ClaimEvent`, and `exhausted`, for `ParkEvent`. All are reserved.
@@ -216,13 +227,16 @@ class Leases(JobProjection):
 
     # -- order -------------------------------------------------------------------------------------------------------
 
-    def order_by(self, by: KeyField | None) -> None:
+    def order_by(self, by: KeyField | None, looked_to: int = 0) -> None:
         """Claim jobs of one key one at a time from here on, in the order of their seqs; None: without such an order.
+        Up to `looked_to` there is none.
 
         The caller then tells `order` the keys of the records. Until it has done that for those of `unsure`, nothing can
         be claimed.
         """
         self.order = None if by is None else KeyOrder(by, {*self._table.seqs_in(LEASED), *self._reserved})
+        if self.order is not None:
+            self.order.looked_to = looked_to
 
     def is_held(self, seq: int) -> bool:
         """Return True if `seq` is leased, or an event about it is in flight."""
@@ -231,19 +245,26 @@ class Leases(JobProjection):
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def decide_claim(
-        self, limit: int, now: Instant, next_live: NextLive, max_deliveries: int, ages: Ages | None = None
+        self,
+        limit: int,
+        now: Instant,
+        next_live: NextLive,
+        max_deliveries: int,
+        ages: Ages | None = None,
+        room: FreshRoom = UNBOUNDED,
     ) -> ClaimSelection:
         """Choose up to `limit` jobs to be claimed, by one claimer or a cohort: free ones first, then fresh ones, or in
         the order of their priorities, if any is not the default one.
 
         `max_deliveries` is 0 for no limit (also without a dead-letter topic). `ages` says how jobs age, None for not at
-        all. The caller makes the events: `ClaimEvent` for each claimer, with any share of the seqs, and `ParkEvent`;
-        the rest it aborts. Raises what `next_live` and `ages` raise, and then nothing has changed.
+        all. `room` is for fresh jobs in an order; without one `next_live` finds no more than there is room for. The
+        caller makes the events: `ClaimEvent` for each claimer, with any share of the seqs, and `ParkEvent`; the rest it
+        aborts. Raises what `next_live` and `ages` raise, and then nothing has changed.
         """
         if not self.caller_sweeps:
             self.sweep(now.mono, SWEEP_MOST, now.wall)
         if self.order is not None:
-            return self._claim_in_order(self.order, limit, max_deliveries)
+            return self._claim_in_order(self.order, limit, max_deliveries, room)
         if self._table.other_lanes():
             return self._claim_by_priority(limit, next_live, max_deliveries, ages or Ages(lambda seq: 0, 0, 0))
         seqs: array[int] = array("Q")
@@ -269,19 +290,26 @@ class Leases(JobProjection):
         seqs = array("Q", sorted(seqs + fresh))
         return ClaimSelection(seqs, exhausted, more)
 
-    def _claim_in_order(self, order: KeyOrder, limit: int, max_deliveries: int) -> ClaimSelection:
+    def _claim_in_order(self, order: KeyOrder, limit: int, max_deliveries: int, room: FreshRoom) -> ClaimSelection:
         seqs: array[int] = array("Q")
         exhausted: array[int] = array("Q")
         if order.unsure:
             return ClaimSelection(seqs, exhausted, False)
         fresh: list[int] = []
-        while len(seqs) < limit and len(exhausted) < MAX_PARKED and (seq := order.next()) is not None:
+        while len(seqs) < limit and len(exhausted) < MAX_PARKED:
+            is_room = len(fresh) < room.most
+            seq = order.next(with_aside=is_room or order.first_aside == room.always)
+            if seq is None:
+                break
             page, slot = self._table.at(seq)
             # The end of a reservation is told to the order.
             state = page.states[slot] & PLAIN
             if seq in self._reserved or state not in (ABSENT, FREE):
                 continue
             if state == ABSENT:
+                if not is_room and seq != room.always:
+                    order.set_aside(seq)
+                    continue
                 fresh.append(seq)
             elif 0 < max_deliveries <= page.deliveries[slot]:
                 exhausted.append(seq)

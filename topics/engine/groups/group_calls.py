@@ -179,7 +179,7 @@ class GroupCalls:
             topic, known = await self._current(name, group)
             if known is not None or patch.start.place != "ts" or await self._is_loaded(topic, patch.start):
                 break
-        terms = resolve_config(known.state.terms if known is not None else None, patch.terms, topic=name)
+        terms = resolve_config(known.state.terms if known is not None else None, patch.terms, topic=name, of_group=True)
         self._check_dead_letter(terms)
         text = patch.filter.text if isinstance(patch.filter, Filter) else None
         if patch.filter is UNSET and known is not None:

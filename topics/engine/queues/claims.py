@@ -98,9 +98,10 @@ class Claims:
         (`Looks.look`), or for the keys of an order (`KeyLooks.look`). Return True if more may have to be looked at."""
         if not queue.must_look(topic.log, most):
             return False
-        if queue.group is None:
+        if not queue.has_filter:
             await self._key_looks.look(topic, queue, most)
             return _must_look(topic, queue, most)
+        await self._key_looks.look(topic, queue, most)
         more = await self._looks.look(topic, queue, most, claimer)
         self._commits.on_finished(topic)
         return more
@@ -177,7 +178,7 @@ class Claims:
         if not limit:
             return array("Q"), False
         ages = queue.ages(topic.log, self._commits.retention_ms())
-        selection = queue.leases.decide_claim(limit, queue.now, queue.fresh(topic.log), limited, ages)
+        selection = queue.leases.decide_claim(limit, queue.now, queue.fresh(topic.log), limited, ages, queue.fresh_room)
         if selection.exhausted:
             self._commits.lease(topic, queue, ParkEvent(selection.exhausted))
             self._dead_letters.attend(topic, queue)
@@ -241,7 +242,7 @@ class Claims:
                 return
         if not queue.line or (queue.newcomers and queue.terms(topic.config).claim_jitter_ms):
             return
-        with trio.move_on_after(queue.due_in_ms(self._commits.now()) / 1000):
+        with trio.move_on_after(queue.due_in_ms(self._commits.now(), topic.config.ttl_ms) / 1000):
             await topic.followed().poll()
 
     def _check(self, topic: Topic, queue: JobQueue) -> None:

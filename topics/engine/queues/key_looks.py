@@ -17,11 +17,12 @@ from typing import Final, NamedTuple
 import trio
 
 from topics.config import Settings
-from topics.engine.job_queue import JobQueue, live_after
+from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
+from topics.engine.queues.looks import keys_of
 from topics.engine.topic import Topic
 from topics.log.block import Block, block_with
-from topics.queue.key_order import KeyField, KeyOrder
+from topics.queue.key_order import KeyOrder
 
 STEP_RECORDS: Final = 500
 """Records that one step of the event loop looks at: 0.5 ms."""
@@ -48,7 +49,7 @@ class KeyLooks:
         Raises 404, and 503 if the disk does not answer. Without anything to look at there is no await.
         """
         order = queue.leases.order
-        if order is None or not queue.must_look(topic.log, most):
+        if order is None or not _is_for_keys(queue, order) or not queue.must_look(topic.log, most):
             return
         if queue.looking is not None:
             await queue.looking.wait()
@@ -64,12 +65,20 @@ class KeyLooks:
         left = self._settings.max_scan
         loaded: list[Block] = []
         while left > 0 and queue.leases.order is order and queue.must_look(topic.log, most):
+            if not _is_for_keys(queue, order):
+                return
             step = await self._loader.prepared(topic, partial(_step, topic, queue, order, loaded))
             left -= step.looked
             if step.missing is not None:
                 loaded = await self._loader.load(topic, *step.missing)
             elif left > 0 and queue.must_look(topic.log, most):
                 await trio.lowlevel.checkpoint()
+
+
+def _is_for_keys(queue: JobQueue, order: KeyOrder) -> bool:
+    """Return True if the next records are to be looked at here. What a filter is asked about is looked at by
+    `Looks`."""
+    return not queue.has_filter or bool(order.unsure)
 
 
 def _step(topic: Topic, queue: JobQueue, order: KeyOrder, loaded: Sequence[Block]) -> _Step:
@@ -79,7 +88,7 @@ def _step(topic: Topic, queue: JobQueue, order: KeyOrder, loaded: Sequence[Block
     if order.unsure:
         return _look_at_held(topic, queue, order, loaded)
     log = topic.log
-    seqs = live_after(log, order.looked_to, STEP_RECORDS)
+    seqs = queue.live_after(log, order.looked_to, STEP_RECORDS)
     keys: list[str | None] = []
     while len(keys) < len(seqs):
         seq = seqs[len(keys)]
@@ -88,7 +97,7 @@ def _step(topic: Topic, queue: JobQueue, order: KeyOrder, loaded: Sequence[Block
             known = len(keys)
             order.add(seqs[:known], keys)
             return _Step(known, (seq, seqs[-1]))
-        keys += _keys_of(block, order.by, seqs[len(keys) : bisect_right(seqs, block.last_seq)])
+        keys += keys_of(block, order.by, seqs[len(keys) : bisect_right(seqs, block.last_seq)])
     order.add(seqs, keys)
     if len(seqs) < STEP_RECORDS:
         order.looked_to = log.head_seq
@@ -106,11 +115,6 @@ def _look_at_held(topic: Topic, queue: JobQueue, order: KeyOrder, loaded: Sequen
         if block is None:
             del order.unsure[:done]
             return _Step(0, (seq, some[-1]))
-        order.add_held(seq, *_keys_of(block, order.by, array("Q", (seq,))))
+        order.add_held(seq, *keys_of(block, order.by, array("Q", (seq,))))
     del order.unsure[: len(some)]
     return _Step(0, None)
-
-
-def _keys_of(block: Block, by: KeyField, seqs: Sequence[int]) -> list[str | None]:
-    key_of = block.tag_of if by == "tag" else block.node_of
-    return [key_of(seq) for seq in seqs]

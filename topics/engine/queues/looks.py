@@ -2,12 +2,16 @@
 
 A look begins behind the last one and ends when there are enough matches, after a step of records, or at the head. It
 uses the tag index as reads do. At any time one task looks for a group; others wait for its end, because they want the
-same. What a look has read stays in the cache, where the looks of other groups find it.
+same. What a look has read stays in the cache, where the looks of other groups find it. In a group with an order the
+same pass notes the keys of what matches (`docs/design/key_order.md` section 5).
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 import trio
 
@@ -20,21 +24,37 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.log.block import Block
 from topics.model import Performance
+from topics.queue.key_order import KeyField, KeyOrder
+
+KEYED: Final = 500
+"""Matches that a look for an order finds at a time at least: most of them may have to wait."""
 
 
 class SeqCollector(Collector):
-    """A read that notes which records match, without their bytes."""
+    """A read that notes which records match, without their bytes, and the keys of an order."""
 
-    __slots__ = ("seqs",)
+    __slots__ = ("_order", "keys", "seqs")
 
     def __init__(
-        self, registry: Registry, topic: Topic, wish: RecordRequest, from_seq: int, *, most_scanned: int
+        self,
+        registry: Registry,
+        topic: Topic,
+        wish: RecordRequest,
+        from_seq: int,
+        *,
+        most_scanned: int,
+        order: KeyOrder | None,
     ) -> None:
         super().__init__(registry, topic, wish, from_seq, most_scanned=most_scanned)
         self.seqs: array[int] = array("Q")
+        self.keys: list[str | None] = []
+        self._order = order
 
     def _cut(self, block: Block, first: int, last: int) -> bool:
-        self.seqs.extend(range(first, last + 1))
+        seqs = range(first, last + 1)
+        self.seqs.extend(seqs)
+        if self._order is not None:
+            self.keys += keys_of(block, self._order.by, seqs)
         self.count += last - first + 1
         self.position = last
         return True
@@ -74,17 +94,36 @@ class Looks:
         return queue.must_look(topic.log, most)
 
     async def _look(self, topic: Topic, queue: GroupQueue, most: int, left: int) -> int:
-        state = queue.state
-        wanted, begin = state.wanted, state.looked_to
-        wish = RecordRequest(max(state.most_matches(most), 1), 1 << 62, filter=wanted)
-        found = SeqCollector(self._registry, topic, wish, begin, most_scanned=left)
-        while (need := found.advance()) is not None:
-            await self._loader.provide(found, need, Performance())
+        state, order = queue.state, queue.leases.order
+        wanted = state.wanted
+        scanned = 0
+        while True:
+            begin = state.looked_to
+            matches = state.most_matches(most) if order is None else max(most, KEYED)
+            wish = RecordRequest(max(matches, 1), 1 << 62, filter=wanted)
+            found = SeqCollector(self._registry, topic, wish, begin, most_scanned=left - scanned, order=order)
+            while (need := found.advance()) is not None:
+                await self._loader.provide(found, need, Performance())
+            scanned += found.scanned
 
-        def note() -> None:
-            if state.wanted is wanted and state.looked_to == begin:  # else another filter was set meanwhile
-                state.looked(topic.log, found.position, found.seqs)
+            def is_asked(begin: int = begin) -> bool:
+                """Return False if another filter or order was set meanwhile."""
+                return state.wanted is wanted and queue.leases.order is order and state.looked_to == begin
 
-        await self._loader.prepared(topic, note)
+            await self._loader.prepared(topic, partial(_note, topic, queue, found, is_asked))
+            if order is None or scanned >= left or not queue.must_look(topic.log, most):
+                return scanned
+            await trio.lowlevel.checkpoint()
+
+
+def _note(topic: Topic, queue: GroupQueue, found: SeqCollector, is_asked: Callable[[], bool]) -> None:
+    """Note what a look has found. Raises NotLoaded."""
+    if is_asked():
+        queue.state.looked(topic.log, found.position, found.seqs, found.keys)
         queue.catch_up(topic.log)
-        return found.scanned
+
+
+def keys_of(block: Block, by: KeyField, seqs: Sequence[int]) -> list[str | None]:
+    """Return the keys of records of a block."""
+    key_of = block.tag_of if by == "tag" else block.node_of
+    return [key_of(seq) for seq in seqs]

@@ -324,7 +324,7 @@ class QueueCalls:
         queue, holder = work.queue, work.holder
         holder.changed = trio.Event()
         now = self._lease_commits.now()
-        left = queue.due_in_ms(now)
+        left = queue.due_in_ms(now, work.topic.config.ttl_ms)
         ttl_ms, oldest = work.topic.config.ttl_ms, work.topic.log.index.oldest_ts
         if ttl_ms and oldest is not None:
             left = min(left, oldest + ttl_ms + 1 - self._registry.now_ms())

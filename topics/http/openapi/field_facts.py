@@ -271,6 +271,10 @@ _GROUP: Final[Mapping[str, Fact]] = {
     "retry": Fact("How long records are delayed that were given back or whose leases have ended; null for not."),
     "max_in_flight": seq("Most records that are leased at a time; 0 is unlimited."),
     "rate": Fact("Most records that are claimed in any `per_ms`; null is unlimited."),
+    "order_by": Fact(
+        "Of the records with one tag (or node) one is leased at a time, and none before those with a smaller seq are "
+        "acked, dead or deleted. Records without one are free. Null for no such order."
+    ),
     "max_unfinished": Fact(
         "With so many records held and runs of finished ones above the floor, claims get nothing fresh. Default on "
         f"creation: `{MAX_UNFINISHED}`.",

@@ -1,0 +1,359 @@
+"""Groups with an order for each key (`docs/design/key_order.md` section 5), against a naive model that looks at every
+record at every claim.
+
+Records match or not, are deleted and evicted; claims fail, leases and delays end; the filter, the order and
+`max_unfinished` change; the daemon restarts. What the filter refuses counts for nothing. No claim gets a record while
+an earlier one of its key is unfinished, what may be claimed is claimed, and in the end every record is finished.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import cbor2
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.groups.test_group import append
+from topics.groups.group import Group
+from topics.groups.group_events import PutGroupEvent
+from topics.log.topic_log import TopicLog
+from topics.model import TopicConfig
+from topics.queue import job_pages, key_order
+from topics.queue.key_order import KeyOrder
+from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, Event, ParkEvent, ReleaseEvent
+from topics.queue.leases import Leases
+from topics.runtime.instant import Instant
+
+RED, BLUE = '["tag","Eq","red"]', '["tag","Eq","blue"]'
+KEYS = st.sampled_from([None, "a", "a", "a", "b"])
+COLOURS = st.sampled_from(["red", "red", "blue"])
+LATE = st.booleans()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny_limits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_pages, "PAGE", 4)
+        patch.setattr(key_order, "_PAGE", 4)
+        patch.setattr(key_order, "_FINISHED", 2)
+        yield
+
+
+@dataclass
+class Record:
+    key: str | None
+    colour: str
+    state: str = "fresh"
+    due: int = 0
+    deliveries: int = 0
+    in_line: bool = True
+
+
+class GroupOrderMachine(RuleBasedStateMachine):
+    @initialize(most=st.sampled_from([2, 5, 1000]), filter=st.sampled_from([None, RED]))
+    def begin(self, most: int, filter: str | None) -> None:
+        self.put = PutGroupEvent(0, TopicConfig(), filter, most)
+        self.group = Group("g", self.put)
+        self.log = TopicLog()
+        self.now = Instant(0, 500, 1000)
+        self.records: dict[int, Record] = {}
+        """The unfinished ones."""
+        self.reserved: set[int] = set()
+        self.early: set[int] = set()
+        self.in_flight: list[Event] = []
+        self.next_id = 1
+        self.order_by("tag")
+
+    def order_by(self, by: str | None) -> None:
+        self.group.order_by(by)  # type: ignore[arg-type]
+        self.lines_begin()
+
+    def lines_begin(self) -> None:
+        """What is held now, and refused, is in no line; what is leased now holds up its key, even out of its order."""
+        self.early = {s for s, one in self.records.items() if one.state == "leased" or s in self.reserved}
+        for seq, one in self.records.items():
+            one.in_line = self.matches(seq) or not (one.state != "fresh" or seq in self.reserved)
+
+    def matches(self, seq: int) -> bool:
+        wanted = self.group.filter
+        return wanted is None or self.records[seq].colour in wanted
+
+    @property
+    def order(self) -> KeyOrder | None:
+        return self.group.leases.order
+
+    # -- records and time ------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.records) < 30)
+    @rule(new=st.lists(st.tuples(KEYS, COLOURS), min_size=1, max_size=6))
+    def append(self, new: list[tuple[str | None, str]]) -> None:
+        for i, (key, colour) in enumerate(new):
+            self.records[self.log.head_seq + 1 + i] = Record(key, colour)
+        append(self.log, len(new))
+
+    @rule(ms=st.integers(0, 30))
+    def pass_time(self, ms: int) -> None:
+        self.now = Instant(self.now.mono + ms, self.now.window + ms, self.now.wall + ms)
+        self.group.leases.sweep(self.now.mono, None, self.now.wall)
+        for seq, one in self.records.items():
+            over = one.due < self.now.mono if one.state == "leased" else one.due <= self.now.mono
+            if one.state in ("leased", "delayed") and over and seq not in self.reserved:
+                one.state = "free"
+                self.early.discard(seq)
+
+    @precondition(lambda self: self.records)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        seqs = self.some(data)
+        self.log.delete_seqs(seqs)
+        self.group.gone(seqs)
+        self.group.advance(self.log)
+        self.end(seqs)
+
+    @rule(back=st.integers(0, 12))
+    def evict(self, back: int) -> None:
+        floor = max(self.log.head_seq - back, 1)
+        self.log.evict_below(floor, "cap")
+        self.group.advance(self.log)
+        self.end([seq for seq in self.records if seq < floor])
+
+    def end(self, seqs: list[int]) -> None:
+        for seq in seqs:
+            self.records.pop(seq, None)
+            self.early.discard(seq)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def look(self, most: int) -> None:
+        group = self.group
+        for _ in range(100):
+            if not group.must_look(self.log, most):
+                return
+            if self.order is not None and self.order.unsure:
+                seq = self.order.unsure.pop()
+                if seq in self.records and group.leases.is_held(seq):
+                    self.order.add_held(seq, self.records[seq].key)
+            elif group.wanted is None:
+                assert self.order is not None
+                seqs = group.live_after(self.log, self.order.looked_to, 2)
+                self.order.add(seqs, [self.records[seq].key for seq in seqs])
+                if len(seqs) < 2:
+                    self.order.looked_to = self.log.head_seq
+            else:
+                first, last = group.looked_to + 1, min(group.looked_to + 3, self.log.head_seq)
+                unfinished = [seq for seq in range(first, last + 1) if seq in self.records]
+                matches = [seq for seq in range(first, last + 1) if seq not in self.records or self.matches(seq)]
+                matches = [seq for seq in matches if self.log.is_live(seq)]
+                keys = [self.records[seq].key if seq in self.records else "a" for seq in matches]
+                group.looked(self.log, last, matches, keys)
+                group.advance(self.log)
+                is_held = {seq for seq in unfinished if self.records[seq].state != "fresh"} | self.reserved
+                self.end([seq for seq in unfinished if not self.matches(seq) and seq not in is_held])
+        raise AssertionError("the look does not end")
+
+    @rule(limit=st.integers(1, 6), lease_ms=st.integers(1, 20), deliveries=st.sampled_from([0, 0, 2]), late=LATE)
+    def claim(self, limit: int, lease_ms: int, deliveries: int, late: bool) -> None:
+        group, taken = self.group, array("Q")
+        while True:
+            self.look(limit - len(taken))
+            group.advance(self.log)
+            known_to = self.order.looked_to if self.order is not None else 0
+            expected = self.expected(limit - len(taken), deliveries, known_to)
+            found = group.leases.decide_claim(
+                limit - len(taken), self.now, group.fresh(self.log), deliveries, None, group.fresh_room
+            )
+            if self.order is not None:
+                assert (list(found.seqs), list(found.exhausted)) == expected
+            taken += found.seqs
+            self.reserved |= {*found.seqs, *found.exhausted}
+            if found.exhausted:
+                self.decided(ParkEvent(found.exhausted), late=False)
+            if len(taken) == limit or not (found.exhausted or group.must_look(self.log, limit - len(taken))):
+                break
+        if self.order is not None and len(taken) < limit:
+            rest = self.expected(limit, 0, self.log.head_seq)[0]
+            assert not rest, rest
+        if taken:
+            ids = array("Q", range(self.next_id, self.next_id + len(taken)))
+            self.next_id += len(ids)
+            self.decided(ClaimEvent("n", array("Q", sorted(taken)), ids, self.now.after(lease_ms)), late)
+
+    def expected(self, limit: int, deliveries: int, known_to: int) -> tuple[list[int], list[int]]:
+        room = self.group.room
+        taken: list[int] = []
+        exhausted: list[int] = []
+        for seq, one in sorted(self.records.items()):
+            if len(taken) == limit:
+                break
+            if seq > known_to or one.state not in ("fresh", "free") or seq in self.reserved or not self.is_first(seq):
+                continue
+            if one.state == "fresh":
+                if not self.matches(seq) or (room <= 0 and seq != self.group.finished.floor + 1):
+                    continue
+                room -= 1
+            elif 0 < deliveries <= one.deliveries:
+                exhausted.append(seq)
+                continue
+            taken.append(seq)
+        return taken, exhausted
+
+    def is_first(self, seq: int) -> bool:
+        key = self.records[seq].key
+        if key is None or not self.records[seq].in_line:
+            return True
+        return not any(
+            other != seq
+            and one.key == key
+            and (
+                other in self.early
+                or (
+                    one.in_line
+                    and other < seq
+                    and (one.state != "fresh" or other in self.reserved or self.matches(other))
+                )
+            )
+            for other, one in self.records.items()
+        )
+
+    @rule(data=st.data(), late=LATE)
+    def ack(self, data: st.DataObject, late: bool) -> None:
+        self.decided(self.group.leases.decide_ack("n", self.some(data), None, self.now).event, late)
+
+    @rule(data=st.data(), delay=st.sampled_from([None, 7]), late=LATE)
+    def nack(self, data: st.DataObject, delay: int | None, late: bool) -> None:
+        self.decided(self.group.leases.decide_nack("n", self.some(data), None, self.now, delay).event, late)
+
+    @rule(data=st.data(), late=LATE)
+    def move_the_dead(self, data: st.DataObject, late: bool) -> None:
+        self.decided(self.group.leases.decide_dead_letter(self.some(data)).event, late)
+
+    def some(self, data: st.DataObject) -> list[int]:
+        seqs = sorted(self.records)
+        return sorted(data.draw(st.lists(st.sampled_from(seqs), max_size=6, unique=True))) if seqs else []
+
+    # -- commits ---------------------------------------------------------------------------------------------------
+
+    def decided(self, event: Event | None, late: bool) -> None:
+        if event is None:
+            return
+        self.reserved |= set(event.seqs)
+        self.in_flight.append(event)
+        if not late:
+            self.commit(len(self.in_flight) - 1)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(pick=st.integers(0, 9))
+    def commit_one(self, pick: int) -> None:
+        self.commit(pick % len(self.in_flight))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(pick=st.integers(0, 9))
+    def fail_one(self, pick: int) -> None:
+        event = self.in_flight.pop(pick % len(self.in_flight))
+        self.group.leases.abort(event.seqs)
+        self.reserved -= set(event.seqs)
+        for seq in event.seqs:
+            if seq in self.records and self.records[seq].state == "fresh":
+                self.records[seq].state = "free"
+            if seq in self.records and self.records[seq].state != "leased":
+                self.early.discard(seq)
+        self.now = self.now.after(1)
+        self.pass_time(0)
+
+    def commit(self, at: int) -> None:
+        event = self.in_flight.pop(at)
+        self.group.apply(event)
+        self.reserved -= set(event.seqs)
+        for seq in event.seqs:
+            one = self.records.get(seq)
+            self.early.discard(seq)
+            if one is None:
+                continue
+            match event:
+                case AckEvent() | DeadLetterEvent():
+                    del self.records[seq]
+                case ClaimEvent():
+                    one.state, one.due = "leased", event.deadline.mono
+                    one.deliveries += 1
+                case ParkEvent():
+                    one.state = "parked"
+                case ReleaseEvent():
+                    one.state = "free" if event.available_at is None else "delayed"
+                    one.due = 0 if event.available_at is None else event.available_at.mono
+        self.group.advance(self.log)
+        self.pass_time(0)
+
+    # -- another life, other settings ------------------------------------------------------------------------------
+
+    @rule(later=st.integers(0, 50))
+    def restart(self, later: int) -> None:
+        """Events in flight have not happened."""
+        by = self.order.by if self.order is not None else None
+        frozen = self.group.freeze(self.now)
+        self.in_flight.clear()
+        self.reserved.clear()
+        self.group = Group.load(
+            frozen.head, frozen.finished, Leases.load(cbor2.loads(cbor2.dumps(frozen.leases.dump())), self.now)
+        )
+        self.group.settle(self.log, lambda call: call())
+        self.order_by(by)
+        self.pass_time(later)
+
+    @rule(by=st.sampled_from(["tag", "node", None]))
+    def change_the_order(self, by: str | None) -> None:
+        self.order_by(by)
+
+    @rule(filter=st.sampled_from([None, RED, BLUE]), most=st.sampled_from([2, 5, 1000]))
+    def change(self, filter: str | None, most: int) -> None:
+        is_other = filter != self.group.filter
+        self.group.change(self.put._replace(filter=filter, max_unfinished=most))
+        if is_other:
+            self.lines_begin()
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "group"):
+            return
+        self.group.check()
+        states = [one.state for one in self.records.values()]
+        assert self.group.leases.in_flight == states.count("leased")
+        assert self.group.count(self.log) == len(self.records)
+
+    def teardown(self) -> None:
+        """When all is committed and all time has passed, the group finishes every record, whatever `max_unfinished`."""
+        if not hasattr(self, "group"):
+            return
+        while self.in_flight:
+            self.commit(0)
+        self.order_by("tag")
+        for _ in range(2 * len(self.records) + 2):
+            self.pass_time(100_000)
+            self.decided(self.group.leases.decide_unpark(self.group.leases.parked()).event, late=False)
+            self.claim(100, 10, 0, late=False)
+            taken = [seq for seq, one in self.records.items() if one.state == "leased"]
+            self.decided(self.group.leases.decide_ack("n", taken, None, self.now).event, late=False)
+        assert not self.records
+        assert self.group.finished.floor == self.log.head_seq
+
+
+GroupOrderMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestGroupOrder = GroupOrderMachine.TestCase
+
+
+def test_a_record_that_is_unfinished_again_is_in_no_line() -> None:
+    order = KeyOrder("tag")
+    order.add([1, 2, 3], ["a", "a", "a"])
+    assert (order.next(), order.next()) == (1, None)
+    order.ended([1])
+    assert order.next() == 2
+    order.reopen([1])
+    assert (order.next(), order.next()) == (1, None)
+    order.ended([1])
+    order.ended([2])
+    assert (order.next(), order.next()) == (3, None)
+    order.check(lambda seq: False)
