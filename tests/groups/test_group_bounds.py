@@ -8,7 +8,7 @@ import pytest
 
 from tests.groups.test_group import NOW, ODD, PUT, again, append, claim, take
 from topics.groups.finished_runs import FinishedRuns
-from topics.groups.group import Group
+from topics.groups.group import EXACT_RUNS, Group
 from topics.log.topic_log import TopicLog
 from topics.queue.lease_events import AckEvent, ClaimEvent
 
@@ -78,3 +78,16 @@ def test_the_end_of_a_run() -> None:
     runs = FinishedRuns(3)
     runs.add_seqs([5, 6, 9])
     assert [runs.end_of_run(seq) for seq in range(11)] == [3, 3, 3, 3, 6, 6, 6, 7, 9, 9, 10]
+
+
+def test_with_many_runs_deleted_records_do_not_make_the_rest_look_finished() -> None:
+    log, group = TopicLog(), Group("g", PUT)
+    append(log, 3010)
+    assert len(claim(group, log, 1000, NOW)) == 1000  # all that the bound allows
+    group.apply(AckEvent(array("Q", [seq for seq in range(1, 1001) if seq % 3])))
+    assert len(group.finished) == 333 > EXACT_RUNS
+    dead = [seq for seq in range(3, 1001) if seq % 3]
+    log.delete_seqs(dead)
+    group.gone(dead)
+    group.advance(log)
+    assert group.ready(log) >= 2010

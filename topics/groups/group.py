@@ -55,7 +55,8 @@ from topics.queue.leases import FreshRoom, Leases, NextLive
 from topics.runtime.instant import Instant
 
 EXACT_RUNS: Final = 256
-"""Runs whose live records are counted one run after another; with more of them each counts as its length."""
+"""Runs whose live records are counted one run after another; with more of them all that is dead above the floor is
+taken for finished."""
 
 _VERSIONS: Final = count(1)
 
@@ -138,14 +139,18 @@ class Group:
         return max(log.head_seq - self.finished.floor, 0)
 
     def count(self, log: TopicLog) -> int:
-        """Return how many live records the group has not finished; what was not looked at counts. Never raises: where
-        columns are not in memory the answer may be a little high."""
+        """Return how many live records the group has not finished; what was not looked at counts.
+
+        Never raises: where columns are not in memory, or there are many runs, the answer may be a little high. It is
+        never too low, because claims look for nothing where nothing is ready.
+        """
         runs = self.finished
         live = live_in(log, runs.floor + 1, log.head_seq)
-        if log.count == log.head_seq - log.earliest_seq + 1 or len(runs) > EXACT_RUNS:
-            live -= runs.total
+        if len(runs) > EXACT_RUNS:
+            dead = self.lag(log) - live
+            live -= max(runs.total - dead, 0)
         else:
-            live -= sum([live_in(log, first, last) for first, last in runs.runs()])
+            live -= sum([live_in(log, first, last, at_least=True) for first, last in runs.runs()])
         return max(live, len(self.leases))
 
     def ready(self, log: TopicLog) -> int:
@@ -404,9 +409,9 @@ def _are_among(seqs: Sequence[int], asked: Sequence[int]) -> Iterator[bool]:
         yield at < len(seqs) and seqs[at] == seq
 
 
-def live_in(log: TopicLog, first: int, last: int) -> int:
+def live_in(log: TopicLog, first: int, last: int, *, at_least: bool = False) -> int:
     """Return how many records from `first` to `last` (inclusive) are live. Costs a step per span on the shorter side;
-    where columns are not in memory it may be a little high."""
+    where columns are not in memory it may be a little high, or with `at_least` a little low."""
     first = max(first, log.earliest_seq)
     last = min(last, log.head_seq)
     if last < first:
@@ -414,7 +419,8 @@ def live_in(log: TopicLog, first: int, last: int) -> int:
     if log.count == log.head_seq - log.earliest_seq + 1:
         return last - first + 1
     if last == log.head_seq and first - log.earliest_seq < last - first:
-        return log.count - (live_in(log, log.earliest_seq, first - 1) if first > log.earliest_seq else 0)
+        below = live_in(log, log.earliest_seq, first - 1, at_least=not at_least) if first > log.earliest_seq else 0
+        return log.count - below
     total = 0
     for span, a, b in log.index.parts(first, last + 1):
         if span.dense:
@@ -423,6 +429,8 @@ def live_in(log: TopicLog, first: int, last: int) -> int:
             total += span.live
         elif span.loaded:
             total += span.dead.count(0, a, b)
+        elif at_least:
+            total += max(span.live - (span.n - span.start - (b - a)), 0)
         else:
             total += min(span.live, b - a)
     return total

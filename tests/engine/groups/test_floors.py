@@ -53,3 +53,16 @@ async def test_what_is_consumed_is_deleted_behind_such_a_floor(autojump_clock: A
         await trio.sleep(0.1)
         assert await life.seqs("t") == []
         assert (await state(life)).lag == 0
+
+
+async def test_records_are_given_out_whatever_is_deleted_where_columns_are_not_in_memory(autojump_clock: Any) -> None:
+    fs = SimFs()
+    async with living(SEGMENTS, fs=fs) as life:
+        await life.append("t", *range(20))
+        await put(life, lease_ms=600_000)
+        assert len(await claim(life, 18)) == 18
+        await ack(life, *range(2, 19))
+        await life.delete("t", 18, after_seq=11)
+        await life.compactor.try_checkpoint()
+    async with living(SEGMENTS, fs=fs) as life:
+        assert await claim(life) == [19, 20]
