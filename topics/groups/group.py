@@ -1,24 +1,24 @@
-"""One group of a log: what it has finished, which node holds which record, and what it has missed
+"""One group of a log: which records it has finished and missed, and which node holds which record
 (`docs/spec/consumers.md` section 4). Pure.
 
 Theory of operation
 -------------------
 
 A group is a queue whose acks delete nothing. Its *records* are the live records of the log that it has not finished. So
-`Leases`, which knows the jobs of a queue, serves it as it is: an acked job is gone for both, because the record is
-deleted there and finished here, and fresh jobs come from `fresh`, which leaves out what is finished.
+`Leases`, which knows the jobs of a queue, serves it as it is. An acked job is gone in a queue because its record is
+deleted, in a group because the group has finished it: `fresh`, which finds fresh jobs, leaves out finished records.
 
     floor     every seq up to it is finished, or its record is gone          FinishedRuns
-    runs      what is finished above it                                      FinishedRuns
-    held      what is leased, delayed, parked, or free for another delivery   Leases
-    the rest  never given to anybody
+    runs      finished seqs above the floor                                  FinishedRuns
+    held      leased, delayed, parked, or free for another delivery           Leases
+    the rest  never given out
 
 *The floor* moves over finished seqs at once, and over records that are gone when the log is asked (`advance`). Of
-those, what was lost to caps, ttl or holes is added to `missed`; what clients have deleted is not.
+the latter, records lost to caps, ttl or holes are added to `missed`; records that clients have deleted are not.
 
 *The filter.* Records that it refuses count as finished once they were looked at. Nothing is logged for that: after a
-crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; what matches waits in
-`matched`, so that claims find it without a look. Without a filter nothing is looked at.
+crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; records that match wait
+in `matched`, so that claims find them without a look. Without a filter nothing is looked at.
 
 *Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing.
 
@@ -83,7 +83,7 @@ class Group:
         self.looked_to = put.seq
         """With a filter: up to here records were looked at."""
         self.matched: array[int] = array("Q")
-        """With a filter: records that were looked at, match, and were given to nobody yet; ascending."""
+        """With a filter: records that were looked at, match, and were not given out yet; ascending."""
         self.version = next(_VERSIONS)
         """Another one after every change, so that a dump can be used again. No two groups have the same."""
 
@@ -92,8 +92,8 @@ class Group:
         self.version = next(_VERSIONS)
 
     def change(self, put: PutGroupEvent) -> None:
-        """Take other settings. What another filter has refused stays finished; what it has let through and nobody has
-        got yet is looked at again."""
+        """Take other settings. Records that the old filter has refused stay finished; records that it has let through
+        and that were not given out yet are looked at again."""
         self.touch()
         self.terms, self.max_unfinished = put.terms, put.max_unfinished
         if put.filter == self.filter:
@@ -110,8 +110,8 @@ class Group:
         return max(log.head_seq - self.finished.floor, 0)
 
     def count(self, log: TopicLog) -> int:
-        """Return how many live records the group has not finished; what was not looked at counts. Never raises: where
-        columns are not in memory the answer may be a little high."""
+        """Return how many live records the group has not finished, with those that were not looked at. Never raises:
+        where columns are not in memory the answer may be a little high."""
         runs = self.finished
         live = live_in(log, runs.floor + 1, log.head_seq)
         if log.count == log.head_seq - log.earliest_seq + 1 or len(runs) > EXACT_RUNS:
@@ -144,7 +144,7 @@ class Group:
         return next_live
 
     def _live_after(self, log: TopicLog, after: int, limit: int) -> array[int]:
-        """Return the first records above `after` that were never given to anybody, at most `limit`, ascending."""
+        """Return the first records above `after` that were never given out, at most `limit`, ascending."""
         found: array[int] = array("Q")
         if self.wanted is not None:
             at = bisect_right(self.matched, after)
@@ -191,7 +191,7 @@ class Group:
                 self.finished.add(c, d)
 
     def _not_held(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the parts of a range that nobody holds: after a change of the filter some may be held."""
+        """Return the parts of a range that are not held: after a change of the filter some may be held."""
         parts = []
         for seq in self.leases.kept_between(first, last):
             if first < seq:
@@ -230,8 +230,8 @@ class Group:
         return self.leases.forget_dead(first, last, live_among)
 
     def advance(self, log: TopicLog) -> None:
-        """Move the floor over what is finished or gone, and count what was missed. Raises NotLoaded; the floor has
-        moved as far as it could then."""
+        """Move the floor over records that are finished or gone, and count those that were missed. Raises NotLoaded;
+        the floor has then moved as far as it could."""
         runs = self.finished
         if log.earliest_seq > runs.floor + 1:
             self._pass(log, log.earliest_seq - 1)
@@ -268,7 +268,7 @@ class Group:
         self.touch()
 
     def settle(self, log: TopicLog, run: Callable[[Callable[[], Any]], Any]) -> None:
-        """Forget what is gone, at the end of a replay. `run` calls something that may need columns."""
+        """Forget records that are gone, at the end of a replay. `run` calls something that may need columns."""
         self.leases.gone_below(max(log.earliest_seq, self.finished.floor + 1))
         run(lambda: self.leases.reconcile(log.index.only_live))
         run(lambda: self.advance(log))

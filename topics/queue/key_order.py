@@ -136,7 +136,7 @@ class KeyOrder:
     def next(self) -> int | None:
         """Take out the smallest seq that may be claimed as far as the order goes; None if none is known.
 
-        The caller claims it, or has nothing to do with it: once it is free, that is told by `freed`.
+        The caller claims it, or drops it because it is not free; in that case `freed` tells when it is free.
         """
         ready = self._ready
         while ready:
