@@ -136,6 +136,30 @@ def test_routers_that_are_behind_come_first() -> None:
     assert found == [("slow", 40, 10, 30), ("idle", 0, 0, 5), ("new", 0, None, 8)]
 
 
+def test_consumers_and_groups_that_are_behind_come_first() -> None:
+    def of(label: str, *values: tuple[str, float]) -> list[dict[str, Any]]:
+        return [{"labels": {"topic": "orders", label: name}, "value": value} for name, value in values]
+
+    now = look(
+        0,
+        {},
+        consumers=2,
+        consumer_lag=of("consumer", ("even", 0), ("late", 3)),
+        groups=3,
+        group_lag=of("group", ("even", 1), ("late", 9), ("also-late", 9)),
+        group_ready=of("group", ("even", 1), ("late", 4), ("also-late", 5)),
+        group_in_flight=of("group", ("even", 0), ("late", 2), ("also-late", 0)),
+    )
+    seen = snapshot(None, now, LineSelection(limit=2))
+    assert [(line.topic, line.consumer, line.lag) for line in seen.consumers] == [
+        ("orders", "late", 3),
+        ("orders", "even", 0),
+    ]
+    assert (seen.consumers_total, seen.groups_total) == (2, 3)
+    found = [(line.group, line.lag, line.ready, line.in_flight) for line in seen.groups]
+    assert found == [("also-late", 9, 5, 0), ("late", 9, 4, 2)]
+
+
 def test_the_slowest_syncs_are_those_since_the_look_before() -> None:
     def at(seconds: float, **counts: float) -> DaemonObservation:
         return look(seconds, {}, wal_fsync_latency_us=labelled("le", {"+Inf": counts.pop("inf"), **counts}))

@@ -531,3 +531,64 @@ def test_the_end_of_a_replay_asks_little_by_little_and_for_nothing_twice() -> No
     assert leases.in_flight == n - n // 3
     leases.reconcile(none_live)
     assert len(leases) == 0
+
+
+# -- Later jobs --------------------------------------------------------------------------------------------------------
+
+
+def later(leases: Leases, times: dict[int, int]) -> None:
+    leases.apply(EnqueueEvent(seqs_of(times), array("Q", times.values()), bytes([5] * len(times))))
+
+
+def test_a_page_of_jobs_that_were_never_claimed_has_no_columns_of_claims() -> None:
+    leases = Leases()
+    later(leases, dict.fromkeys(range(1, 2 * PAGE), 1000))
+    one, other = (leases._table.at(seq)[0] for seq in (1, PAGE))
+    assert one.lease_ids is other.lease_ids
+    leases.apply(claimed([1]))
+    assert (one.lease_ids[1], one.deliveries[1]) == (1, 1)
+    assert (other.lease_ids[1], other.deliveries[1]) == (0, 0)
+    frozen = leases.freeze(at(0))
+    leases.apply(ReleaseEvent(seqs_of([1]), None))
+    leases.apply(claimed([1, PAGE]))
+    assert [leases.deliveries(seq) for seq in (1, 2, PAGE, PAGE + 1)] == [2, 0, 1, 0]
+    loaded = Leases.load(frozen.dump(), at(0))
+    loaded.check()
+    loaded.apply(claimed([PAGE]))
+    assert [loaded.deliveries(seq) for seq in (1, 2, PAGE, PAGE + 1)] == [1, 0, 1, 0]
+    leases.check()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_later_jobs_become_free_at_their_times_whatever_else_happens_on_their_page(seed: int) -> None:
+    random = Random(seed)
+    leases = Leases()
+    times = {seq: random.randrange(1, 400) for seq in range(1, 2 * PAGE)}
+    later(leases, times)
+    gone: set[int] = set()
+    for now in range(400):
+        freed = set(leases.sweep(0, random.choice((None, 1, 3)), now))
+        while leases.behind(0, now):
+            freed |= set(leases.sweep(0, 2, now))
+        assert freed == {seq for seq, time in times.items() if time == now} - gone
+        leases.check()
+        some = random.sample(sorted(times), 2)
+        match random.randrange(4):
+            case 0:
+                leases.gone(some)
+                gone.update(some)
+            case 1:
+                leases.apply(claimed(leases.decide_claim(2, Instant(0, 0, now), endless, 0).seqs))
+            case 2:
+                leases.freeze(at(0))
+        leases.check()
+    assert leases.delayed == 0
+
+
+def test_what_is_dropped_below_a_floor_is_not_due_any_more() -> None:
+    leases = Leases()
+    later(leases, {seq: 10 + seq for seq in range(1, 2 * PAGE)})
+    assert list(leases.sweep(0, None, 11)) == [1]
+    leases.gone_below(PAGE + 5)
+    leases.check()
+    assert list(leases.sweep(0, None, 10 + PAGE + 5)) == [PAGE + 5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +21,9 @@ from topics.engine.operations.export import ExportEnd, ExportRequest
 from topics.errors import ApiError
 from topics.filters.record_filter import Filter
 
+if TYPE_CHECKING:
+    from tests.simulator.jobs.job_steps import SentJobs
+
 
 class Memory:
     """What actors remember from one life to the next."""
@@ -30,6 +34,7 @@ class Memory:
         self.filling: dict[str, dict[str, Stage]] = {}
         self.commits: dict[str, list[Commit]] = {}
         self.transactions: list[Transaction] = []
+        self.jobs: dict[str, list[SentJobs]] = {}
         self.names: int = 0
         self.positions: dict[str, dict[str, tuple[Instance, int]]] = {}
         """How far watchers have got, and readers with a filter."""

@@ -19,10 +19,12 @@ import trio
 from tests.simulation import forgery
 from tests.simulation.model import numbered, view_of
 from tests.simulation.world import Life
+from tests.simulator.actors import Actor
 from tests.simulator.caller import Memory, exported
 from tests.simulator.consumer_steps import ConsumerSteps
+from tests.simulator.jobs.job_facts import Grant, typed
+from tests.simulator.jobs.job_steps import JobSteps, nack_terms
 from tests.simulator.known import Batch, Commit, Instance, Lease, Stage, promise_of
-from tests.simulator.plan import Actor
 from tests.simulator.transactions import Transaction
 from tests.simulator.truth import Truth
 from topics.errors import ApiError
@@ -53,13 +55,12 @@ REPEATS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A claim on its way: by whom, for how long, and when it was asked for, by the clock and by the truth's."""
+    """A claim on its way: by whom, and for how long."""
 
     instance: Instance
     node: str
     lease_ms: int | None
-    now: int
-    since: int
+    grant: Grant
 
     @property
     def durable(self) -> bool:
@@ -76,7 +77,7 @@ def _forged(number: int) -> str:
     return (text + "." * 7) * (1200 // len(text.encode()) + 1)
 
 
-class Clients(ConsumerSteps):
+class Clients(ConsumerSteps, JobSteps):
     """The actors of one life."""
 
     def __init__(self, life: Life, truth: Truth, memory: Memory, offset_ms: int) -> None:
@@ -101,7 +102,7 @@ class Clients(ConsumerSteps):
 
     async def do_topic(self, _actor: str, what: Mapping[str, Any]) -> None:
         """Make a topic, or change its config."""
-        name, patch = what["topic"], what["config"]
+        name, patch = what["topic"], typed(what["config"])
         if (
             name not in self.engine.registry.topics
             and self.truth.latest(name) is not None
@@ -138,7 +139,7 @@ class Clients(ConsumerSteps):
                 return
             self._alive()
             self.truth.topic_deleted(instance)
-        await self._put(what["topic"], what["config"])
+        await self._put(what["topic"], typed(what["config"]))
 
     async def _synced(self, instance: Instance) -> None:
         """Look how far the disk is known to hold."""
@@ -347,12 +348,19 @@ class Clients(ConsumerSteps):
         instance = self.truth.latest(what["topic"])
         if instance is None or not instance.options:
             return
-        claim = _Claim(instance, actor, what["lease_ms"], self.now(), self.truth.tick())
+        claim = self._claiming(instance, actor, what["lease_ms"])
         request = ClaimRequest(node=actor, most=what["most"], lease_ms=what["lease_ms"], wait_ms=what.get("wait_ms", 0))
         with self._refusable():
-            result = await self.engine.queues.claim(instance.name, request, Performance())
-            self._alive()
-            self._claimed(claim, result.jobs)
+            try:
+                result = await self.engine.queues.claim(instance.name, request, Performance())
+                self._alive()
+                self._claimed(claim, result.jobs)
+            finally:
+                self.truth.jobs.of(instance).on_the_way -= 1
+
+    def _claiming(self, instance: Instance, node: str, lease_ms: int | None) -> _Claim:
+        grant = self.truth.jobs.claim_asked(self.truth.jobs.of(instance), self.truth.tick(), self.now(), self._wall())
+        return _Claim(instance, node, lease_ms, grant)
 
     async def do_work(self, actor: str, what: Mapping[str, Any]) -> None:
         """Follow a stream of jobs for some time; what it holds in the end is released."""
@@ -365,10 +373,13 @@ class Clients(ConsumerSteps):
             try:
                 with trio.move_on_after(what["ms"] / 1000):
                     while True:
-                        claim = _Claim(instance, actor, what["lease_ms"], self.now(), self.truth.tick())
-                        jobs = await self.engine.queues.next_jobs(work)
-                        self._alive()
-                        taken += self._claimed(claim, jobs)
+                        claim = self._claiming(instance, actor, what["lease_ms"])
+                        try:
+                            jobs = await self.engine.queues.next_jobs(work)
+                            self._alive()
+                            taken += self._claimed(claim, jobs)
+                        finally:
+                            self.truth.jobs.of(instance).on_the_way -= 1
             finally:
                 for lease in taken:
                     lease.over = True
@@ -376,7 +387,9 @@ class Clients(ConsumerSteps):
 
     def _claimed(self, claim: _Claim, jobs: Sequence[Job]) -> list[Lease]:
         """Jobs were given out."""
-        instance = claim.instance
+        instance, grant = claim.instance, claim.grant
+        facts = self.truth.jobs.of(instance)
+        facts.unanswered -= 1
         if not self._is(instance) or self.engine.registry.topics[instance.name].id != instance.epoch:
             return []
         lengths = [config.lease_ms for config in instance.configs]
@@ -390,15 +403,18 @@ class Clients(ConsumerSteps):
                 msgspec.json.decode(b"{" + job.record)["data"]["n"],
                 claim.node,
                 job.lease_id,
-                claim.now + (claim.lease_ms or min(lengths)),
+                grant.asked_ms + (claim.lease_ms or min(lengths)),
                 self.now() + max(claim.lease_ms or 0, *lengths),
                 deliveries=job.deliveries,
                 durable=durable,
-                asked=claim.since,
+                asked=grant.since,
                 life=self.truth.life,
+                since_ms=self.now(),
             )
-            self.truth.claimed(lease, self.now())
             leases.append(lease)
+        self.truth.jobs.claim_answered(facts, grant, leases, self.truth.leases, self.now(), self._wall())
+        for lease in leases:
+            self.truth.claimed(lease, self.now())
         held = self.memory.leases.setdefault(claim.node, [])
         held += leases
         del held[:-REPEATS]
@@ -428,7 +444,7 @@ class Clients(ConsumerSteps):
         if not leases or leases[0].instance.name not in self.engine.registry.topics:
             return
         instance, ms = leases[0].instance, what.get("ms", 0)
-        asked, classes = self.now(), set(instance.classes)
+        asked, classes, terms = self.now(), set(instance.classes), nack_terms(what)
         held = self.truth.held(instance, leases, asked)
         for lease in leases:
             if kind == "ack":
@@ -438,11 +454,13 @@ class Clients(ConsumerSteps):
                 lease.latest_end = max(lease.latest_end, asked + ms)
             else:
                 lease.over = True
+            if kind == "nack":
+                self._gives_back(lease, terms)
         request = HeldRequest(
             node=actor, seqs=[lease.seq for lease in leases], lease_ids=[lease.lease_id for lease in leases]
         )
         with self._refusable():
-            result = await self._send(kind, instance.name, request, ms)
+            result = await self._send(kind, instance.name, request, ms, terms)
             self._alive()
             if not self._is(instance) or self.engine.registry.topics[instance.name].id != instance.epoch:
                 return
@@ -453,12 +471,31 @@ class Clients(ConsumerSteps):
             for lease in leases:
                 if kind == "extend" and lease.seq in result.done:
                     lease.earliest_end, lease.latest_end = asked + ms, self.now() + ms
+                if kind == "nack" and lease.seq in result.done:
+                    self._gave_back(lease, terms, asked)
 
-    async def _send(self, kind: str, name: str, request: HeldRequest, ms: int) -> HeldResult:
+    def _gives_back(self, lease: Lease, terms: NackTerms) -> None:
+        """A job is about to be given back."""
+        lease.is_uncounted |= not terms.counts
+        if terms.error is not None:
+            self.truth.jobs.errors.setdefault(lease.number, set()).add(terms.error)
+        if terms.dead:
+            lease.instance.condemns = True
+            self.truth.jobs.of(lease.instance).condemned.add(lease.seq)
+
+    def _gave_back(self, lease: Lease, terms: NackTerms, asked: int) -> None:
+        """A job was given back."""
+        delay_ms = terms.delay_ms
+        if delay_ms is None:
+            retry_ms = self.truth.jobs.retry_ms(self.truth.jobs.of(lease.instance), lease.seq, lease.deliveries)
+            delay_ms = retry_ms if terms.counts else 0
+        lease.again_ms, lease.is_condemned = asked + delay_ms, terms.dead
+
+    async def _send(self, kind: str, name: str, request: HeldRequest, ms: int, terms: NackTerms) -> HeldResult:
         if kind == "ack":
             return await self.engine.queues.ack(name, request, Performance())
         if kind == "nack":
-            return await self.engine.queues.nack(name, request, NackTerms(ms), Performance())
+            return await self.engine.queues.nack(name, request, terms, Performance())
         return await self.engine.queues.extend(name, request, ms, Performance())
 
     # -- stages ------------------------------------------------------------------------------------------------------
@@ -562,4 +599,5 @@ class Clients(ConsumerSteps):
     async def do_clock(self, _actor: str, what: Mapping[str, Any]) -> None:
         """Set the wall clock."""
         self.truth.stepped = True
+        self.truth.jobs.clock_was(self._wall())
         self.life.clock.step(what["ms"])

@@ -123,6 +123,8 @@ class Instance:
         self.deleted_more = False
         """A deletion may have taken what nobody was told of."""
         self.head = 0
+        self.condemns = False
+        """Somebody has said of jobs that they go to the dead letters."""
         self.consumed_to = 0
         """Up to where every consumer may have finished, while that was a reason to delete it."""
         self.consumed: set[int] = set()
@@ -148,7 +150,7 @@ class Instance:
     @property
     def buries(self) -> bool:
         """Whether jobs may go from it to a dead-letter topic."""
-        return any(config.max_deliveries and config.dead_letter for config in self.configs)
+        return any((config.max_deliveries or self.condemns) and config.dead_letter for config in self.configs)
 
     # -- what becomes known ------------------------------------------------------------------------------------------
 
@@ -254,8 +256,16 @@ class Lease:
     durable: bool
     asked: int
     life: int
+    since_ms: int = 0
+    """When somebody was told of it."""
     over: bool = False
     """Somebody has said something that may have ended it, or it may be forgotten."""
+    again_ms: int = 0
+    """The job was given back, and is not to come before."""
+    is_uncounted: bool = False
+    """Somebody has said that this delivery does not count."""
+    is_condemned: bool = False
+    """The job was given back, to go to the dead letters."""
 
 
 @dataclass(slots=True)

@@ -17,6 +17,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tests.simulation.world import End
+from tests.simulator.actors import Actor, Step
+from tests.simulator.jobs.job_plans import JobPlanner
 
 PLAIN: Final = ("a", "b", "c", "d")
 QUEUES: Final = ("q", "r")
@@ -48,21 +50,6 @@ ENDS: Final[tuple[End | Literal["stop"], ...]] = (
 END_WEIGHTS: Final = (2, 4, 2, 1, 2, 3, 2, 2)
 TOLD: Final = "told"
 """The kernel cannot write back what is pending, and another process is told."""
-
-
-class Step(msgspec.Struct, frozen=True):
-    """One thing that an actor does, after a pause (ms)."""
-
-    do: str
-    after: int
-    what: dict[str, Any] = {}
-
-
-class Actor(msgspec.Struct, frozen=True):
-    """Somebody who does one thing after another, beside the others."""
-
-    name: str
-    steps: list[Step]
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -186,6 +173,7 @@ class _Maker:
         """Topics that are made in the first life."""
         self.size = self.random.choice((0.5, 1.0, 1.0, 1.6))
         """How much goes on in a life."""
+        self.jobs = JobPlanner(seed, self.size)
 
     def plan(self) -> Plan:
         rng = self.random
@@ -247,6 +235,7 @@ class _Maker:
         if number == 0:
             self.made = [actor.name[0] for actor in actors if actor.name.endswith("-owner")] or list(PLAIN)
         actors += self.consumers()
+        actors += self.jobs.actors(number)
         rotten = rng.random() < 0.15
         end = "kill" if rotten else rng.choices(ENDS, END_WEIGHTS)[0]
         crash_at = None

@@ -31,6 +31,8 @@ from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from tests.simulator.caller import Memory, exported
 from tests.simulator.clients import Clients
 from tests.simulator.consumers import Seen, seen
+from tests.simulator.jobs.job_plans import HOUR_MS
+from tests.simulator.jobs.job_steps import let_go
 from tests.simulator.judging import judge_arrivals, judge_salvaged
 from tests.simulator.known import Broken, Fate, broken
 from tests.simulator.passages import filtered_view, lets_through, written
@@ -130,7 +132,7 @@ class _Run:
         return self._done()
 
     def _done(self) -> Figures:
-        self.figures.checked = self.truth.checked
+        self.figures.checked = self.truth.checked + self.truth.jobs.checked
         return self.figures
 
     def _settings(self, life: LifePlan | None) -> Settings:
@@ -234,17 +236,20 @@ class _Run:
         self.truth.judge_consumers(shown.consumers, shown.views, fate, self.offset_ms)
         self.truth.judge(shown.views, shown.states, fate)
         self.truth.judge_routers(shown.routers, shown.views)
+        self.truth.jobs.judge(shown.views, shown.states, self.world.clock.now_ms())
         self._go_on(self.world.after("kill" if before.end_seed % 2 else "drop"), 0, 0)
         again = self._see(self.world)
         _assert_same(shown, again, "a second recovery shows something else")
         self.truth.consumers_restarted(shown.consumers, shown.views, fate, self.offset_ms)
         self.truth.restarted(shown.views, shown.routers, fate)
+        self.truth.jobs.restarted(shown.states, self.truth.tick())
         self._go_on(self.world.after("drop" if before.end_seed % 2 else "kill"), 0, 0)
         return True
 
     def _go_on(self, world: World, down_ms: int, step: int) -> None:
         """The next machine, after some time in which nothing ran and the clock may have been set."""
         self.offset_ms += self.world.clock.monotonic_ms() + down_ms
+        self.truth.jobs.clock_was(self.world.clock.now_ms() + down_ms)
         self.truth.stepped |= step != 0
         self.truth.clock_moved |= self.truth.stepped and world.fs.boots != self.world.fs.boots
         world.settings = self.world.settings
@@ -378,10 +383,13 @@ class _Run:
         """Every job comes, or is buried: then the queues are empty."""
         queues = [name for name, view in before.views.items() if view.config.type == "queue"]
         came: dict[str, set[int]] = {name: set() for name in queues}
+        for name in queues:
+            await let_go(life, name)
         for around in range(CLAIM_ROUNDS):
             for name in queues:
                 await _claim_all(life.engine, name, came[name])
             if around == CLAIM_ROUNDS // 2:
+                life.clock.step(24 * HOUR_MS)  # some jobs are for later, and the clock may have been set back
                 for name in queues:  # what cannot be buried comes back
                     if life.engine.registry.topics[name].config.dead_letter is not None:
                         await life.engine.topic_lifecycle.put(name, TopicConfigPatch(dead_letter=None))

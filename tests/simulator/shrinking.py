@@ -11,7 +11,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from tests.simulator.plan import Actor, LifePlan, Plan
+from tests.simulator.actors import Actor
+from tests.simulator.plan import LifePlan, Plan
 
 MOST_TRIES: Final = 400
 

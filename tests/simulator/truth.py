@@ -19,6 +19,7 @@ import msgspec
 
 from tests.simulation.model import Record, View
 from tests.simulator.consumers import Seen, TopicConsumers
+from tests.simulator.jobs.job_rules import JobRules
 from tests.simulator.judging import TopicCase
 from tests.simulator.known import (
     DEAD_LETTER_META,
@@ -57,6 +58,7 @@ class Truth:
         self.commits: list[Commit] = []
         self.transactions: list[Transaction] = []
         self.consumers: dict[Instance, TopicConsumers] = {}
+        self.jobs = JobRules()
         self.leases: dict[tuple[int, int], Lease] = {}
         """The newest of each job, by epoch and seq."""
         self.stepped = False
@@ -289,6 +291,9 @@ class Truth:
             buried = any(key.startswith(DEAD_LETTER_META) for key in meta)
             if not buried and not self.routers_into(instance.name):
                 broken(f"{instance.name}: seq {seq} is record {number} of {batch.instance.name}")
+            error = meta.get(DEAD_LETTER_META + "error")
+            if error is not None and error not in self.jobs.errors.get(number, ()):
+                broken(f"{instance.name}: seq {seq} has the error {error}, which nobody has said of record {number}")
             meta = {key: v for key, v in meta.items() if key != STAMP and not key.startswith(DEAD_LETTER_META)}
         if meta != (given.meta or {}):
             broken(f"{instance.name}: seq {seq} has meta {meta}, it was given {given.meta}")
@@ -396,7 +401,7 @@ class Truth:
         if other is not None and not other.over:
             if now < other.earliest_end:
                 broken(f"{instance.name}: seq {seq} was given to {lease.node} at {now}, and {other} holds it")
-            if other.life == lease.life and lease.deliveries <= other.deliveries:
+            if other.life == lease.life and lease.deliveries <= other.deliveries - other.is_uncounted:
                 broken(f"{instance.name}: seq {seq} was delivered {other.deliveries} times and is {lease}")
         self.leases[instance.epoch, seq] = lease
         instance.tell(seq, lease.number, promise_of(instance.classes), self.tick())

@@ -297,7 +297,7 @@ class Engine:
     def _make_queues(self) -> None:
         """Jobs: who is given which, and what becomes of them."""
         self._lease_commits = lease_commits = LeaseCommits(
-            self.clock, self.registry, commits=self._commits, loader=self.loader
+            self.clock, self.registry, commits=self._commits, loader=self.loader, background=self._background
         )
         self._dead_letters = dead_letters = DeadLetters(
             self.status,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import Final
 
 import trio
 from sortedcontainers import SortedDict
@@ -23,6 +24,10 @@ from topics.queue.leases import NextLive
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.group_dump import FrozenGroups
 
+MOST_PASSED: Final = 256
+"""Records that the front of the log passes before a group that nobody uses is told of them. Each append to a full log
+moves the front; those of 100 groups took 2 ms. Whoever reads or changes a group has its floor moved before."""
+
 
 def group_not_found(topic: str, group: str) -> ApiError:
     """`404 group_not_found`."""
@@ -34,11 +39,15 @@ def group_not_found(topic: str, group: str) -> ApiError:
 class GroupQueue(JobQueue):
     """One group: its leases over the records of the log, its line and its streams."""
 
-    __slots__ = ("state",)
+    __slots__ = ("is_behind", "is_loading", "state")
 
     def __init__(self, state: Group, *, restored: bool = False) -> None:
         super().__init__(state.leases, restored=restored)
         self.state = state
+        self.is_behind = False
+        """True if the floor could not move as far as it may, because columns are not in memory."""
+        self.is_loading = False
+        """True while a task loads them."""
 
     @property
     def group(self) -> str:
@@ -77,25 +86,34 @@ class GroupQueue(JobQueue):
 
     def gone(self, seqs: Sequence[int]) -> None:
         """Forget records that were deleted."""
-        self._freed(self.state.gone(seqs))
+        if self.state.leases.knows_any or self.state.matched:
+            self._freed(self.state.gone(seqs))
 
     def lost(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> None:
         """Forget the records from `first` to `last` that were found damaged."""
         self._freed(self.state.lost(first, last, live_among))
 
     def catch_up(self, log: TopicLog) -> None:
-        """Move the floor over what is gone, as far as columns are in memory. Later calls do the rest."""
-        before = self.leases.in_flight
+        """Move the floor over what is gone, as far as columns are in memory. If that is not all, it `is_behind`."""
         with suppress(NotLoaded):
+            self.advance(log)
+
+    def advance(self, log: TopicLog) -> None:
+        """The same, but raises NotLoaded if columns are not in memory. The floor has moved as far as it could then."""
+        before = self.leases.in_flight
+        self.is_behind = True
+        try:
             self.state.advance(log)
-        if self._held and self.leases.in_flight < before:
-            self._freed([seq for seq in self._held if seq <= self.state.finished.floor])
+            self.is_behind = False
+        finally:
+            if self._held and self.leases.in_flight < before:
+                self._freed([seq for seq in self._held if seq <= self.state.finished.floor])
 
 
 class TopicGroups:
     """The groups of one topic, by name."""
 
-    __slots__ = ("_encoded", "by_name", "on_the_way")
+    __slots__ = ("_encoded", "_front", "_queues", "by_name", "on_the_way")
 
     def __init__(self, groups: Iterable[Group] = ()) -> None:
         self.by_name: SortedDict[str, GroupQueue] = SortedDict(
@@ -103,6 +121,10 @@ class TopicGroups:
         )
         self.on_the_way: dict[str, trio.Event] = {}
         """The end of the creation, change or deletion of a group that is on its way."""
+        self._queues = tuple(self.by_name.values())
+        """The same in no order: three times as fast to go through."""
+        self._front = 0
+        """The first live seq when groups were told of it last."""
         self._encoded: dict[str, tuple[int, bytes]] = {}
         """Each group as it was encoded last for a snapshot, and its version then."""
 
@@ -114,6 +136,7 @@ class TopicGroups:
         queue = self.by_name.get(name)
         if queue is None:
             queue = self.by_name[name] = GroupQueue(Group(name, event))
+            self._queues = (*self._queues, queue)
         else:
             queue.state.change(event)
             queue.ring()
@@ -124,6 +147,7 @@ class TopicGroups:
         queue = self.by_name.pop(name, None)
         self._encoded.pop(name, None)
         if queue is not None:
+            self._queues = tuple(self.by_name.values())
             queue.deleted = True
             queue.end()
 
@@ -151,9 +175,15 @@ class TopicGroups:
             queue.lost(first, last, live_among)
 
     def front_moved(self, log: TopicLog) -> None:
-        """Note that the first live seq of the log may be another."""
-        for queue in self.by_name.values():
-            if queue.state.finished.floor + 1 < log.earliest_seq:
+        """Note that the first live seq of the log may be another. A group whose jobs no stream holds may learn of it
+        later."""
+        front = log.earliest_seq
+        if front == self._front:
+            return
+        self._front = front
+        for queue in self._queues:
+            passed = front - 1 - queue.state.finished.floor
+            if passed >= MOST_PASSED or (passed > 0 and queue.has_holders):
                 queue.catch_up(log)
 
     def ring(self) -> None:
@@ -166,8 +196,11 @@ class TopicGroups:
         for queue in self.by_name.values():
             queue.end()
 
-    def lowest_floor(self) -> int | None:
+    def lowest_floor(self, log: TopicLog) -> int | None:
         """Return the floor of the group that is furthest behind; None without groups."""
+        for queue in self.by_name.values():
+            if queue.state.finished.floor + 1 < log.earliest_seq:
+                queue.catch_up(log)
         return min((queue.state.finished.floor for queue in self.by_name.values()), default=None)
 
     def freeze(self, now: Instant) -> FrozenGroups:

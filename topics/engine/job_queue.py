@@ -37,6 +37,11 @@ SWEEP_SLICE: Final = 2000
 """Leases and delays that one step frees at most. If more end together, it takes several steps."""
 
 
+MOST_BEHIND_MS: Final = 1000
+"""How long ago the time may be up to which all jobs were freed, for a decision. Where more become due than one step
+frees, the steps may never catch up: each begins at a later time."""
+
+
 class Claimer:
     """A claim or stream that wants up to `most` jobs, and stands in line until there are some.
 
@@ -91,8 +96,10 @@ class JobQueue:
 
     __slots__ = (
         "_config",
+        "_goal",
         "_held",
         "_restored",
+        "_swept_ms",
         "attended",
         "bell",
         "deleted",
@@ -110,7 +117,12 @@ class JobQueue:
     def __init__(self, leases: Leases, *, restored: bool = False) -> None:
         """`restored`: it is from an earlier life of the daemon, whose claims are not known one by one."""
         self.leases = leases
+        leases.caller_sweeps = True
         self.limits = ClaimLimits()
+        self._goal: Instant | None = None
+        """While sweeps are behind: the time up to which they free jobs, before there is another one."""
+        self._swept_ms: int | None = None
+        """The time (monotonic ms) up to which all jobs were freed."""
         self._config: TopicConfig | None = None
         self._restored = restored
         self.line: dict[Claimer, None] = {}
@@ -124,7 +136,7 @@ class JobQueue:
         self.parked_more = trio.Event()
         """Wakes that task: there may be more parked jobs, or another dead-letter topic."""
         self.now = Instant(0, 0)
-        """The time of the last sweep. Decisions use it, so that no lease ends by a decision unknown to its stream."""
+        """The time of the last sweep, and of decisions."""
         self.bell = trio.Event()
         """Set when claimers should not wait for a window any more."""
         self.keys_on_the_way: dict[bytes, list[tuple[int, int]]] = {}
@@ -219,6 +231,11 @@ class JobQueue:
         self._held[seq] = holder
         holder.leases[seq] = lease_id
 
+    @property
+    def has_holders(self) -> bool:
+        """Return True if streams hold jobs."""
+        return bool(self._held)
+
     def give_up(self, holder: Holder) -> dict[int, int]:
         """Forget a stream that has ended. Return the jobs that it held."""
         for seq in holder.leases:
@@ -273,12 +290,21 @@ class JobQueue:
                     self._held[seq].changed.set()
 
     def sweep(self, now: Instant, config: TopicConfig) -> bool:
-        """Free jobs whose lease or delay is over, as many as fit into a step. Return True if there are more."""
+        """Free jobs whose lease or delay is over, as many as fit into a step. Return True if there are more, and it has
+        to be called again before a decision."""
         self.now = now
         if config is not self._config:
             self._configure(config)
-        self._freed(self.leases.sweep(now.mono, SWEEP_SLICE, now.wall))
-        return self.leases.behind(now.mono, now.wall)
+        until = self._goal or now
+        self._freed(self.leases.sweep(until.mono, SWEEP_SLICE, until.wall))
+        if not self.leases.behind(until.mono, until.wall):
+            self._swept_ms = until.mono
+            self._goal = None
+        if self._goal is None and self.leases.behind(now.mono, now.wall):
+            self._goal = now
+        if self._goal is None:
+            return False
+        return self._swept_ms is None or now.mono - self._swept_ms > MOST_BEHIND_MS
 
     def _configure(self, config: TopicConfig) -> None:
         retry, rate, limits = config.retry, config.rate, self.limits

@@ -20,7 +20,9 @@ the latter, records lost to caps, ttl or holes are added to `missed`; records th
 crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; records that match wait
 in `matched`, so that claims find them without a look. Without a filter nothing is looked at.
 
-*Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing.
+*Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing, unless nothing is held: then nobody
+could make room, so it finds one record. Matches that wait leave runs of refused records between them, so they are at
+most half as many as there is room for.
 
 What can never happen: a finished seq is given out again; a seq up to the floor is held; the floor passes a live record
 that is neither finished nor was refused.
@@ -29,8 +31,8 @@ that is neither finished nor was refused.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -127,8 +129,11 @@ class Group:
     @property
     def room(self) -> int:
         """How many fresh records it may have besides; none if it is not above 0. Held records with an event on its way
-        count twice meanwhile."""
-        return self.max_unfinished - len(self.leases) - self.leases.reserved - len(self.finished)
+        count twice meanwhile. If nothing is held there is room for one, whatever the runs: only its end can make the
+        floor move over them."""
+        held = len(self.leases) + self.leases.reserved
+        room = self.max_unfinished - held - len(self.finished)
+        return room if held else max(room, 1)
 
     def fresh(self, log: TopicLog) -> NextLive:
         """Return what a claim asks for fresh records: of all its calls together they are as many as there is room for.
@@ -137,26 +142,32 @@ class Group:
 
         def next_live(after: int, limit: int) -> array[int]:
             nonlocal room
-            found = self._live_after(log, after, min(limit, room)) if room > 0 else array("Q")
-            room -= len(found)
+            if room <= 0:
+                return array("Q")
+            found = self._live_after(log, after, limit)
+            # Those that are kept take no room. They are in the answer, so that the cursor passes them for good.
+            fresh = [i for i, seq in enumerate(found) if not self.leases.is_kept(seq)]
+            if len(fresh) > room:
+                del found[fresh[room] :]
+            room -= len(fresh)
             return found
 
         return next_live
 
     def _live_after(self, log: TopicLog, after: int, limit: int) -> array[int]:
-        """Return the first records above `after` that were never given out, at most `limit`, ascending."""
+        """Return the first records above `after` that are not finished, at most `limit`, ascending. A step for each run
+        that it passes."""
         found: array[int] = array("Q")
         if self.wanted is not None:
             at = bisect_right(self.matched, after)
             live = log.index.only_live(self.matched[at : at + limit])
             return array("Q", [seq for seq in live if seq not in self.finished])
-        after = max(after, self.finished.floor)
+        after = self.finished.end_of_run(after)
         while len(found) < limit and (step := log.step(after, limit)) is not None:
             if isinstance(step, SeqRun):
                 for first, last in self.finished.outside(step.first, step.last):
-                    seqs = range(first, min(last, first + limit - len(found) - 1) + 1)
-                    found.extend([seq for seq in seqs if not self.leases.is_kept(seq)])
-            after = step.last
+                    found.extend(range(first, min(last, first + limit - len(found) - 1) + 1))
+            after = self.finished.end_of_run(step.last)
         return found
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -166,7 +177,11 @@ class Group:
         if self.wanted is None or self.looked_to >= log.head_seq or self.room <= 0:
             return False
         waiting = len(self.matched) - bisect_right(self.matched, self.leases.cursor)
-        return waiting + self.leases.kept_free < most
+        return waiting + self.leases.kept_free < self.most_matches(most)
+
+    def most_matches(self, most: int) -> int:
+        """Return how many records that match may wait, if `most` are wanted: there may be a run before each."""
+        return min(most, (self.room + 1) // 2)
 
     def looked(self, log: TopicLog, to: int, matches: Sequence[int]) -> None:
         """Note that the records behind `looked_to` up to `to` were looked at, and which of them match, ascending."""
@@ -211,15 +226,25 @@ class Group:
             self.finished.add_seqs(event.seqs)
         return done
 
-    def gone(self, seqs: Iterable[int]) -> array[int]:
-        """Forget the records of `seqs`, which were deleted. Return those whose lease has ended by that."""
+    def gone(self, seqs: Sequence[int]) -> array[int]:
+        """Forget the records of `seqs` (ascending), which were deleted. Return those whose lease has ended by that.
+
+        Costs little if the group holds few of them: a topic may have 1,000 groups.
+        """
+        if not seqs:
+            return array("Q")
+        if any(_are_among(seqs, self.matched)):
+            self.touch()
+            dead = _are_among(seqs, self.matched)
+            self.matched = array("Q", [seq for seq, is_dead in zip(self.matched, dead, strict=True) if not is_dead])
+        leases = self.leases
+        if leases.order is None and len(leases) + leases.reserved < len(seqs):
+            held = list(leases.kept_between(seqs[0], seqs[-1]))
+            seqs = [seq for seq, is_dead in zip(held, _are_among(seqs, held), strict=True) if is_dead]
+            if not seqs:
+                return array("Q")
         self.touch()
-        if self.matched:
-            dead = set(seqs)
-            seqs = sorted(dead)
-            if not dead.isdisjoint(self.matched):
-                self.matched = array("Q", [seq for seq in self.matched if seq not in dead])
-        return self.leases.gone(seqs)
+        return leases.gone(seqs)
 
     def lost(self, first: int, last: int, live_among: Callable[[array[int]], array[int]]) -> array[int]:
         """Forget the records from `first` to `last` that are not live any more, because of damage. Return those whose
@@ -313,6 +338,13 @@ class FrozenGroup(NamedTuple):
     """Name, terms, filter, max_unfinished, missed."""
     finished: list[object]
     leases: FrozenLeases
+
+
+def _are_among(seqs: Sequence[int], asked: Sequence[int]) -> Iterator[bool]:
+    """Yield for each of `asked` whether it is one of `seqs`, which ascend."""
+    for seq in asked:
+        at = bisect_left(seqs, seq)
+        yield at < len(seqs) and seqs[at] == seq
 
 
 def live_in(log: TopicLog, first: int, last: int) -> int:

@@ -45,6 +45,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import compress, count, islice
 from typing import Any, Final
 
@@ -106,19 +107,33 @@ class JobPage:
 
     `born` is the generation of the table that may change this page (`job_table`). `counts` has the number of slots in
     each state, reserved or not. `mixed` is False if all jobs have the default priority. Some of `nodes` may no longer
-    be used by any slot.
+    be used by any slot. While no job of the page was claimed (`claimed`), the columns of claims are zeros that all such
+    pages share: a job that only waits for its time takes 9 bytes.
     """
 
-    __slots__ = ("born", "counts", "deliveries", "due_ms", "holders", "lease_ids", "mixed", "nodes", "states")
+    __slots__ = (
+        "born",
+        "claimed",
+        "counts",
+        "deliveries",
+        "due_ms",
+        "holders",
+        "lease_ids",
+        "mixed",
+        "nodes",
+        "states",
+    )
 
     def __init__(self, born: int) -> None:
         self.born = born
         self.counts = [PAGE, *[0] * (STATES - 1)]
         self.states = bytearray(PAGE)
-        self.deliveries = array("I", bytes(4 * PAGE))
         self.due_ms = array("q", bytes(8 * PAGE))
-        self.lease_ids = array("Q", bytes(8 * PAGE))
-        self.holders = array("H", bytes(2 * PAGE))
+        self.claimed = False
+        # Zeros may be written to these, and nothing else: see `lease`.
+        self.deliveries = _zeros("I", PAGE)
+        self.lease_ids = _zeros("Q", PAGE)
+        self.holders = _zeros("H", PAGE)
         self.nodes: tuple[str, ...] = ()
         self.mixed = False
 
@@ -128,10 +143,13 @@ class JobPage:
         page.born = born
         page.counts = self.counts[:]
         page.states = self.states[:]
-        page.deliveries = self.deliveries[:]
+        page.deliveries = self.deliveries
         page.due_ms = self.due_ms[:]
-        page.lease_ids = self.lease_ids[:]
-        page.holders = self.holders[:]
+        page.lease_ids = self.lease_ids
+        page.holders = self.holders
+        page.claimed = False
+        if self.claimed:
+            page._own_claims()
         page.nodes = self.nodes
         page.mixed = self.mixed
         return page
@@ -181,6 +199,11 @@ class JobPage:
         over = [slot for slot, due_ms in zip(compress(count(), timed), times, strict=True) if due_ms <= until]
         return over, min(left, default=None)
 
+    def next_slots(self, most: int) -> bytes:
+        """Return the slots of the jobs that are later, in the order of their times, at most the first `most`."""
+        later = compress(range(len(self.states)), self.states.translate(_IF_LATER))
+        return bytes(sorted(later, key=self.due_ms.__getitem__)[:most])
+
     def priority(self, slot: int) -> int:
         """Return the priority of the job in `slot`; the default one if there is none."""
         return priority_of(self.states[slot])
@@ -203,6 +226,8 @@ class JobPage:
 
     def lease(self, slot: int, holder: int, lease_id: int, due_ms: int) -> None:
         """Lease the job, from any state, and count a delivery. `holder` comes from `index_of`."""
+        if not self.claimed:
+            self._own_claims()
         counts = self.counts
         code = self.states[slot]
         counts[code & PLAIN] -= 1
@@ -213,6 +238,11 @@ class JobPage:
         self.due_ms[slot] = due_ms
         self.lease_ids[slot] = lease_id
         self.holders[slot] = holder
+
+    def _own_claims(self) -> None:
+        """Make the columns of claims its own: they may be those of other pages."""
+        self.deliveries, self.lease_ids, self.holders = self.deliveries[:], self.lease_ids[:], self.holders[:]
+        self.claimed = True
 
     def move(self, slot: int, state: int, due_ms: int = 0) -> None:
         """Set a state other than leased. `due_ms` is for `DELAYED` and `LATER`."""
@@ -317,6 +347,9 @@ class JobPage:
         page.deliveries, page.due_ms, page.lease_ids, page.holders = (
             _unpacked(typecode, column, page) for typecode, column in zip("IqQH", columns, strict=True)
         )
+        page.claimed = False
+        if columns[0] or columns[2] or columns[3]:
+            page._own_claims()
         page.nodes = _nodes_of(nodes)
         page._check_loaded()
         return number, page, page._shift(shift_ms, latest_ms)
@@ -375,6 +408,12 @@ class JobPage:
             assert self.states[slot] & ~LANE not in (DELAYED | RESERVED, LATER | RESERVED), slot
 
 
+@cache
+def _zeros(typecode: str, n: int) -> array[int]:
+    """The column of all pages that have only zeros in it."""
+    return array(typecode, (0,)) * n
+
+
 def _packed(column: array[int], states: bytes) -> bytes:
     if not any(column):
         return b""
@@ -386,9 +425,9 @@ def _unpacked(typecode: str, column: object, page: JobPage) -> array[int]:
     kept = PAGE - page.counts[ABSENT]
     if len(values) == kept == PAGE:
         return values
-    out = array(typecode, bytes(values.itemsize * PAGE))
     if not values:
-        return out
+        return _zeros(typecode, PAGE) if typecode != "q" else array(typecode, bytes(values.itemsize * PAGE))
+    out = array(typecode, bytes(values.itemsize * PAGE))
     if len(values) != kept:
         raise ValueError(f"lease dump: {len(values)} items for {kept} jobs")
     for slot, item in zip(compress(count(), page.states), values, strict=True):

@@ -56,7 +56,8 @@ class JobProjection:
     `dead_lettered` counts over the topic's life. `backoff` is the delay of jobs that fail, None for none: it is part of
     the topic's config, not of the state, and so is `order`, None if jobs have no order for each key. `paused_until` is
     None if the queue is not paused, otherwise the epoch ms of the end of the pause, or 0. `unique` are the keys of the
-    jobs, once one has had a unique key. The seqs in answers ascend, or have the order of the event.
+    jobs, once one has had a unique key. With `caller_sweeps` decisions do not sweep: the caller does that, and learns
+    what becomes free. The seqs in answers ascend, or have the order of the event.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class JobProjection:
         "_reserved",
         "_table",
         "backoff",
+        "caller_sweeps",
         "dead_lettered",
         "errors",
         "order",
@@ -77,6 +79,7 @@ class JobProjection:
     def __init__(self) -> None:
         self.dead_lettered = 0
         self.backoff: RetryDelay | None = None
+        self.caller_sweeps = False
         self.order: KeyOrder | None = None
         self.paused_until: int | None = None
         self.errors = LastErrors()
@@ -98,6 +101,11 @@ class JobProjection:
     def __len__(self) -> int:
         """Return how many jobs are kept: all but the fresh ones."""
         return len(self._table)
+
+    @property
+    def knows_any(self) -> bool:
+        """Return True if a job is kept or reserved, or a key or an order may know one."""
+        return bool(self._table.has_pages or self._reserved or self.unique is not None or self.order is not None)
 
     @property
     def in_flight(self) -> int:

@@ -12,6 +12,7 @@ be read at any time, also in another thread.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -25,12 +26,15 @@ from topics.queue.retry_delay import RetryDelay
 # Pages whose memory one call of `let_go` gives back: 0.3 ms.
 _LET_GO: Final = 256
 
+# Later jobs of a page that are put in order at a time: 20 us, where finding the next one alone takes 15 us.
+_SOON: Final = 16
+
 
 class JobTable:
     """The kept jobs of one queue. `totals` has the number of jobs in each state; its first item, for `ABSENT`, is
     meaningless."""
 
-    __slots__ = ("_dropped", "_due", "_empty", "_free", "_generation", "_lanes", "_later", "_pages", "totals")
+    __slots__ = ("_dropped", "_due", "_empty", "_free", "_generation", "_lanes", "_later", "_pages", "_soon", "totals")
 
     def __init__(self) -> None:
         self.totals = [0] * STATES
@@ -42,6 +46,9 @@ class JobTable:
         self._due = DuePages()
         # When pages have jobs whose time comes by the wall clock (epoch ms).
         self._later = DuePages()
+        # Of pages that were examined for later jobs, and have not changed since: the slots of the next ones, in the
+        # order of their times.
+        self._soon: dict[int, bytes] = {}
         # Pages that `drop_below` dropped, kept until `let_go` frees their memory.
         self._dropped: list[JobPage] = []
         # An empty page: read, and copied, in place of every page that is not kept.
@@ -50,6 +57,11 @@ class JobTable:
     def __len__(self) -> int:
         """Return how many jobs are kept."""
         return sum(self.totals[FREE:])
+
+    @property
+    def has_pages(self) -> bool:
+        """Return True if a job is kept."""
+        return bool(self._pages)
 
     # -- as it is ----------------------------------------------------------------------------------------------------
 
@@ -137,6 +149,8 @@ class JobTable:
         last, slot = divmod(end, job_pages.PAGE)
         numbers = self._numbers(start // job_pages.PAGE, last)
         dropped = [self._pages.pop(number) for number in numbers]
+        for number in numbers if self._soon else ():
+            self._soon.pop(number, None)
         if dropped:
             gone = [sum(column) for column in zip(*(page.counts for page in dropped), strict=True)]
             self.totals = [total - n for total, n in zip(self.totals, gone, strict=True)]
@@ -199,7 +213,16 @@ class JobTable:
         first = self._later.first()
         assert first is not None
         number = first[1]
-        over, due_ms = self._pages[number].later_over(wall_ms)
+        page, times = self._pages[number], self._pages[number].due_ms
+        soon = self._soon.get(number, b"")
+        over: Sequence[int]
+        if soon and times[soon[-1]] > wall_ms:
+            n = bisect_right(soon, wall_ms, key=times.__getitem__)
+            over, soon = soon[:n], soon[n:]
+            due_ms: int | None = times[soon[0]]
+        else:
+            over, due_ms = page.later_over(wall_ms)
+            soon = b""
         if not over:
             self._later.put(number, due_ms)
             return array("Q")
@@ -208,6 +231,8 @@ class JobTable:
         self._put_back(number, page, None)
         if len(over) <= most:
             self._later.put(number, due_ms)
+            if due_ms is not None:
+                self._soon[number] = soon or page.next_slots(_SOON)
         return array("Q", [number * job_pages.PAGE + slot for slot in over[:most]])
 
     def due_at(self, seq: int, due_ms: int) -> None:
@@ -244,6 +269,8 @@ class JobTable:
         totals = [0] * STATES
         bounds, later = self._due.bounds(), self._later.bounds()
         flagged = set()
+        for number, soon in self._soon.items():
+            assert soon == self._pages[number].next_slots(job_pages.PAGE)[: len(soon)], number
         for number, page in self._pages.items():
             page.check()
             assert not page.is_empty, number
@@ -274,6 +301,8 @@ class JobTable:
 
     def _take(self, number: int, add: bool = False) -> JobPage:
         """Return a page to be changed and then given to `_put_back`. Until then it is not counted in the totals."""
+        if self._soon:
+            self._soon.pop(number, None)
         page = self._pages.get(number)
         if page is None:
             if not add:

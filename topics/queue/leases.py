@@ -54,7 +54,8 @@ later; a delay is over at its time.
 Every decision begins with a sweep, but of at most `SWEEP_MOST` jobs, so that a step of the event loop stays short.
 Where many jobs are due together, a caller that is about to decide sweeps in slices, with pauses, until the projection
 is not `behind`: otherwise claims and counters would miss free jobs. Correctness does not depend on it: a lease that is
-over does not count as held, swept or not.
+over does not count as held, swept or not. So where jobs become due as fast as they can be swept, a caller decides
+nevertheless (`topics.engine.job_queue`). Such a caller does all the sweeping (`caller_sweeps`).
 
 **Deliveries.** Claimed adds one, and Nacked takes it back if it says that the delivery does not count. A free job that
 has had `max_deliveries` of them is not claimed again; the claim that meets it parks it instead. A parked job that is
@@ -91,10 +92,10 @@ states; `ready < 0`, provided that the caller reports dead records at the moment
 The structure: kept jobs are in pages of neighbours (`job_pages`), in a table that knows which pages have free jobs and
 when each is due (`job_table`, `due_pages`). There is no object or entry per job, and no heap that needs tidying.
 
-Costs: nothing per fresh job; 26 bytes for each of many neighbours, 6.7 KB for a job that is alone on its page. A job
-that is claimed and acked takes 4 us in calls of 32, and 40 us alone, however many others there are. A million leased
-jobs are frozen in 0.2 ms, swept in steps of 1 ms, evicted in 4 ms (later sweeps give back their memory), dumped in 40
-ms and loaded in 300 ms.
+Costs: nothing per fresh job; 26 bytes for each of many neighbours (12 while none of them was claimed), 6.7 KB for a job
+that is alone on its page. A job that is claimed and acked takes 4 us in calls of 32, and 40 us alone, however many
+others there are. A million leased jobs are frozen in 0.2 ms, swept in steps of 1 ms, evicted in 4 ms (later sweeps give
+back their memory), dumped in 40 ms and loaded in 300 ms.
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ class Leases(JobProjection):
         all. The caller makes the events: `ClaimEvent` for each claimer, with any share of the seqs, and `ParkEvent`;
         the rest it aborts. Raises what `next_live` and `ages` raise, and then nothing has changed.
         """
-        self.sweep(now.mono, SWEEP_MOST, now.wall)
+        if not self.caller_sweeps:
+            self.sweep(now.mono, SWEEP_MOST, now.wall)
         if self.order is not None:
             return self._claim_in_order(self.order, limit, max_deliveries)
         if self._table.other_lanes():
@@ -412,7 +414,8 @@ class Leases(JobProjection):
     ) -> tuple[array[int], list[int], list[int]]:
         """Call `_choose` for the seqs that `node` (None: any node) holds under the lease ids, if any are given."""
         assert lease_ids is None or len(lease_ids) == len(seqs)
-        self.sweep(now.mono, SWEEP_MOST, now.wall)
+        if not self.caller_sweeps:
+            self.sweep(now.mono, SWEEP_MOST, now.wall)
         right = set()
         for seq, lease_id in zip(seqs, repeat(None, len(seqs)) if lease_ids is None else lease_ids, strict=True):
             page, slot = self._table.at(seq)

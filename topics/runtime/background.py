@@ -30,7 +30,10 @@ class BackgroundTasks:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     @property
     def running(self) -> bool:

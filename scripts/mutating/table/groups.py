@@ -83,7 +83,7 @@ GROUPS: Final = (
         "consumed-without-groups",
         "groups",
         "topics/engine/consumers/consumed.py",
-        "topic.groups.lowest_floor() if topic.groups is not None else None,",
+        "topic.groups.lowest_floor(topic.log) if topic.groups is not None else None,",
         "None,",
         "consumers 3: records that a group has not finished are kept",
         "unit",

@@ -206,7 +206,6 @@ def test_a_source_that_is_deleted_while_it_is_read_leaves_a_prefix(client: Clien
         for number in range(30):
             pair.append(number)
         client.delete_topic(pair.source)
+        client.append(pair.dest, "direct")  # behind copies that are on their way
         data = check_figures(client, pair.dest).data
-        assert data == list(range(len(data)))
-        client.append(pair.dest, "direct")
-        assert everything(client, pair.dest).data == [*data, "direct"]
+        assert data == [*range(len(data) - 1), "direct"]

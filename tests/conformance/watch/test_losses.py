@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.client import Client, fresh_name, until
-from tests.conformance.sse import Covered, Session, all_open, covered, watching
+from tests.conformance.sse import Covered, Session, all_open, covered, gauge, watching
 
 # Tombstones
 
@@ -115,6 +115,7 @@ def test_retention_that_passes_a_session_without_a_stream_is_too_old(client: Cli
     session = Session(client, topic)
     with session.open() as events:
         accumulated = Covered(topic).take(events.until_caught_up())
+    until(lambda: gauge(client, "topics_sse_connections") == 0)
     client.append(topic, *range(3, 11))
     with session.open() as events:
         accumulated.take(events.until_caught_up())

@@ -220,6 +220,50 @@ async def test_records_that_were_evicted_are_missed_and_deleted_ones_are_not(aut
         assert (await state(life)).missed == 3
 
 
+async def test_what_a_full_log_evicts_is_told_to_streams_at_once_and_to_other_groups_when_they_are_used(
+    autojump_clock: Any,
+) -> None:
+    async with living() as life:
+        await life.put("t", cap_records=5)
+        await put(life)
+        await put(life, "idle")
+        groups = life.engine.registry.topics["t"].groups
+        assert groups is not None
+        await life.append("t", *range(5))
+        work = await life.engine.queues.open_work("t", "w", 1, None, "g")
+        assert [job.seq for job in await life.engine.queues.next_jobs(work)] == [1]
+        await life.append("t", 0)
+        assert work.holder.changed.is_set()
+        assert work.holder.leases == {}
+        assert groups.by_name["idle"].state.finished.floor == 0
+        assert groups.lowest_floor(life.engine.registry.topics["t"].log) == 1
+        await life.append("t", 0)
+        assert ((await state(life, "idle")).missed, (await state(life, "idle")).floor) == (2, 2)
+        await life.append("t", 0)
+        assert await claim(life, 9, "idle") == [4, 5, 6, 7, 8]
+        for _ in range(100):
+            await life.append("t", *range(4))
+        assert groups.by_name["idle"].state.finished.floor > 200
+        life.engine.queues.close_work(work)
+
+
+async def test_a_deletion_ends_what_is_held_and_costs_other_groups_nothing(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.append("t", *({"data": i, "tag": "gone" if i in (2, 4) else "stays"} for i in range(1, 6)))
+        await put(life)
+        await put(life, "idle")
+        groups = life.engine.registry.topics["t"].groups
+        assert groups is not None
+        version = groups.by_name["idle"].state.version
+        assert await claim(life, 3) == [1, 2, 3]
+        await life.delete("t", match="gone")
+        assert groups.by_name["idle"].state.version == version
+        assert (await state(life)).queue.in_flight == 2
+        assert await ack(life, 1, 2, 3) == [1, 3]
+        assert await claim(life, 9) == [5]
+        assert await claim(life, 9, "idle") == [1, 3, 5]
+
+
 async def test_a_record_that_always_fails_goes_to_the_dead_letters_and_stays(autojump_clock: Any) -> None:
     async with living() as life:
         await life.append("t", {"data": 1, "tag": "a"}, 2)

@@ -80,6 +80,16 @@ class ConsumerLine(Struct, kw_only=True):
     lag: int
 
 
+class GroupLine(Struct, kw_only=True):
+    """One group of a log."""
+
+    topic: str
+    group: str
+    lag: int
+    ready: int
+    in_flight: int
+
+
 class Outage(Struct, kw_only=True):
     """A line of `topics top --json` while the daemon does not answer."""
 
@@ -118,6 +128,8 @@ class TopSnapshot(Struct, kw_only=True):
     routers: list[RouterLine]
     consumers_total: int = 0
     consumers: list[ConsumerLine] = []
+    groups_total: int = 0
+    groups: list[GroupLine] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +203,8 @@ def snapshot(before: DaemonObservation | None, now: DaemonObservation, wanted: L
         routers=_router_lines(before, now, seconds)[: wanted.limit],
         consumers_total=int(number(metrics, "consumers")),
         consumers=_consumer_lines(now)[: wanted.limit],
+        groups_total=int(number(metrics, "groups")),
+        groups=_group_lines(now)[: wanted.limit],
     )
 
 
@@ -239,12 +253,27 @@ def _router_lines(before: DaemonObservation | None, now: DaemonObservation, seco
 
 def _consumer_lines(now: DaemonObservation) -> list[ConsumerLine]:
     """Those that are behind first."""
-    values = now.metrics.get("topics_consumer_lag")
-    lines = [
-        ConsumerLine(topic=entry["labels"]["topic"], consumer=entry["labels"]["consumer"], lag=int(entry["value"]))
-        for entry in (values if isinstance(values, list) else [])
-    ]
+    lags = _by_topic(now, "consumer_lag", "consumer")
+    lines = [ConsumerLine(topic=topic, consumer=name, lag=lag) for (topic, name), lag in lags.items()]
     return sorted(lines, key=lambda line: (-line.lag, line.topic, line.consumer))
+
+
+def _group_lines(now: DaemonObservation) -> list[GroupLine]:
+    """Those that are behind first."""
+    ready = _by_topic(now, "group_ready", "group")
+    in_flight = _by_topic(now, "group_in_flight", "group")
+    lines = [
+        GroupLine(topic=key[0], group=key[1], lag=lag, ready=ready.get(key, 0), in_flight=in_flight.get(key, 0))
+        for key, lag in _by_topic(now, "group_lag", "group").items()
+    ]
+    return sorted(lines, key=lambda line: (-line.lag, line.topic, line.group))
+
+
+def _by_topic(now: DaemonObservation, name: str, label: str) -> dict[tuple[str, str], int]:
+    """Return a figure of what topics have, such as consumers, by topic and name."""
+    values = now.metrics.get(f"topics_{name}")
+    entries = values if isinstance(values, list) else []
+    return {(entry["labels"]["topic"], entry["labels"][label]): int(entry["value"]) for entry in entries}
 
 
 def _rate(name: str, before: DaemonObservation | None, now: DaemonObservation, seconds: float) -> float | None:

@@ -72,6 +72,11 @@ TOPIC_COLUMNS: Final = (
     ),
 )
 CONSUMER_COLUMNS: Final = (Column("topic"), Column("consumer"), Column("lag", right=True))
+GROUP_COLUMNS: Final = (
+    Column("topic"),
+    Column("group"),
+    *(Column(title, right=True) for title in ("lag", "ready", "in flight")),
+)
 ROUTER_COLUMNS: Final = (Column("router"), *(Column(title, right=True) for title in ("lag", "copies/s", "copies")))
 
 Pause = Callable[[float], bool]
@@ -94,14 +99,15 @@ Pause = Callable[[float], bool]
     "--limit",
     metavar="N",
     type=click.IntRange(1, MAX_LIMIT),
-    help=f"Topics, routers and consumers shown, at most.  [{DEFAULT_LIMIT}; on a terminal what fits]",
+    help=f"Topics, routers, consumers and groups shown, at most.  [{DEFAULT_LIMIT}; on a terminal what fits]",
 )
 @client_options
 @click.pass_obj
 def top(
     options: CommandOptions, interval: int, times: int | None, sort: SortBy, prefix: str, limit: int | None
 ) -> None:
-    """Show what a daemon does: topics with their rates and jobs, routers and consumers with their lag, pressure, syncs.
+    """Show what a daemon does: topics with their rates and jobs, routers, consumers and groups with their lag,
+    pressure, syncs.
 
     q or Ctrl-C ends it. Rates are those between two looks, in records and in bytes of their data. Where there is no
     terminal, or with --json, one snapshot is printed after each interval. A daemon that does not answer any more is
@@ -261,6 +267,20 @@ def _consumer_rows(seen: TopSnapshot) -> list[tuple[str, ...]]:
     return [(line.topic, line.consumer, count(line.lag)) for line in seen.consumers]
 
 
+def _group_rows(seen: TopSnapshot) -> list[tuple[str, ...]]:
+    return [(line.topic, line.group, count(line.lag), count(line.ready), count(line.in_flight)) for line in seen.groups]
+
+
+def _tables(seen: TopSnapshot) -> list[tuple[Sequence[Column], list[tuple[str, ...]]]]:
+    """Return the tables below that of the topics, those without rows left out."""
+    tables = [
+        (ROUTER_COLUMNS, _router_rows(seen)),
+        (CONSUMER_COLUMNS, _consumer_rows(seen)),
+        (GROUP_COLUMNS, _group_rows(seen)),
+    ]
+    return [(columns, rows) for columns, rows in tables if rows]
+
+
 def _print(seen: TopSnapshot | Outage, url: str) -> None:
     """One snapshot as plain text, with an empty line after it."""
     if isinstance(seen, Outage):
@@ -271,12 +291,9 @@ def _print(seen: TopSnapshot | Outage, url: str) -> None:
         print_line(line)
     print_line("")
     print_table(TOPIC_COLUMNS, _topic_rows(seen))
-    if seen.routers:
+    for columns, rows in _tables(seen):
         print_line("")
-        print_table(ROUTER_COLUMNS, _router_rows(seen))
-    if seen.consumers:
-        print_line("")
-        print_table(CONSUMER_COLUMNS, _consumer_rows(seen))
+        print_table(columns, rows)
     print_line("")
     sys.stdout.flush()
 
@@ -325,17 +342,14 @@ def _picture(seen: TopSnapshot, trouble: str, url: str, console: Console) -> Ren
     if trouble:
         header.insert(0, Text(trouble, "bold red"))
     rows = max(console.size.height - len(header) - 2, 1)  # an empty line, and the titles
-    routers = _router_rows(seen)[: max(rows // 4, 1)]
-    if routers:
-        rows = max(rows - len(routers) - 2, 1)
-    consumers = _consumer_rows(seen)[: max(rows // 4, 1)]
-    if consumers:
-        rows = max(rows - len(consumers) - 2, 1)
+    tables = []
+    for columns, all_rows in _tables(seen):
+        shown = all_rows[: max(rows // 4, 1)]
+        rows = max(rows - len(shown) - 2, 1)
+        tables.append((columns, shown))
     parts: list[RenderableType] = [*header, Text(), _table(TOPIC_COLUMNS, _topic_rows(seen)[:rows], style)]
-    if routers:
-        parts += [Text(), _table(ROUTER_COLUMNS, routers, style)]
-    if consumers:
-        parts += [Text(), _table(CONSUMER_COLUMNS, consumers, style)]
+    for columns, shown in tables:
+        parts += [Text(), _table(columns, shown, style)]
     for line in header:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(*parts)

@@ -95,7 +95,7 @@ def _lowest(topic: Topic) -> int | None:
     """Return the position of the consumer or group that is furthest behind; None without a consumer or group."""
     lowest = [
         topic.consumers.lowest_seq if topic.consumers is not None else None,
-        topic.groups.lowest_floor() if topic.groups is not None else None,
+        topic.groups.lowest_floor(topic.log) if topic.groups is not None else None,
     ]
     return min((seq for seq in lowest if seq is not None), default=None)
 

@@ -142,11 +142,12 @@ class GroupCalls:
         else:
             try:
                 self._registry.expire(topic)
-                queue.state.advance(topic.log)
+                queue.advance(topic.log)
                 return True
             except NotLoaded:
                 await self._loader.expire(topic)
-                await self._loader.prepared(topic, partial(queue.state.advance, topic.log))
+                await self._loader.prepared(topic, partial(queue.advance, topic.log))
+                self._on_changed(topic)
         return False
 
     def _state(self, topic: Topic, queue: GroupQueue) -> GroupState:

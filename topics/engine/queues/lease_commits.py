@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import trio
 
 from topics.engine.commits import Commits, deletion_batch
-from topics.engine.group_queue import TopicGroups, group_not_found
+from topics.engine.group_queue import GroupQueue, TopicGroups, group_not_found
 from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
 from topics.engine.operations.delete import is_among
@@ -37,6 +38,7 @@ from topics.queue.lease_events import (
     PauseEvent,
     ResumeEvent,
 )
+from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.storage.wal.frames import NOTHING, FrameType, UnsealedFrames, encode_control, joined
@@ -45,7 +47,10 @@ from topics.storage.wal.frames import NOTHING, FrameType, UnsealedFrames, encode
 class LeaseCommits:
     """Checks that a queue is current, and commits lease events. Made once by the engine."""
 
-    def __init__(self, clock: Clock, registry: Registry, *, commits: Commits, loader: Loader) -> None:
+    def __init__(
+        self, clock: Clock, registry: Registry, *, commits: Commits, loader: Loader, background: BackgroundTasks
+    ) -> None:
+        self._background = background
         self._clock = clock
         self._registry = registry
         self._commits = commits
@@ -94,11 +99,29 @@ class LeaseCommits:
         else:
             try:
                 self._registry.expire(topic)
-                queue.catch_up(topic.log)
+                self._catch_up(topic, queue)
                 return True
             except NotLoaded:
                 await self._loader.expire(topic)
         return False
+
+    def _catch_up(self, topic: Topic, queue: JobQueue) -> None:
+        """Move the floor of a group. If that needs columns that are not in memory, a task does it: no call should
+        wait, or fail, for a disk that it does not need."""
+        queue.catch_up(topic.log)
+        if not isinstance(queue, GroupQueue) or not queue.is_behind or queue.is_loading:
+            return
+        if self._background.running:
+            queue.is_loading = True
+            self._background.start_soon(self._load_and_catch_up, topic, queue)
+
+    async def _load_and_catch_up(self, topic: Topic, queue: GroupQueue) -> None:
+        try:
+            with suppress(ApiError):  # the next call tries again
+                await self._loader.prepared(topic, partial(queue.advance, topic.log))
+                self.on_finished(topic)
+        finally:
+            queue.is_loading = False
 
     async def still_current(self, topic: Topic, queue: JobQueue) -> None:
         """Like `current`, for a queue or group that was looked up before. Raises 404 if it is deleted, even if another
@@ -114,7 +137,7 @@ class LeaseCommits:
 
     def claim(self, topic: Topic, queue: JobQueue, event: ClaimEvent) -> Commit:
         """Commit a claim. The result of the commit is the seqs that it leased, and their deliveries."""
-        return self._lease(topic, queue, event, partial(self._publish_claim, queue, event))
+        return self._lease(topic, queue, event, partial(self._publish_claim, topic, queue, event))
 
     def lease(self, topic: Topic, queue: JobQueue, event: LeaseEvent) -> Commit:
         """Commit an event about leases. The result of the commit is the seqs that it changed."""
@@ -192,11 +215,14 @@ class LeaseCommits:
         self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent, commit: Commit
     ) -> array[int]:
         done = queue.apply(event)
-        queue.catch_up(topic.log)
+        self._catch_up(topic, queue)
         self.on_finished(topic)
         return done
 
-    def _publish_claim(self, queue: JobQueue, event: ClaimEvent, commit: Commit) -> tuple[array[int], array[int]]:
+    def _publish_claim(
+        self, topic: Topic, queue: JobQueue, event: ClaimEvent, commit: Commit
+    ) -> tuple[array[int], array[int]]:
+        queue.catch_up(topic.log)
         done = queue.apply(event)
         if queue.limits.window is not None:
             # From now on: the decision may be old, if the claim waited for a sync.

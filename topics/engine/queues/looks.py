@@ -76,11 +76,15 @@ class Looks:
     async def _look(self, topic: Topic, queue: GroupQueue, most: int, left: int) -> int:
         state = queue.state
         wanted, begin = state.wanted, state.looked_to
-        wish = RecordRequest(most, 1 << 62, filter=wanted)
+        wish = RecordRequest(max(state.most_matches(most), 1), 1 << 62, filter=wanted)
         found = SeqCollector(self._registry, topic, wish, begin, most_scanned=left)
         while (need := found.advance()) is not None:
             await self._loader.provide(found, need, Performance())
-        if state.wanted is wanted and state.looked_to == begin:  # else another filter was set meanwhile
-            await self._loader.prepared(topic, lambda: state.looked(topic.log, found.position, found.seqs))
-            queue.catch_up(topic.log)
+
+        def note() -> None:
+            if state.wanted is wanted and state.looked_to == begin:  # else another filter was set meanwhile
+                state.looked(topic.log, found.position, found.seqs)
+
+        await self._loader.prepared(topic, note)
+        queue.catch_up(topic.log)
         return found.scanned
