@@ -7,14 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.conformance.client import Client, body_of, error_of
+from tests.conformance.client import Client, body_of, error_of, running
 
 BOSS = "boss"
 """May do everything."""
@@ -124,3 +124,21 @@ def refused_start(root: Path, secret: str = "", **settings: object) -> str:
     assert not secret or secret not in done.stdout + done.stderr
     assert not (root / "data").exists()
     return done.stderr
+
+
+def asked_by_three(directory: Path, prepare: Callable[[Client], Any], ask: Callable[[Client], httpx.Response]) -> Any:
+    """A daemon is asked for the same by a key that may read and write, by one that may do everything with other
+    topics, and by one that may do everything; the first also prepares. Return the statuses, and the lines of the audit
+    log."""
+    keys = directory / "keys"
+    keys.write_text("writer:r+w\nboss\nother:r+w+a:other-\n")
+    keys.chmod(0o600)
+    audit = directory / "audit.log"
+    statuses = []
+    with running(directory, api_keys_file=keys, audit_log=audit) as client:
+        for key in ("writer", "other", "boss"):
+            client.headers["authorization"] = f"Bearer {key}"
+            if key == "writer":
+                prepare(client)
+            statuses.append(ask(client).status_code)
+    return statuses, [json.loads(line) for line in audit.read_text().splitlines()]

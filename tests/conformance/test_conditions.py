@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from tests.conformance.client import Client, body_of, data_of, error_of, invalid, running
+from tests.conformance.keys import asked_by_three
 from tests.conformance.websocket import WebSocket
 
 BOTH_WAYS = True
@@ -194,18 +194,9 @@ def test_fences_and_conditions_survive_the_end_of_the_daemon(tmp_path: Path, end
 
 
 def test_only_admins_remove_fences_and_the_audit_log_tells_of_it(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("writer:r+w\nboss\nother:r+w+a:other-\n")
-    keys.chmod(0o600)
-    audit = tmp_path / "audit.log"
-    with running(tmp_path, api_keys_file=keys, audit_log=audit) as client:
-        answers = []
-        for key in ("writer", "other", "boss"):
-            client.headers["authorization"] = f"Bearer {key}"
-            if key == "writer":
-                client.append("t", 1, **fenced("f", 7))
-            answers.append(remove(client, "t", "f").status_code)
-        assert answers == [403, 403, 200]
-    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    answers, lines = asked_by_three(
+        tmp_path, lambda client: client.append("t", 1, **fenced("f", 7)), lambda client: remove(client, "t", "f")
+    )
+    assert answers == [403, 403, 200]
     found = [(line["call"], line["topic"], line.get("fence"), line["status"]) for line in lines]
     assert found == [("delete_fence", "t", "f", status) for status in answers]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conformance.client import Client, body_of, data_of, error_of, running
+from tests.conformance.keys import asked_by_three
 
 
 def seal(client: Client, topic: str) -> Any:
@@ -77,17 +77,8 @@ def test_a_limit_out_of_range_is_refused(client: Client, topic: str, field: str,
 
 
 def test_only_admins_seal_and_the_audit_log_tells_of_it(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("writer:r+w\nboss\nother:r+w+a:other-\n")
-    keys.chmod(0o600)
-    audit = tmp_path / "audit.log"
-    with running(tmp_path, api_keys_file=keys, audit_log=audit) as client:
-        answers = []
-        for key in ("writer", "other", "boss"):
-            client.headers["authorization"] = f"Bearer {key}"
-            if key == "writer":
-                client.append("t", 1)
-            answers.append(client.post("/v0/topics/t/seal").status_code)
-        assert answers == [403, 403, 200]
-    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    answers, lines = asked_by_three(
+        tmp_path, lambda client: client.append("t", 1), lambda client: client.post("/v0/topics/t/seal")
+    )
+    assert answers == [403, 403, 200]
     assert [(line["call"], line["topic"], line["status"]) for line in lines] == [("seal", "t", s) for s in answers]

@@ -19,7 +19,7 @@ FILTER: Final = '["Not",["tag","Eq","x"]]'
 async def with_records(life: Life, client: GroupClient) -> None:
     """A topic of each class."""
     for topic in GROUP_CLASSES:
-        await client.append(topic, 8, creates=True)
+        await client.append(topic, 8, topic)
     await trio.sleep(0.1)
 
 

@@ -1,4 +1,4 @@
-"""What is due, what is made up for, and what survives: decisions about schedules against a naive model."""
+"""Due times, late firings and replay: decisions about schedules against a naive model."""
 
 from __future__ import annotations
 

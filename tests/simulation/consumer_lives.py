@@ -7,25 +7,20 @@ class says; creations and acquisitions are synced whatever the class, and with t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from tests.simulation import lives, router_lives
-from tests.simulation.lives import CLASSES, end_steps
+from tests.simulation.lives import CLASSES
 from tests.simulation.model import Fate
-from tests.simulation.world import End, Life, World
-from topics.config import Settings
+from tests.simulation.told_states import Entry, StateSweep, TopicClient
+from tests.simulation.world import Life
 from topics.filters.record_filter import parse_filter
 from topics.model import (
-    AppendRequest,
     ConsumerMove,
     ConsumerPatch,
     ConsumerStart,
     Performance,
-    RecordIn,
     TopicConfigPatch,
 )
 
@@ -46,50 +41,8 @@ State = dict[str, Known]
 SYNCED: Final = ("put", "acquire", "delete")
 
 
-class Entry(NamedTuple):
-    """Something was asked of a topic, or answered; or a start has shown it."""
-
-    kind: str
-    topic: str
-    state: State
-    """What the topic is like when it has happened."""
-    told: bool
-
-
-@dataclass
-class History:
-    """What was asked and answered, in order."""
-
-    entries: list[Entry] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-
-class Client:
-    """Asks for one thing of a topic at a time."""
-
-    def __init__(self, life: Life, history: History) -> None:
-        self.life = life
-        self.history = history
-
-    def state(self, topic: str) -> State:
-        """What the topic is like if everything asked has happened."""
-        found = [entry.state for entry in self.history.entries if entry.topic == topic]
-        return dict(found[-1]) if found else {}
-
-    async def _ask(self, kind: str, topic: str, state: State, call: Awaitable[Any]) -> Any:
-        self.history.entries.append(Entry(kind, topic, state, told=False))
-        answer = await call
-        self.history.entries.append(Entry(kind, topic, state, told=True))
-        return answer
-
-    async def append(self, topic: str, count: int, durability: Any = None) -> None:
-        """Append records; with a class the topic is made first."""
-        if durability is not None:
-            await self.life.engine.topic_lifecycle.put(topic, TopicConfigPatch(durability=durability))
-        records = [RecordIn(data=b"1") for _ in range(count)]  # type: ignore[arg-type]
-        await self.life.engine.appends.append(topic, AppendRequest(records=records), Performance())
+class Client(TopicClient):
+    """Asks for one thing of the consumers of a topic at a time."""
 
     async def consume(self, topic: str) -> None:
         """Let what its consumers have passed be deleted."""
@@ -153,52 +106,17 @@ def shown(life: Life) -> dict[str, State]:
     return found
 
 
-class ConsumerSweep(lives.Sweep[History, Client, Sequence[Entry]]):
+class ConsumerSweep(StateSweep[Client]):
     """Topics of every class, named by it, with consumers."""
 
-    def __init__(self, config: Settings, seed: int) -> None:
-        super().__init__(config, seed, History())
+    topics = CLASSES
 
     def client(self, life: Life) -> Client:
         return Client(life, self.history)
 
-    def make_oracle(self, known: int) -> Sequence[Entry]:
-        return self.history.entries[:known]
+    def shown(self, life: Life) -> dict[str, State]:
+        return shown(life)
 
-    async def begin(self, life: Life, fate: Fate) -> None:
-        for topic, state in shown(life).items():
-            self.history.entries.append(Entry("put", topic, state, told=True))
-
-    def check_said(self, world: World) -> None:
-        router_lives.check_said(world)
-
-    def recover(self, world: World) -> dict[str, State]:
-        found: list[dict[str, State]] = []
-
-        async def look(life: Life) -> None:
-            found.append(shown(life))
-            end_steps(life)
-
-        assert world.live(look, end="kill")
-        self.check_said(world)
-        return found[0]
-
-    def judge_world(
-        self, world: World, oracle: Sequence[Entry], fate: Fate, second: End, *args: Any, **kwargs: Any
-    ) -> None:
-        """What is shown is a promised prefix, and a second recovery shows the same."""
-        first = self.recover(world)
-        for durability in CLASSES:
-            entries = [entry for entry in oracle if entry.topic == durability]
-            if not entries:
-                continue
-            safe = durability in {"fsync", "ephemeral"} or (durability == "disk" and fate == "kill")
-            floor = max(
-                (i for i, entry in enumerate(entries) if entry.told and (safe or entry.kind in SYNCED)), default=-1
-            )
-            possible = [entry.state for entry in entries[max(floor, 0) :]]
-            if floor < 0:
-                possible.append({})
-            assert first.get(durability, {}) in possible, f"{durability}: {first.get(durability)}, not in {possible}"
-        assert self.recover(world.after(second)) == first, "the second recovery shows something else"
-        self.judged += 1
+    def is_safe(self, entry: Entry, fate: Fate) -> bool:
+        by_class = entry.topic in {"fsync", "ephemeral"} or (entry.topic == "disk" and fate == "kill")
+        return by_class or entry.kind in SYNCED

@@ -12,7 +12,7 @@ from topics.cli.output import confirm, json_results, print_line, printable
 @click.group(epilog=examples("topics append orders --fence leader=7 order", "topics fence rm orders leader"))
 @client_options
 def fence() -> None:
-    """Fences: tokens that keep those who lead no more from writing to a topic."""
+    """Fences: tokens that keep former leaders from writing to a topic."""
 
 
 @fence.command(epilog=examples("topics fence rm orders leader"))
@@ -26,7 +26,7 @@ def rm(options: CommandOptions, topic: str, names: tuple[str, ...], yes: bool) -
 
     On a terminal it asks first. A missing fence is a failure (exit code 3).
     """
-    confirm(f"Remove {', '.join(names)}? Whoever was kept out by a fence can write again.", yes=yes)
+    confirm(f"Remove {', '.join(names)}? Clients that a fence kept out can write again.", yes=yes)
     with connect(options) as client, json_results(as_json=options.as_json, many=len(names) > 1) as removed:
 
         def one(name: str) -> None:

@@ -72,7 +72,7 @@ def ls(options: CommandOptions, topic: str, prefix: str) -> None:
 @client_options
 @click.pass_obj
 def show(options: CommandOptions, topic: str, name: str) -> None:
-    """Show a group: how far it is, who holds how much, and its settings."""
+    """Show a group: its progress, how many records it holds, and its settings."""
     with connect(options) as client:
         found = client.group(topic, name)
     if options.as_json:
@@ -114,16 +114,29 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
 @click.option(
     "--from", "from_", type=click.Choice(["tail", "earliest"]), help="Where a new group begins in the log.  [tail]"
 )
-@click.option("--seq", type=click.IntRange(min=0), metavar="SEQ", help="A new one begins behind this record.")
+@click.option(
+    "--seq", type=click.IntRange(min=0), metavar="SEQ", help="A new group begins behind the record with this seq."
+)
 @click.option(
     "--ts",
     type=click.IntRange(min=0),
     metavar="MS",
-    help="A new one begins before the first record of this time or later.",
+    help="A new group begins with the first record of this time or later.",
 )
 @click.option("--lease", "--lease-ms", "lease_ms", type=Duration(), help="How long a record is leased.  [30s]")
-@click.option("--jitter", "--claim-jitter-ms", "jitter_ms", type=Duration(off=True), help="Gather claims for so long.")
-@click.option("--max-deliveries", type=click.IntRange(min=0), metavar="N", help="Then to the dead letters; 0: never.")
+@click.option(
+    "--jitter",
+    "--claim-jitter-ms",
+    "jitter_ms",
+    type=Duration(off=True),
+    help="How long claims are gathered before records are given out.",
+)
+@click.option(
+    "--max-deliveries",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="How often a record is given out before it goes to the dead letters; 0: no limit.",
+)
 @click.option("--dead-letter", metavar="TOPIC", help="The topic of the dead letters; '' for none.")
 @click.option("--leases-durable/--no-leases-durable", default=None, help="Sync leases before a claim is answered.")
 @click.option("--max-in-flight", type=click.IntRange(min=0), metavar="N", help="Most leased records; 0: no limit.")
@@ -132,7 +145,12 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     type=click.Choice(["tag", "node", *NONE]),
     help="Give out the records of one tag or node one at a time, in their order.",
 )
-@click.option("--max-unfinished", type=click.IntRange(min=1), metavar="N", help="The most records that it holds.")
+@click.option(
+    "--max-unfinished",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most records that are held, and runs of finished ones, together.  [100000]",
+)
 @click.option(
     "--filter",
     "wanted",
@@ -140,7 +158,7 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     callback=filter_json,
     help="Only records that match, such as 'tag ~ \"eu:*\" and data./total >= 10' (docs, filters).",
 )
-@click.option("--no-filter", is_flag=True, help="All records.")
+@click.option("--no-filter", is_flag=True, help="Remove the filter.")
 @client_options
 @click.pass_obj
 def create(

@@ -47,7 +47,9 @@ leases_option = click.option(
     metavar="ID",
     help="Only if the job is held under this lease; one for each SEQ, in the same order.",
 )
-group_option = click.option("--group", metavar="GROUP", help="Of this group of a log (`topics group`), not of a queue.")
+group_option = click.option(
+    "--group", metavar="GROUP", help="TOPIC is a log, and the jobs are the records of this group (`topics group`)."
+)
 
 
 @click.group()
@@ -208,7 +210,7 @@ def ack(
     lease_ids: tuple[str, ...],
     group: str | None,
 ) -> None:
-    """Ack jobs, which deletes them. With --group they are finished for the group, and stay.
+    """Ack jobs, which deletes them. With --group it finishes the records for the group, and they stay in the log.
 
     Exit code 1 if a job was skipped, because NAME does not hold it (any more).
     """
@@ -313,7 +315,7 @@ def extend(
 @client_options
 @click.pass_obj
 def pause(options: CommandOptions, topic: str, until: int | None, group: str | None) -> None:
-    """Give out no jobs of a queue, or with --group of a group.
+    """Pause a queue, or with --group a group: it gives out no jobs.
 
     Jobs that are leased stay so. Claims that wait, and workers, wait on.
     """
@@ -328,7 +330,7 @@ def pause(options: CommandOptions, topic: str, until: int | None, group: str | N
 @client_options
 @click.pass_obj
 def resume(options: CommandOptions, topic: str, group: str | None) -> None:
-    """Give out the jobs of a paused queue, or with --group of a group, again."""
+    """Resume a paused queue, or with --group a group: it gives out jobs again."""
     with connect(options) as client:
         answer = client.resume(topic, group=group)
     _paused(options, answer)
@@ -394,7 +396,7 @@ def _settled(options: CommandOptions, answer: Any, said: str) -> None:
 @click.option(
     "--once",
     is_flag=True,
-    help="End when no job is ready. Jobs that wait for their turn after a failure are not waited for.",
+    help="End when no job is ready, even if jobs are delayed after a failure.",
 )
 @click.option("--raw", is_flag=True, help="Pass a JSON string to COMMAND as plain text, without quotes.")
 @click.option("--pass-token", is_flag=True, help="Leave TOPICS_TOKEN in the command's environment.")
@@ -506,4 +508,4 @@ def _complain(ended: CommandOutcome) -> None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
         tell(f"job {ended.seq} {_COMPLAINTS[ended.outcome]}{code}, delivery {ended.deliveries}")
     if ended.lost:
-        tell(f"job {ended.seq} lost its lease before the command had ended: somebody else may do it too")
+        tell(f"job {ended.seq} lost its lease before the command had ended: another worker may do it too")

@@ -113,16 +113,20 @@ def _data(_ctx: click.Context, _param: click.Parameter, text: str) -> Any:
 @click.argument("topic")
 @click.argument("data", callback=_data)
 @click.option("--cron", metavar="TEXT", help="Minute, hour, day of month, month, day of week.")
-@click.option("--every", "every_ms", type=Duration(least=100), help="So long between two records, from the creation.")
+@click.option(
+    "--every", "every_ms", type=Duration(least=100), help="Time between two records, counted from the creation."
+)
 @click.option("--zone", default="UTC", show_default=True, metavar="NAME", help="The time zone of --cron.")
 @click.option(
     "--catch-up",
     type=click.Choice(["none", "one", "all"]),
     default="none",
     show_default=True,
-    help="Which of the times that were missed are made up for; of all at most 1000.",
+    help="Which missed times fire late: none, the latest one, or all, at most 1000.",
 )
-@click.option("--paused/--not-paused", default=None, help="Fire nothing, or fire.  [as it is; a new one fires]")
+@click.option(
+    "--paused/--not-paused", default=None, help="Whether the schedule is paused.  [unchanged; a new one is not]"
+)
 @click.option("--tag", metavar="TEXT", help="The tag of the record.")
 @client_options
 @click.pass_obj
@@ -178,7 +182,7 @@ def run(options: CommandOptions, name: str) -> None:
 @client_options
 @click.pass_obj
 def pause(options: CommandOptions, name: str) -> None:
-    """Let a schedule fire nothing."""
+    """Pause a schedule: it fires nothing until it is resumed."""
     with connect(options) as client:
         _print_done(options, client.pause_schedule(name))
 
@@ -188,7 +192,7 @@ def pause(options: CommandOptions, name: str) -> None:
 @client_options
 @click.pass_obj
 def resume(options: CommandOptions, name: str) -> None:
-    """Let a schedule fire again. What was due while it was paused is not made up for."""
+    """Let a schedule fire again. Firings that fell into the pause are not made later."""
     with connect(options) as client:
         _print_done(options, client.resume_schedule(name))
 

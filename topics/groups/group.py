@@ -1,24 +1,24 @@
-"""One group of a log: what it has finished, which node holds which record, and what it has missed
+"""One group of a log: which records it has finished and missed, and which node holds which record
 (`docs/spec/consumers.md` section 4). Pure.
 
 Theory of operation
 -------------------
 
 A group is a queue whose acks delete nothing. Its *records* are the live records of the log that it has not finished. So
-`Leases`, which knows the jobs of a queue, serves it as it is: an acked job is gone for both, because the record is
-deleted there and finished here, and fresh jobs come from `fresh`, which leaves out what is finished.
+`Leases`, which knows the jobs of a queue, serves it as it is. An acked job is gone in a queue because its record is
+deleted, in a group because the group has finished it: `fresh`, which finds fresh jobs, leaves out finished records.
 
     floor     every seq up to it is finished, or its record is gone          FinishedRuns
-    runs      what is finished above it                                      FinishedRuns
-    held      what is leased, delayed, parked, or free for another delivery   Leases
-    the rest  never given to anybody
+    runs      finished seqs above the floor                                  FinishedRuns
+    held      leased, delayed, parked, or free for another delivery           Leases
+    the rest  never given out
 
 *The floor* moves over finished seqs at once, and over records that are gone when the log is asked (`advance`). Of
-those, what was lost to caps, ttl or holes is added to `missed`; what clients have deleted is not.
+the latter, records lost to caps, ttl or holes are added to `missed`; records that clients have deleted are not.
 
 *The filter.* Records that it refuses count as finished once they were looked at. Nothing is logged for that: after a
-crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; what matches waits in
-`matched`, so that claims find it without a look. Without a filter nothing is looked at.
+crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; records that match wait
+in `matched`, so that claims find them without a look. Without a filter nothing is looked at.
 
 *In order for each key.* The lines (`topics.queue.key_order`) begin behind the floor, at a start and after a change of
 the order or of the filter. They are told of every record that the group has not finished: those that match, and those
@@ -96,7 +96,7 @@ class Group:
         self.held_to = 0
         """With an order: up to here there may be held records that are not in the lines yet."""
         self.matched: array[int] = array("Q")
-        """With a filter: records that were looked at, match, and were given to nobody yet; ascending."""
+        """With a filter: records that were looked at, match, and were not given out yet; ascending."""
         self.version = next(_VERSIONS)
         """Another one after every change, so that a dump can be used again. No two groups have the same."""
 
@@ -105,8 +105,8 @@ class Group:
         self.version = next(_VERSIONS)
 
     def change(self, put: PutGroupEvent) -> None:
-        """Take other settings. What another filter has refused stays finished; what it has let through and nobody has
-        got yet is looked at again."""
+        """Take other settings. Records that the old filter has refused stay finished; records that it has let through
+        and that were not given out yet are looked at again."""
         self.touch()
         self.terms, self.max_unfinished = put.terms, put.max_unfinished
         if put.filter == self.filter:
@@ -268,7 +268,7 @@ class Group:
                 self.finished.add(c, d)
 
     def _not_held(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the parts of a range that nobody holds: after a change of the filter some may be held."""
+        """Return the parts of a range that are not held: after a change of the filter some may be held."""
         parts = []
         for seq in self.leases.kept_between(first, last):
             if first < seq:
@@ -317,8 +317,8 @@ class Group:
         return self.leases.forget_dead(first, last, live_among)
 
     def advance(self, log: TopicLog) -> None:
-        """Move the floor over what is finished or gone, and count what was missed. Raises NotLoaded; the floor has
-        moved as far as it could then."""
+        """Move the floor over records that are finished or gone, and count those that were missed. Raises NotLoaded;
+        the floor has then moved as far as it could."""
         runs = self.finished
         if log.earliest_seq > runs.floor + 1:
             self._pass(log, log.earliest_seq - 1)
@@ -355,7 +355,7 @@ class Group:
         self.touch()
 
     def settle(self, log: TopicLog, run: Callable[[Callable[[], Any]], Any]) -> None:
-        """Forget what is gone, at the end of a replay. `run` calls something that may need columns."""
+        """Forget records that are gone, at the end of a replay. `run` calls something that may need columns."""
         self.leases.gone_below(max(log.earliest_seq, self.finished.floor + 1))
         run(lambda: self.leases.reconcile(log.index.only_live))
         run(lambda: self.advance(log))

@@ -166,7 +166,7 @@ class KeyOrder:
         """Take out the smallest seq that may be claimed as far as the order goes; None if none is known. Without
         `with_aside` those that were set aside stay there.
 
-        The caller claims it, or sets it aside, or has nothing to do with it: once it is free, that is told by `freed`.
+        The caller claims it, sets it aside, or drops it because it is not free; then `freed` tells when it is free.
         """
         heaps = (self._ready, self._aside) if with_aside else (self._ready,)
         while any(heaps):

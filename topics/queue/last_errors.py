@@ -20,7 +20,7 @@ _ENTRY_BYTES: Final = 150
 
 
 class LastErrors:
-    """The last error of each job that has one. Used in the order of the events of the queue, in replay too."""
+    """The last error of each job that has one. Methods are called in the order of events, in a replay too."""
 
     __slots__ = ("_bytes", "_texts")
 

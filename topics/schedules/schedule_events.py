@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from topics.model import MAX_U64
 
 CatchUp = Literal["none", "one", "all"]
-"""Which firings that were missed are made up for."""
+"""Which missed times fire late."""
 
 
 class Definition(NamedTuple):
@@ -27,7 +27,7 @@ class Definition(NamedTuple):
 
     schedule: str
     id: int
-    """Never given out again, so that nothing is taken for a firing of another schedule of the name."""
+    """Never given out again, so that a firing is never taken for one of a later schedule with the same name."""
     topic: str
     record: str
     """The JSON of the record."""
@@ -40,7 +40,7 @@ class Definition(NamedTuple):
     anchor_ts: int
     """From when `every_ms` counts."""
     from_ts: int
-    """Nothing at or before it is due."""
+    """No time at or before it is due."""
 
     def to_wire(self) -> dict[str, Any]:
         """Return the payload of the Schedule frame."""
@@ -59,7 +59,7 @@ class ScheduleDeleted(NamedTuple):
 
 
 class ScheduleFired(NamedTuple):
-    """What was due at `ts` has its record."""
+    """The record of the time `ts` is published."""
 
     id: int
     ts: int

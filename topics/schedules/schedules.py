@@ -1,10 +1,11 @@
-"""The schedules: what each appends and when, and every decision about them (`docs/spec/consumers.md` section 5).
+"""The schedules: which record each appends and when, and every decision about them (`docs/spec/consumers.md`
+section 5).
 
 A decision is taken on what is published: the caller sees to it that no change of the same schedule is on its way. It
 returns the event, which `apply` carries out at its commit point.
 
-*What is due.* `Schedule.look` moves times that have come into the backlog, as `catch_up` says, and the first of the
-backlog is what is to be fired. When the next time comes, what is still in the backlog falls under `catch_up` too. The
+*Due times.* `Schedule.look` moves times that have come into the backlog, as `catch_up` says, and the first time of the
+backlog is fired next. When a further time comes, `catch_up` decides about the times still in the backlog too. The
 backlog is not stored: after a start it is found anew from `last_ts`.
 
 *Replay.* Firings are in the shards of topics, and definitions in shard 0, so a time may be applied before its
@@ -31,11 +32,11 @@ from topics.schedules.schedule_events import (
 from topics.schedules.timetable import Cron, Every, Timetable, TimetableError
 
 MAX_CATCH_UP: Final = 1000
-"""The most firings that are made up for."""
+"""The most missed times that fire late."""
 
 GRACE_MS: Final = 60_000
-"""How late a time may be noticed that is fired although nothing is made up for: a restart takes some seconds, with very
-much data a minute."""
+"""How late (ms) the latest time still fires with `catch_up` `none`: a restart takes some seconds, with very much data a
+minute."""
 
 
 def schedule_not_found(schedule: str) -> ApiError:
@@ -96,7 +97,7 @@ class Schedule:
         return self.backlog[0] if self.backlog else self.next_ts
 
     def redefine(self, definition: Definition) -> None:
-        """Take over a definition. What was due and has not been fired is forgotten if the times change."""
+        """Take over a definition. If the times change, times that were due and not fired are forgotten."""
         kept = self.definition
         self.definition, self.encoded = definition, None
         fields = ("cron", "every_ms", "time_zone", "catch_up", "paused", "anchor_ts", "from_ts")
@@ -142,7 +143,7 @@ class Schedule:
         self.backlog = deque(kept)
 
     def fired(self, ts: int) -> None:
-        """Note that what was due at `ts` has its record."""
+        """Note that the record of the time `ts` is published."""
         self.last_ts = max(ts, self.last_ts or 0)
         while self.backlog and self.backlog[0] <= self.last_ts:
             self.backlog.popleft()

@@ -11,12 +11,13 @@ import json
 from base64 import urlsafe_b64decode
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
 
-from tests.engine.life import Life
+from tests.engine.life import Life, settings
 from topics.engine.delivery.feed import ConnectionEnd, Feed
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.delivery.watch_session import WatchSession
@@ -24,6 +25,16 @@ from topics.engine.engine import Engine
 from topics.model import Tombstone, WatchedTopic, WatchRequest, WatchStart
 
 HEARTBEAT_S: Final = 15.0
+
+MOSTLY_COLD: Final = settings(
+    cache_bytes=4000,
+    segment_max_events=8,
+    segment_max_age_ms=0,
+    hot_retain_segments=1,
+    cold_dir=Path("/cold"),
+    session_ttl_ms=3_600_000,
+)
+"""Settings with which hardly anything stays in memory, and most of the rest is soon in the cold store."""
 
 
 class Record(msgspec.Struct, frozen=True):

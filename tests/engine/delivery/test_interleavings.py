@@ -11,8 +11,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,9 +18,17 @@ import pytest
 import trio
 import trio.lowlevel
 
-from tests.engine.delivery.client import Connection, Received, Streams, held_bytes, held_messages, positions_of
+from tests.engine.delivery.client import (
+    MOSTLY_COLD,
+    Connection,
+    Received,
+    Streams,
+    held_bytes,
+    held_messages,
+    positions_of,
+)
 from tests.engine.delivery.oracle import Follower, Removal, View, World, Written
-from tests.engine.life import SETTINGS, Life, living
+from tests.engine.life import Life, living
 from tests.everything import EVERYTHING
 from tests.simulation.offload import InlineOffload
 from topics.engine.delivery.feed import TopicPosition
@@ -38,16 +44,6 @@ CLASSES = ("ephemeral", "memory", "disk", "fsync")
 NODES = (None, "a", "b")
 TAGS = (None, "x", "y")
 LARGEST = 200_000
-CONFIG = replace(
-    SETTINGS,
-    cache_bytes=4000,
-    segment_max_events=8,
-    segment_max_age_ms=0,
-    hot_retain_segments=1,
-    cold_dir=Path("/cold"),
-    session_ttl_ms=3_600_000,
-)
-"""Hardly anything stays in memory, and most of what does not is soon in the cold store."""
 
 
 class Walk:
@@ -420,7 +416,7 @@ class Socket(Reader):
 
 
 async def walk(seed: int, steps: int) -> None:
-    async with living(CONFIG, offload=InlineOffload(seed)) as life, trio.open_nursery() as nursery:
+    async with living(MOSTLY_COLD, offload=InlineOffload(seed)) as life, trio.open_nursery() as nursery:
         one = Walk(life, nursery, seed)
         await one.run(steps)
         nursery.cancel_scope.cancel()

@@ -11,15 +11,14 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import trio
 
-from tests.engine.delivery.client import Connection, Received, Streams, request
-from tests.engine.life import SETTINGS, Life, living
+from tests.engine.delivery.client import MOSTLY_COLD, Connection, Received, Streams, request
+from tests.engine.life import Life, living
 from tests.everything import EVERYTHING
 from tests.simulation.offload import InlineOffload
 from topics.engine.delivery.outbox import OUTBOX_BYTES
@@ -28,15 +27,6 @@ from topics.model import WatchStart
 
 pytestmark = pytest.mark.trio
 
-CONFIG = replace(
-    SETTINGS,
-    cache_bytes=4000,
-    segment_max_events=8,
-    segment_max_age_ms=0,
-    hot_retain_segments=1,
-    cold_dir=Path("/cold"),
-    session_ttl_ms=3_600_000,
-)
 NAMES = ("a.x", "a.y", "a.b.x", "a.b.y", "a.b.c.x", "b.x", "b.y", "c")
 PREFIXES = ("a.", "a.b.", "b.", "a.b.c.", "")
 
@@ -329,7 +319,7 @@ def _copied(places: dict[str, Place], *, again: bool = False) -> dict[str, Place
 
 async def walk(seed: int, steps: int) -> None:
     most = random.Random(seed).choice((2, 4, 256))
-    config = replace(CONFIG, max_watch_topics=most)
+    config = replace(MOSTLY_COLD, max_watch_topics=most)
     async with living(config, offload=InlineOffload(seed)) as life, trio.open_nursery() as nursery:
         await Walk(life, nursery, seed).run(steps)
         nursery.cancel_scope.cancel()

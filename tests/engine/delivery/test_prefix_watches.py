@@ -24,17 +24,6 @@ from topics.model import WatchRequest, WatchStart
 WISH = RecordRequest(256, 256 << 10)
 
 
-@pytest.fixture
-async def life(autojump_clock: Any) -> Any:
-    async with living() as one:
-        yield one
-
-
-@pytest.fixture
-async def streams(life: Life, nursery: trio.Nursery) -> Streams:
-    return Streams(life, nursery)
-
-
 # --- which topics -----------------------------------------------------------------------------------------------------
 
 NAMES = st.text("ab.", max_size=4)

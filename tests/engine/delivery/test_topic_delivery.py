@@ -25,17 +25,6 @@ pytestmark = pytest.mark.trio
 COLD_READS = settings(cache_bytes=0, segment_max_events=8, segment_max_age_ms=0, hot_retain_segments=0)
 
 
-@pytest.fixture
-async def life(autojump_clock: Any) -> Any:
-    async with living() as one:
-        yield one
-
-
-@pytest.fixture
-async def streams(life: Life, nursery: trio.Nursery) -> Streams:
-    return Streams(life, nursery)
-
-
 async def fill(life: Life, topic: str, records: int, size: int = 0, **options: Any) -> None:
     """Append so many records in batches of a thousand."""
     for first in range(1, records + 1, 1000):

@@ -29,17 +29,6 @@ def event_id(value: Any) -> str:
     return urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
 
-@pytest.fixture
-async def life(autojump_clock: Any) -> Any:
-    async with living() as one:
-        yield one
-
-
-@pytest.fixture
-async def streams(life: Life, nursery: trio.Nursery) -> Streams:
-    return Streams(life, nursery)
-
-
 # --- ids --------------------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """The calls on groups themselves (`docs/spec/consumers.md` section 4): put, get, list, delete.
 
 A change waits until no other change of that group is on its way, decides in one step, and answers when its Group frame
-is synced and published. From the decision to delete a group on, nothing else of it is decided: otherwise its frames
-could follow the deletion in the log, and a replay would give them to a group that is made under the name later.
+is synced and published. Once a deletion is decided, no further event of the group is decided: otherwise its frames
+could follow the deletion in the log, and a replay would apply them to a group that is made later under the same name.
 """
 
 from __future__ import annotations

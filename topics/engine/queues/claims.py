@@ -193,7 +193,7 @@ class Claims:
         queue.leave(claimer)
         return len(seqs)
 
-    # -- those who wait ----------------------------------------------------------------------------------------------
+    # -- waiting claimers -------------------------------------------------------------------------------------------
 
     async def _attend(self, topic: Topic, queue: JobQueue) -> None:
         """Serve the line until it is empty, or until there will be no more jobs."""

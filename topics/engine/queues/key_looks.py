@@ -1,4 +1,4 @@
-"""Telling the order of a queue the keys of its records, so that claims find the jobs that it lets through
+"""Passing the keys of records to the order of a queue, so that claims find the jobs that may be claimed
 (`docs/design/key_order.md` section 3).
 
 A look begins behind the last one and ends when enough jobs may be claimed, after `TOPICS_MAX_SCAN` records, or at the
@@ -46,7 +46,7 @@ class KeyLooks:
         """Look at the next records of a queue, if fewer than `most` jobs may be claimed of those that are known. The
         caller asks `JobQueue.must_look` whether more have to be looked at.
 
-        Raises 404, and 503 if the disk does not answer. Without anything to look at there is no await.
+        Raises 404, and 503 if the disk does not answer. If there is no record to look at, nothing is awaited.
         """
         order = queue.leases.order
         if order is None or not _is_for_keys(queue, order) or not queue.must_look(topic.log, most):

@@ -73,7 +73,7 @@ class Looks:
         to be looked at.
 
         `claimer` pays for the records: beyond `TOPICS_MAX_SCAN` its scan is over. Raises 404, and 503 if the disk does
-        not answer. Without anything to look at there is no await.
+        not answer. If there is no record to look at, nothing is awaited.
         """
         if not isinstance(queue, GroupQueue) or not queue.must_look(topic.log, most):
             return False

@@ -1,7 +1,7 @@
 """Schedules that run (`docs/design/schedules.md`): the calls, and the task that fires.
 
-running_schedule   what is on its way of one schedule: a change, a firing
+running_schedule   the change or firing of one schedule that is on its way
 schedule_commits   definitions, as frames of shard 0
-firings            the task that appends what is due
+firings            the task that appends records at their times
 schedule_calls     put, get, list, delete, run, pause, resume
 """

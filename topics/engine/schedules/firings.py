@@ -1,4 +1,4 @@
-"""The task that appends what is due (`docs/design/schedules.md`).
+"""The task that appends the records of schedules at their times (`docs/design/schedules.md`).
 
 One heap says when each schedule is looked at next, by the wall clock. The task waits for its top, but never longer than
 `LONGEST_WAIT_S`, so that it sees steps of the wall clock. Of one schedule one firing is tried at a time, and
@@ -58,7 +58,7 @@ def request_of(definition: Definition, ts: int | None) -> AppendRequest:
 
 
 class Firings:
-    """Fires what is due. Made once by the engine; `run` is a task, which may be started again."""
+    """Fires schedules whose time has come. Made once by the engine; `run` is a task, which may be started again."""
 
     def __init__(self, clock: Clock, registry: Registry, appends: Appends, commits: ScheduleCommits) -> None:
         self._clock = clock
@@ -83,16 +83,16 @@ class Firings:
         return figures
 
     def running(self, name: str) -> RunningSchedule:
-        """Return what is on its way of a schedule."""
+        """Return the state of firings of a schedule."""
         return self._running.setdefault(name, RunningSchedule())
 
     def decided(self, name: str) -> trio.Event | None:
-        """Return what to wait for while a firing is decided and not published."""
+        """Return the event that ends the time in which a firing is decided and not published; None if there is none."""
         running = self._running.get(name)
         return running.decided if running is not None else None
 
     def look(self, schedule: Schedule) -> None:
-        """Bring what is due up to date, for an answer."""
+        """Bring the due times of a schedule up to date, for an answer."""
         schedule.look(self._clock.now_ms())
         self._count_missed(schedule)
 
@@ -155,7 +155,7 @@ class Firings:
                 await trio.lowlevel.checkpoint()
 
     def _begin_due(self, nursery: trio.Nursery, now: int) -> None:
-        """Begin what is due, at most `SLICE` of it."""
+        """Begin the firings that are due, at most `SLICE` of them."""
         for _ in range(SLICE):
             if not self._heap or self._heap[0][0] > now:
                 return
@@ -181,7 +181,7 @@ class Firings:
             nursery.start_soon(self._fire, nursery, name)
 
     def _look(self, schedule: Schedule, now: int) -> None:
-        """Bring what is due up to date, and note when to look again."""
+        """Bring the due times up to date, and note when to look again."""
         schedule.look(now)
         self._count_missed(schedule)
         if self._is_due(schedule):

@@ -1,4 +1,4 @@
-"""What is on its way of one schedule: one change, or one firing. No firing is decided during a change."""
+"""The change or the firing of one schedule that is on its way. No firing is decided during a change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topics.storage.wal.frames import FrameType
 
 
 class RunningSchedule:
-    """What is on its way of the schedule of one name."""
+    """The state of firings of the schedule of one name."""
 
     __slots__ = ("decided", "doubtful", "last_error", "retry_ms", "wake_at")
 
@@ -22,7 +22,8 @@ class RunningSchedule:
         self.decided: trio.Event | None = None
         """Set when a firing that has its seq is published or has failed."""
         self.doubtful = False
-        """True if nobody knows whether the last firing is on disk: the shard has failed. Nothing is fired then."""
+        """True if it is not known whether the last firing is on disk, because the shard has failed. The schedule then
+        fires nothing."""
         self.last_error: ApiError | None = None
         """Why the last attempt was refused; None if it was not."""
         self.retry_ms = 0

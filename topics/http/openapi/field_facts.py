@@ -522,7 +522,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "cron": Fact("Minute, hour, day of month, month, day of week; null with `every_ms`."),
         "every_ms": Fact("Milliseconds between two firings; null with `cron`."),
         "time_zone": Fact("In which `cron` counts."),
-        "catch_up": Fact("Which firings that were missed are made up for: `none`, `one`, or `all` (at most 1000)."),
+        "catch_up": Fact("Which missed times fire late: `none`, `one` (the latest), or `all` (at most 1000)."),
         "paused": Fact("True if it fires nothing."),
         "created_ts": seq("When it was created, in ms since the epoch."),
         "next_ts": Fact("When it fires next, in ms since the epoch; in the past if that is late; null for never."),
@@ -546,7 +546,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         ),
         "time_zone": Fact("In which `cron` counts: a name such as `Europe/Berlin`."),
         "catch_up": Fact(
-            "Which firings that were missed are made up for: `none`; `one` for all of them; `all`, at most 1000."
+            "Which missed times fire late: `none`; `one`, the latest; `all`, at most 1000."
         ),
         "paused": Fact("Fire nothing. Absent: as it is, and false on creation."),
     },

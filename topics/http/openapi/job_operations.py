@@ -258,7 +258,7 @@ JOB_OPERATIONS |= {
     "resume_schedule": Operation(
         SCHEDULES,
         "Resume a schedule",
-        "It fires again from now on. What was due while it was paused is not made up for. A repeat changes nothing.",
+        "It fires again from now on. Firings that fell into the pause are not made later. A repeat changes nothing.",
         ok(answer_types.ScheduleAnswer, "The present state."),
         codes=("forbidden", *_SCHEDULE_CODES, *WRITES),
     ),
