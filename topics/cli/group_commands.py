@@ -97,6 +97,7 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     yield "max_in_flight", str(found.max_in_flight or "-")
     yield "max_deliveries", str(found.max_deliveries)
     yield "dead_letter", found.dead_letter or "-"
+    yield "completed", found.completed or "-"
     yield "leases_durable", str(found.leases_durable).lower()
     yield "filter", filter_text(found.filter)
 
@@ -124,6 +125,7 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
 @click.option("--jitter", "--claim-jitter-ms", "jitter_ms", type=Duration(off=True), help="Gather claims for so long.")
 @click.option("--max-deliveries", type=click.IntRange(min=0), metavar="N", help="Then to the dead letters; 0: never.")
 @click.option("--dead-letter", metavar="TOPIC", help="The topic of the dead letters; '' for none.")
+@click.option("--completed", metavar="TOPIC", help="The topic of the results of acks; '' for none.")
 @click.option("--leases-durable/--no-leases-durable", default=None, help="Sync leases before a claim is answered.")
 @click.option("--max-in-flight", type=click.IntRange(min=0), metavar="N", help="Most leased records; 0: no limit.")
 @click.option("--max-unfinished", type=click.IntRange(min=1), metavar="N", help="The most records that it holds.")

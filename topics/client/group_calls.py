@@ -21,6 +21,7 @@ def create_group(
     claim_jitter_ms: int | None = None,
     max_deliveries: int | None = None,
     dead_letter: str | None = None,
+    completed: str | None = None,
     leases_durable: bool | None = None,
     max_unfinished: int | None = None,
     retry: Mapping[str, object] | None = None,
@@ -29,8 +30,8 @@ def create_group(
 ) -> ClientCall[results.GroupState]:
     """Create a group of a log, or change it. `from_` is where a new one begins; one that exists stays where it is. What
     is None stays as it is. `filter`: only records that match; `"null"`: all records again. `dead_letter=""` takes the
-    dead-letter topic away, `retry={}` and `rate={}` take these. Raises NotFound where there is no such topic, and
-    Conflict for a queue."""
+    dead-letter topic away, `completed=""` the topic to which results of acks are delivered, `retry={}` and `rate={}`
+    take these. Raises NotFound where there is no such topic, and Conflict for a queue."""
     given: dict[str, object] = {
         "filter": filter_json(filter),
         "lease_ms": lease_ms,
@@ -42,8 +43,11 @@ def create_group(
     }
     body: dict[str, object] = {"from": from_, **{name: value for name, value in given.items() if value is not None}}
     body |= {name: dict(value) or None for name, value in (("retry", retry), ("rate", rate)) if value is not None}
-    if dead_letter is not None:
-        body["dead_letter"] = dead_letter or None
+    body |= {
+        field: name or None
+        for field, name in (("dead_letter", dead_letter), ("completed", completed))
+        if name is not None
+    }
     return ClientCall(
         method="PUT",
         target=topic_path(topic, "groups", group),

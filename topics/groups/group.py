@@ -10,7 +10,7 @@ deleted there and finished here, and fresh jobs come from `fresh`, which leaves 
 
     floor     every seq up to it is finished, or its record is gone          FinishedRuns
     runs      what is finished above it                                      FinishedRuns
-    held      what is leased, delayed, parked, or free for another delivery   Leases
+    held      what is leased, delayed, parked, completing, or free for another delivery   Leases
     the rest  never given to anybody
 
 *The floor* moves over finished seqs at once, and over records that are gone when the log is asked (`advance`). Of
@@ -19,6 +19,9 @@ those, what was lost to caps, ttl or holes is added to `missed`; what clients ha
 *The filter.* Records that it refuses count as finished once they were looked at. Nothing is logged for that: after a
 crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; what matches waits in
 `matched`, so that claims find it without a look. Without a filter nothing is looked at.
+
+*Results.* A record whose holder has finished it, and whose result is not delivered yet, is held. If it is lost
+meanwhile, it counts as finished, and its result is delivered all the same.
 
 *Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing.
 
@@ -41,7 +44,7 @@ from topics.log.dumped_values import whole
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import SeqRun, TopicLog
 from topics.queue.job_projection import FrozenLeases
-from topics.queue.lease_events import AckEvent, DeadLetterEvent, Event
+from topics.queue.lease_events import AckEvent, DeadLetterEvent, DeliverEvent, Event
 from topics.queue.leases import Leases, NextLive
 from topics.runtime.instant import Instant
 
@@ -207,7 +210,7 @@ class Group:
         """Carry out an event about leases, at its commit point or in replay. Return the seqs that it changed."""
         self.touch()
         done = self.leases.apply(event)
-        if isinstance(event, AckEvent | DeadLetterEvent):
+        if isinstance(event, AckEvent | DeadLetterEvent | DeliverEvent):
             self.finished.add_seqs(event.seqs)
         return done
 
@@ -245,6 +248,8 @@ class Group:
 
     def _pass(self, log: TopicLog, to: int) -> None:
         """Move the floor to `to`, below which nothing is live and unfinished."""
+        if self.leases.results:
+            self.finished.add_seqs([seq for seq in self.leases.results if self.finished.floor < seq <= to])
         missed = sum([lost_between(log, first, last) for first, last in self.finished.outside(1, to)])
         self.touch()
         self.missed += missed
