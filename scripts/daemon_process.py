@@ -20,12 +20,14 @@ class DaemonProcess:
     """`python -m topics` on `data_dir`, from `start()` (returns when it is ready) to `stop()` or `kill()`.
 
     `settings` are `TOPICS_*` values by lower-case name. As a context manager it is killed at the end if it still runs.
-    `program` is what `python -m` runs at the next start: anything that behaves like the daemon.
+    `program` is what `python -m` runs at the next start: anything that behaves like the daemon. `code` is the directory
+    whose modules it has then; None for that of this process.
     """
 
     def __init__(self, data_dir: Path, **settings: object) -> None:
         self.data_dir = data_dir
         self.program: tuple[str, ...] = ("topics", "serve")
+        self.code: Path | None = None
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self._port_file = data_dir.with_name(data_dir.name + ".port")
         self._environ = {name: text for name, text in os.environ.items() if not name.startswith("TOPICS_")}
@@ -54,7 +56,11 @@ class DaemonProcess:
         began = time.perf_counter()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *self.program], env=self._environ, stdin=subprocess.DEVNULL, stderr=log
+                [sys.executable, "-m", *self.program],
+                cwd=self.code,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stderr=log,
             )
         while not self._is_ready():
             if self._process.poll() is not None:

@@ -92,6 +92,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def ran_seconds(pid: int) -> float:
+    """Processor time of the main thread of a process so far, to the nanosecond where it sleeps."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def waited_seconds(pid: int) -> float:
     """For how long the main thread of a process was ready to run and had no core so far."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9

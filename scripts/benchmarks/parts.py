@@ -220,7 +220,8 @@ _ALL = (
     Part(
         "queue",
         "Queues",
-        "Jobs claimed and acked, how long a claim takes, who gets how many, and what a million jobs cost.",
+        "Jobs claimed and acked, how long a claim takes, who gets how many, what an order for each key, a million jobs,"
+        " late ones and groups cost.",
         queue.run,
         (
             *SYNC,
@@ -231,6 +232,19 @@ _ALL = (
             *_COSTS,
             *_SYNCED,
             "client",
+            *_each(("since-8-4", "since-32-4", "since-1-16"), ("before", "", "times")),
+            *_each((f"ordered-{batch}" for batch in queue.ORDERED), ("", "share", "times")),
+            *("late-appended", "late-stored", "late-claimed"),
+            *(
+                "late-claim-p50",
+                "late-claim-p99",
+                "late-claim-longest",
+                "late-claim-cpu-p99",
+                "late-share",
+                "late-waited",
+            ),
+            *("group-one", "group-many", "group-many-times", "group-memory"),
+            *_each(("group-log", "group-full"), ("none", "many", "times")),
             *both("one-diff", "one-claim", "one-append", "one-ack"),
             *both("to-diff", "to-claim", "to-stream", "to-work"),
             *_each(("all-0", "all-20", "parts-0", "parts-20"), ("", "most", "deviation")),
@@ -240,7 +254,7 @@ _ALL = (
             *_each(("waiting", "leased"), ("first", "first-health-longest", "next", "next-health-longest")),
             *_each(("start-waiting", "start-leased"), ("wal", "stored")),
         ),
-        minutes=3.5,
+        minutes=4.0,
     ),
     Part(
         "guardrails",

@@ -1,4 +1,5 @@
-"""Queues: jobs claimed and acked in a second, how long a claim takes, who gets how many, and what many jobs cost.
+"""Queues: jobs claimed and acked in a second, how long a claim takes, who gets how many, and what an order, many jobs
+(`many_jobs`), late ones (`late_jobs`) and groups (`groups`) cost.
 
 Every figure stands beside one of the same run without a queue: the append and the diff of the same batch, the delivery
 of the same record to a long poll and a stream of a log, the start and the checkpoint with the same records and no
@@ -8,35 +9,45 @@ leases. A job that is claimed twice, or that is neither there nor acked at the e
 from __future__ import annotations
 
 import itertools
-import re
 import selectors
 import statistics
-import threading
 import time
 from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 
-from benchmarks.bench import HOLD_MS, NEVER_MS, Bench, Control, append_request, plain_record
-from benchmarks.client import TIMEOUT_S, Answer, Check, Connection, NextRequest, WrongAnswer, request_bytes, run_load
-from benchmarks.diff import BATCH, TOPIC, fill
-from benchmarks.figures import REFERENCE, Figure, figure
-from benchmarks.live import EventWatcher, open_stream, percentile
-from benchmarks.machine import cpu_seconds, resident_mib
-from benchmarks.recovery import SETTINGS as UNCHECKPOINTED
+from benchmarks.bench import NEVER_MS, Bench, Control, append_request, plain_record
+from benchmarks.claims import (
+    WARM_UP_S,
+    Rate,
+    Readers,
+    Workers,
+    ack_request,
+    batches_of,
+    claim_request,
+    expect_acked,
+    expect_claimed,
+    fill_with_jobs,
+    hold_checkpoints,
+    measured_rate,
+    measured_s,
+    rate_figures,
+    timed,
+)
+from benchmarks.client import TIMEOUT_S, Connection, WrongAnswer, request_bytes
+from benchmarks.diff import TOPIC
+from benchmarks.earlier import earlier_daemon
+from benchmarks.figures import Figure, figure
+from benchmarks.groups import many_groups
+from benchmarks.late_jobs import late_jobs
+from benchmarks.live import EventWatcher, open_stream
+from benchmarks.many_jobs import many_jobs
 from benchmarks.redis_streams import CLAIMS, claim_figures, redis_figures
 from benchmarks.references import echo_reference, sync_reference
 from benchmarks.routers import both_percentiles, numbered_record
 from daemon_process import DaemonProcess
-
-DAY_MS = 86_400_000
-"""The longest lease there is."""
-
-_SEQ = re.compile(rb'"\$seq":([0-9]+)')
-_FIRST_SEQ = re.compile(rb'"first_seq":([0-9]+)')
 
 
 def run(bench: Bench) -> list[Figure]:
@@ -49,128 +60,16 @@ def run(bench: Bench) -> list[Figure]:
         figures += _latency(bench, daemon)
         figures += _deliveries(bench, daemon)
         figures += _fairness(bench, daemon)
-    figures += _many_jobs(bench)
-    return figures
-
-
-# --- what all of it is made of ---------------------------------------------------------------------------------------
-
-
-def claim_request(topic: str, node: str, most: int, **fields: int) -> bytes:
-    """A claim; `fields` are `lease_ms` and `wait_ms`."""
-    more = "".join(f',"{name}":{value}' for name, value in fields.items())
-    return request_bytes("POST", f"/v0/topics/{topic}/claim", f'{{"node":"{node}","max":{most}{more}}}'.encode())
-
-
-def ack_request(topic: str, node: str, seqs: Sequence[bytes]) -> bytes:
-    """An ack of what was found in the answer to a claim."""
-    body = b'{"node":"%b","seqs":[%b]}' % (node.encode(), b",".join(seqs))
-    return request_bytes("POST", f"/v0/topics/{topic}/ack", body)
-
-
-def expect_claimed(answer: Answer, count: int | None = None) -> list[bytes]:
-    """The seqs that a claim was given, which must be so many."""
-    seqs = _SEQ.findall(answer.expect(200).body)
-    if count is not None and len(seqs) != count:
-        raise WrongAnswer(f"{len(seqs)} jobs were claimed, not {count}")
-    return seqs
-
-
-def expect_acked(answer: Answer, count: int) -> None:
-    """An ack must have acked everything."""
-    if b'"acked":%d,' % count not in answer.expect(200).body:
-        raise WrongAnswer(f"not {count} jobs acked, but {answer.body[:300]!r}")
-
-
-def fill_with_jobs(port: int, topic: str, jobs: int, record: str | None = None, keys: int = 0) -> None:
-    """So many jobs, or somewhat more: whole batches of 1000. Each is 100 bytes unless it is said what it is. With
-    `keys` they have so many tags in turn, a multiple of 1000."""
-    batches = -(-jobs // BATCH)
-    requests = [append_request(topic, [record or plain_record(0)] * BATCH)]
-    if keys:
-        tagged = [f'{{"tag":"customer-{number}",{plain_record(0)[1:]}' for number in range(keys)]
-        requests = [append_request(topic, tagged[at : at + BATCH]) for at in range(0, keys, BATCH)]
-    fill(port, [requests[number % len(requests)] for number in range(batches)])
-
-
-def hold_checkpoints(daemon: DaemonProcess) -> None:
-    """None is taken from here on, not even when a WAL file is full."""
-    with closing(Control(daemon.port)) as control:
-        control.checkpoint(HOLD_MS)
-
-
-class Workers:
-    """Connections that claim a batch and ack it in turn, each a node of its own."""
-
-    def __init__(self, connections: int, batch: int) -> None:
-        self._batch = batch
-        self._nodes = [f"worker-{number}" for number in range(connections)]
-        self._claims = [claim_request(TOPIC, node, batch) for node in self._nodes]
-        self._held: list[list[bytes]] = [[] for _ in range(connections)]
-        self._claimed: list[bytes] = []
-        self.jobs = 0
-        """Acked, the warm-up included."""
-
-    def request(self, number: int) -> bytes:
-        held = self._held[number]
-        return ack_request(TOPIC, self._nodes[number], held) if held else self._claims[number]
-
-    def check(self, number: int, answer: Answer) -> int:
-        if self._held[number]:
-            expect_acked(answer, self._batch)
-            self._held[number] = []
-            self.jobs += self._batch
-            return self._batch
-        self._held[number] = expect_claimed(answer, self._batch)
-        self._claimed += self._held[number]
-        return 0
-
-    def expect(self, control: Control, jobs: int) -> None:
-        """Of so many jobs none was claimed twice, those that were acked are gone, and the others are there."""
-        if len(set(self._claimed)) != len(self._claimed):
-            raise WrongAnswer("a job was claimed twice")
-        state = control.state(TOPIC)
-        expected = jobs - self.jobs, len(self._claimed) - self.jobs
-        if (state["count"], state["queue"]["in_flight"]) != expected:
-            raise WrongAnswer(f"{state['count']} jobs, {state['queue']}; expected were {expected[0]}, {expected[1]}")
-
-
-class Readers:
-    """The reference: connections that append a batch and read it in turn."""
-
-    def __init__(self, connections: int, batch: int) -> None:
-        self._batch = batch
-        self._append = append_request(TOPIC, [plain_record(0)] * batch)
-        self._from: list[int | None] = [None] * connections
-        self.jobs = 0
-        """Read, the warm-up included."""
-
-    def request(self, number: int) -> bytes:
-        after = self._from[number]
-        if after is None:
-            return self._append
-        body = b'{"from_seq":%d,"limit":%d}' % (after, self._batch)
-        return request_bytes("POST", f"/v0/topics/{TOPIC}/diff", body)
-
-    def check(self, number: int, answer: Answer) -> int:
-        body = answer.expect(200).body
-        if self._from[number] is None:
-            first = _FIRST_SEQ.search(body)
-            if first is None:
-                raise WrongAnswer(f"no first_seq in {body[:300]!r}")
-            self._from[number] = int(first[1]) - 1
-            return 0
-        expect_claimed(answer, self._batch)
-        self._from[number] = None
-        self.jobs += self._batch
-        return self._batch
+        figures += _ordered(bench, daemon)
+        figures += _since(bench, daemon)
+    return [*figures, *late_jobs(bench), *many_groups(bench), *many_jobs(bench)]
 
 
 # --- jobs in a second ------------------------------------------------------------------------------------------------
 
 BATCHES = {1: 10_000, 8: 40_000, 32: 100_000, 100: 200_000}
 """And how many jobs a second there are for it: more than can be claimed."""
-CONNECTIONS = (1, 4, 8, 16)
+CONNECTIONS = (1, 4, 16)
 TARGETS = {8: 15_000, 32: 30_000}
 SYNCED: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("fsync", "fsync", {"durability": "fsync"}),
@@ -178,18 +77,6 @@ SYNCED: tuple[tuple[str, str, dict[str, object]], ...] = (
 )
 ORDERED = (8, 32)
 KEYS = 10_000
-WARM_UP_S = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """What some connections did in a second, and what that took of the server."""
-
-    jobs_per_s: float
-    server_us: float
-    """Processor time for a job."""
-    client: float
-    """Share of a processor that the client took."""
 
 
 def _throughput(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
@@ -200,63 +87,40 @@ def _throughput(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
         name = f"append and diff, batches of {batch}, 4 connections, disk"
         bench.say(name)
         rates = bench.repeat(_read_rate, bench, daemon, 4, batch, times=bench.few)
-        figures += _rates(f"reference: {name}", f"diff-{batch}", rates)
+        figures += rate_figures(f"reference: {name}", f"diff-{batch}", rates)
         for connections in CONNECTIONS:
-            name = f"claim and ack, {_of(batch, connections)}, disk"
+            name = f"claim and ack, {batches_of(batch, connections)}, disk"
             bench.say(name)
             target = TARGETS.get(batch) if connections > 1 else None
             times = bench.repetitions if target and not bench.quick else bench.few
             rates = bench.repeat(_claim_rate, bench, daemon, connections, batch, {}, times=times)
             references = (f"diff-{batch}", f"redis-{batch}")
-            figures += _rates(name, f"claim-{batch}-{connections}", rates, target, references)
+            figures += rate_figures(name, f"claim-{batch}-{connections}", rates, target, references)
             shares += [rate.client for rate in rates]
     name = "share of a core that the client took, of all those claims"
     figures.append(figure(name, "%", [100 * one for one in shares], key="client"))
     for key, name, config in SYNCED:
         for batch, connections in ((1, 1), (8, 4), (32, 4), (32, 16)):
-            case = f"claim and ack, {_of(batch, connections)}, {name}"
+            case = f"claim and ack, {batches_of(batch, connections)}, {name}"
             bench.say(case)
             rates = bench.repeat(_claim_rate, bench, daemon, connections, batch, config, times=bench.few)
-            figures += _rates(case, f"{key}-{batch}-{connections}", rates, None, (f"claim-{batch}-{connections}",))
-    for batch in ORDERED:
-        for key, order in (("tagged", None), ("ordered", "tag")):
-            case = f"claim and ack, {_of(batch, 4)}, {KEYS} tags, {f'order_by {order}' if order else 'no order'}"
-            bench.say(case)
-            config = {"order_by": order}
-            rates = bench.repeat(_claim_rate, bench, daemon, 4, batch, config, KEYS, times=bench.repetitions)
-            figures += _rates(case, f"{key}-{batch}", rates, None, (f"tagged-{batch}",) if order else None)
+            figures += rate_figures(
+                case, f"{key}-{batch}-{connections}", rates, None, (f"claim-{batch}-{connections}",)
+            )
     return figures
-
-
-def _of(batch: int, connections: int) -> str:
-    return f"batches of {batch}, {connections} {'connection' if connections == 1 else 'connections'}"
-
-
-def _rates(
-    name: str,
-    key: str,
-    rates: Sequence[Rate],
-    target: float | None = None,
-    references: tuple[str, ...] | None = None,
-) -> list[Figure]:
-    jobs = [rate.jobs_per_s for rate in rates]
-    return [
-        figure(name, "jobs/s", jobs, key=key, at_least=target, references=references),
-        figure("... processor of the server for a job", "us", [rate.server_us for rate in rates], key="cpu"),
-    ]
 
 
 def _claim_rate(
     bench: Bench, daemon: DaemonProcess, connections: int, batch: int, config: Mapping[str, object], keys: int = 0
 ) -> Rate:
     """One repetition on a queue of its own, which is full enough, is checked, and deleted afterwards."""
-    seconds = WARM_UP_S + _measured_s(bench)
+    seconds = WARM_UP_S + measured_s(bench)
     workers = Workers(connections, batch)
     with closing(Control(daemon.port)) as control:
         control.create(TOPIC, type="queue", **config)
         fill_with_jobs(daemon.port, TOPIC, int(BATCHES[batch] * seconds), keys=keys)
         jobs = control.state(TOPIC)["count"]
-        rate = _rate(bench, daemon, connections, workers.request, workers.check, lambda: workers.jobs)
+        rate = measured_rate(bench, daemon, connections, workers.request, workers.check, lambda: workers.jobs)
         workers.expect(control, jobs)
         control.delete(TOPIC)
     return rate
@@ -266,28 +130,77 @@ def _read_rate(bench: Bench, daemon: DaemonProcess, connections: int, batch: int
     readers = Readers(connections, batch)
     with closing(Control(daemon.port)) as control:
         control.create(TOPIC)
-        rate = _rate(bench, daemon, connections, readers.request, readers.check, lambda: readers.jobs)
+        rate = measured_rate(bench, daemon, connections, readers.request, readers.check, lambda: readers.jobs)
         control.delete(TOPIC)
     return rate
 
 
-def _rate(
-    bench: Bench,
-    daemon: DaemonProcess,
-    connections: int,
-    request: NextRequest,
-    check: Check,
-    jobs: Callable[[], int],
-) -> Rate:
-    server_s, client_s, began = cpu_seconds(daemon.pid), time.process_time(), time.perf_counter()
-    load = run_load(daemon.port, connections, WARM_UP_S, _measured_s(bench), request, check)
-    seconds, client_s = time.perf_counter() - began, time.process_time() - client_s
-    server_s = cpu_seconds(daemon.pid) - server_s
-    return Rate(load.records_per_s, 1e6 * server_s / jobs(), client_s / seconds)
+# --- the cost of what a queue can do ---------------------------------------------------------------------------------
+
+LEAST_SHARE = 70
+MOST_TIMES = 1.05
+BEFORE_JOBS = "eb5b14b4913f2462a114bc975c0fa48fca62c7e0"
+"""The last commit whose queues have no delays, priorities, pauses, limits, unique keys and no order."""
 
 
-def _measured_s(bench: Bench) -> float:
-    return 0.4 if bench.quick else 1.0
+def _ordered(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
+    """The same jobs of many tags with an order for each tag and without, in turn."""
+    figures = []
+    for batch in ORDERED:
+        case = f"claim and ack, {batches_of(batch, 4)}, {KEYS:,} tags"
+        bench.say(f"{case}, with and without an order")
+        rates = bench.in_turn(
+            {
+                key: partial(_claim_rate, bench, daemon, 4, batch, {"order_by": order}, KEYS)
+                for key, order in (("tagged", None), ("ordered", "tag"))
+            }
+        )
+        figures += rate_figures(f"{case}, no order", f"tagged-{batch}", rates["tagged"])
+        figures += rate_figures(
+            f"{case}, order_by tag", f"ordered-{batch}", rates["ordered"], None, (f"tagged-{batch}",)
+        )
+        pairs = list(zip(rates["tagged"], rates["ordered"], strict=True))
+        shares = [100 * ordered.jobs_per_s / plain.jobs_per_s for plain, ordered in pairs]
+        name = f"{case}, order_by tag, share of the jobs without an order"
+        figures.append(figure(name, "%", shares, key=f"ordered-{batch}-share", at_least=LEAST_SHARE))
+        times = [ordered.server_us / plain.server_us for plain, ordered in pairs]
+        name = f"{case}, order_by tag, processor time, times that without an order"
+        figures.append(figure(name, "x", times, key=f"ordered-{batch}-times"))
+    return figures
+
+
+def _since(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
+    """A queue that uses nothing new beside the daemon that had nothing of it, in turn, and often: the least processor
+    time of each says most where others use the machine."""
+    short = replace(bench, quick=True)
+    cases = {(batch, 4): f"claim and ack, {batches_of(batch, 4)}, disk" for batch in TARGETS}
+    cases[1, 16] = f"claim and ack, {batches_of(1, 16)}, disk"
+    keys = {case: f"since-{case[0]}-{case[1]}" for case in cases}
+    with earlier_daemon(bench, BEFORE_JOBS, checkpoint_ms=NEVER_MS) as before:
+        if before is None:
+            why = f"needs the history of the repository, commit {BEFORE_JOBS[:12]}"
+            bench.absent.update({key + suffix: why for key in keys.values() for suffix in ("", "-before", "-times")})
+            return []
+        hold_checkpoints(before)
+        figures = []
+        for (batch, connections), name in cases.items():
+            bench.say(f"{name}, beside an earlier commit")
+            rates = bench.in_turn(
+                {
+                    "before": partial(_claim_rate, short, before, connections, batch, {}),
+                    "now": partial(_claim_rate, short, daemon, connections, batch, {}),
+                },
+                times=2 * bench.repetitions,
+            )
+            key = keys[batch, connections]
+            what = f"reference: {name}, before jobs had delays, priorities, limits and orders"
+            figures += rate_figures(what, f"{key}-before", rates["before"])
+            figures += rate_figures(f"{name}, in turn with that", key, rates["now"], None, (f"{key}-before",))
+            least = {who: min(one.server_us for one in some) for who, some in rates.items()}
+            what = f"{name}, least processor time for a job, times that before"
+            times = least["now"] / least["before"]
+            figures.append(figure(what, "x", [times], key=f"{key}-times", at_most=MOST_TIMES))
+    return figures
 
 
 # --- how long a claim takes ------------------------------------------------------------------------------------------
@@ -309,10 +222,10 @@ def _latency(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
             taken: dict[str, list[float]] = {"claim": [], "ack": [], "append": [], "diff": []}
             for _ in range(count):
                 diff = request_bytes("POST", f"/v0/topics/{TOPIC}/diff", b'{"from_seq":%d}' % next(seqs_read))
-                seqs = expect_claimed(_timed(connection, claim, taken["claim"]), 1)
-                expect_acked(_timed(connection, ack_request("jobs", "worker", seqs), taken["ack"]), 1)
-                _timed(connection, append, taken["append"]).expect(200)
-                expect_claimed(_timed(connection, diff, taken["diff"]), 1)
+                seqs = expect_claimed(timed(connection, claim, taken["claim"]), 1)
+                expect_acked(timed(connection, ack_request("jobs", "worker", seqs), taken["ack"]), 1)
+                timed(connection, append, taken["append"]).expect(200)
+                expect_claimed(timed(connection, diff, taken["diff"]), 1)
             return taken
 
         runs = bench.repeat(once)
@@ -325,13 +238,6 @@ def _latency(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
         *both_percentiles("claim of one job, jobs ready", "one-claim", samples["claim"], "one-diff"),
         *both_percentiles("its ack", "one-ack", samples["ack"], "one-append"),
     ]
-
-
-def _timed(connection: Connection, request: bytes, latencies: list[float]) -> Answer:
-    began = time.perf_counter()
-    answer = connection.call(request)
-    latencies.append((time.perf_counter() - began) * 1000)
-    return answer
 
 
 PAUSE_S = 0.008
@@ -584,228 +490,3 @@ def _in_parts(port: int) -> list[int]:
     for connection in connections:
         connection.close()
     return shares
-
-
-# --- many jobs -------------------------------------------------------------------------------------------------------
-
-TINY = '{"data":1}'
-FEW, SOME = 10, 10_000
-BATCHES_BESIDE = (1, 32)
-
-
-@dataclass(slots=True)
-class Crowd:
-    """A queue with so many jobs to which nothing happens while others come and go, one batch at a time.
-
-    With `leased` they are somebody's for a day; else they are waiting.
-    """
-
-    daemon: DaemonProcess
-    jobs: int
-    leased: bool
-
-    @property
-    def key(self) -> str:
-        """Without a number where it depends on how quick the run is."""
-        size = {FEW: "few-", SOME: "some-"}.get(self.jobs, "")
-        return f"{size}{'leased' if self.leased else 'waiting'}"
-
-    @property
-    def topic(self) -> str:
-        return f"{'leased' if self.leased else 'waiting'}.{self.jobs}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.jobs:,} {'leased' if self.leased else 'waiting'} jobs"
-
-    def fill(self) -> float:
-        """Seconds that it took to lease the jobs."""
-        port = self.daemon.port
-        with closing(Control(port)) as control:
-            control.create(self.topic, type="queue")
-        if self.jobs < BATCH:
-            with closing(Connection(port)) as connection:
-                connection.call(append_request(self.topic, [TINY] * self.jobs)).expect(200)
-        else:
-            fill_with_jobs(port, self.topic, self.jobs, TINY)
-        began = time.perf_counter()
-        if self.leased:
-            claim = claim_request(self.topic, "somebody", BATCH, lease_ms=DAY_MS)
-            with closing(Connection(port)) as connection:
-                for first in range(0, self.jobs, BATCH):
-                    expect_claimed(connection.call(claim), min(BATCH, self.jobs - first))
-        seconds = time.perf_counter() - began
-        self.expect()
-        return seconds
-
-    def measure(self, batch: int, count: int, claims: list[float], acks: list[float]) -> None:
-        """Append a batch, claim one and ack it, again and again: so many jobs are there when one begins."""
-        append, claim = append_request(self.topic, [TINY] * batch), claim_request(self.topic, "worker", batch)
-        with closing(Connection(self.daemon.port)) as connection:
-            for _ in range(count):
-                connection.call(append).expect(200)
-                seqs = expect_claimed(_timed(connection, claim, claims), batch)
-                expect_acked(_timed(connection, ack_request(self.topic, "worker", seqs), acks), batch)
-
-    def expect(self) -> None:
-        """They must be there, after a crash as well."""
-        with closing(Control(self.daemon.port)) as control:
-            state = control.state(self.topic)
-        found = state["count"], state["queue"]["in_flight"]
-        if found != (self.jobs, self.jobs if self.leased else 0):
-            raise WrongAnswer(f"{self.topic}: {found[0]} jobs, {found[1]} in flight")
-
-
-def _many_jobs(bench: Bench) -> list[Figure]:
-    """Daemons with few and with many jobs, side by side: what a claim costs them; then checkpoints and starts."""
-    many = 50_000 if bench.quick else 1_000_000
-    with ExitStack() as stack:
-        small, waiting, leased = (stack.enter_context(bench.daemon(**UNCHECKPOINTED)) for _ in range(3))
-        crowds = [Crowd(small, jobs, leased=held) for held in (False, True) for jobs in (FEW, SOME)]
-        large = [Crowd(waiting, many, leased=False), Crowd(leased, many, leased=True)]
-        figures: list[Figure] = []
-        for crowd in (*crowds, *large):
-            bench.say(f"{crowd.name} are made")
-            hold_checkpoints(crowd.daemon)
-            resident = resident_mib(crowd.daemon.pid)
-            seconds = crowd.fill()
-            if crowd.jobs == many:
-                more = resident_mib(crowd.daemon.pid) - resident
-                name = f"resident, more with {crowd.name} of one byte"
-                figures.append(figure(name, "MiB", [more], key=f"{crowd.key}-resident"))
-            if crowd.jobs == many and crowd.leased:
-                name = f"{many:,} jobs leased by claims of 1000, one connection"
-                figures.append(figure(name, "jobs/s", [many / seconds], key="leasing"))
-        figures += _cost(bench, [crowds[0], crowds[1], large[0], crowds[2], crowds[3], large[1]])
-        figures += _starts(bench, large, "wal", "in the WAL")
-        figures += _pauses(bench, large)
-        figures += _starts(bench, large, "stored", "after a checkpoint")
-    return figures
-
-
-def _cost(bench: Bench, crowds: Sequence[Crowd]) -> list[Figure]:
-    """One after the other again and again, so that what the machine does beside does not look like a cost."""
-    bench.say("claims beside many jobs")
-    runs = bench.repeat(_cost_once, bench, crowds)
-    figures = []
-    for batch in BATCHES_BESIDE:
-        for leased in (False, True):
-            compared = [crowd for crowd in crowds if crowd.leased == leased]
-            both: list[list[float]] = []
-            for crowd in compared:
-                claims, acks = ([run[crowd.key, batch][which] for run in runs] for which in (0, 1))
-                name, key = f"claim of {batch} beside {crowd.name}", f"beside-{crowd.key}-{batch}"
-                figures += both_percentiles(name, f"{key}-claim", claims)
-                figures += both_percentiles(f"{name}, its ack", f"{key}-ack", acks)
-                both.append(
-                    [percentile(one, 0.5) + percentile(two, 0.5) for one, two in zip(claims, acks, strict=True)]
-                )
-            times = [much / little for little, much in zip(both[0], both[-1], strict=True)]
-            name = f"claim and ack of {batch} beside {compared[-1].name}, times that beside {FEW}, p50"
-            figures.append(figure(name, "x", times, key=f"{compared[-1].key}-{batch}-times"))
-    return figures
-
-
-Samples = dict[tuple[str, int], tuple[list[float], list[float]]]
-"""Milliseconds of claims and of acks, by a crowd's key and the batch."""
-
-
-def _cost_once(bench: Bench, crowds: Sequence[Crowd]) -> Samples:
-    samples: Samples = {(crowd.key, batch): ([], []) for crowd in crowds for batch in BATCHES_BESIDE}
-    for _ in range(3 if bench.quick else 8):
-        for batch in BATCHES_BESIDE:
-            for crowd in crowds:
-                crowd.measure(batch, 10, *samples[crowd.key, batch])
-    return samples
-
-
-PROBE_S = 0.005
-BESIDE = "beside"
-
-
-def _pauses(bench: Bench, crowds: Sequence[Crowd]) -> list[Figure]:
-    """What somebody notices of checkpoints who has nothing to do with the jobs: every 5 ms one request."""
-    figures = []
-    for crowd in crowds:
-        bench.say(f"checkpoints with {crowd.name}")
-        port, pause = crowd.daemon.port, threading.Timer(bench.measured_s, lambda: None)
-        with closing(Control(port)) as control:
-            control.create(BESIDE)
-            pause.start()
-            figures += _probe(f"beside {crowd.name}, no checkpoint", f"{crowd.key}-quiet", port, pause.is_alive)
-            name = f"the first checkpoint with {crowd.name}"
-            figures += _checkpoint(control, port, name, f"{crowd.key}-first")
-            crowd.measure(32, 1, [], [])
-            name = f"the next one with {crowd.name}, 32 jobs claimed and acked since"
-            figures += _checkpoint(control, port, name, f"{crowd.key}-next")
-    return figures
-
-
-def _checkpoint(control: Control, port: int, name: str, key: str) -> list[Figure]:
-    seconds: list[float] = []
-    checkpoint = threading.Thread(target=lambda: seconds.append(control.checkpoint()))
-    checkpoint.start()
-    figures = _probe(f"{name}, meanwhile", key, port, checkpoint.is_alive)
-    checkpoint.join()
-    if not seconds:
-        raise RuntimeError("the checkpoint has failed")
-    return [figure(name, "s", seconds, key=key), *figures]
-
-
-def _probe(name: str, key: str, port: int, going_on: Callable[[], bool]) -> list[Figure]:
-    """Health and appends of one record in turn, each over a connection of its own, as long as something goes on."""
-    requests = request_bytes("GET", "/v0/health"), append_request(BESIDE, [plain_record(0)])
-    latencies = array("d"), array("d")
-    connections = Connection(port), Connection(port)
-    number, due = 0, time.perf_counter()
-    while going_on() or number < 2:
-        due = max(due + PROBE_S, time.perf_counter())
-        time.sleep(max(0.0, due - time.perf_counter()))
-        which = number % 2
-        began = time.perf_counter()
-        connections[which].call(requests[which]).expect(200)
-        latencies[which].append((time.perf_counter() - began) * 1000)
-        number += 1
-    for connection in connections:
-        connection.close()
-    figures = []
-    for short, what, some in zip(
-        ("health", "append"), ("GET /v0/health", "append of one record"), latencies, strict=True
-    ):
-        figures += both_percentiles(f"{name}, {what}", f"{key}-{short}", [some])
-        figures.append(figure(f"{name}, {what}, longest", "ms", [max(some)], key=f"{key}-{short}-longest"))
-    return figures
-
-
-def _starts(bench: Bench, crowds: Sequence[Crowd], key: str, where: str) -> list[Figure]:
-    """After SIGKILL. What was sent before is in the log by then; no checkpoint may come between."""
-    figures = []
-    for crowd in crowds:
-        daemon = crowd.daemon
-        bench.say(f"start with {crowd.name} {where}")
-        snapshots = _snapshots(daemon.data_dir)
-        starts = bench.repeat(_kill_and_start, crowd, times=bench.few)
-        if _snapshots(daemon.data_dir) != snapshots:
-            raise RuntimeError("there is a new snapshot: what was measured is something else")
-        prefix = "" if crowd.leased else REFERENCE
-        references = (f"start-waiting-{key}",) if crowd.leased else None
-        name, start = f"{prefix}ready after SIGKILL, {crowd.name} {where}", f"start-{crowd.key}-{key}"
-        figures += [
-            figure(name, "s", [seconds for seconds, _ in starts], key=start, references=references),
-            figure("... processor of the server until then", "s", [spent for _, spent in starts], key="cpu"),
-        ]
-    return figures
-
-
-def _kill_and_start(crowd: Crowd) -> tuple[float, float]:
-    """One repetition: seconds until it was ready, and of processor time until then."""
-    time.sleep(0.3)
-    crowd.daemon.kill()
-    seconds = crowd.daemon.start()
-    spent = cpu_seconds(crowd.daemon.pid)
-    crowd.expect()
-    return seconds, spent
-
-
-def _snapshots(data_dir: Path) -> list[Path]:
-    return sorted((data_dir / "meta").glob("snapshot.*.cbor"))
