@@ -316,6 +316,11 @@ class JobQueue:
         self.now = now
         if config is not self._config:
             self._configure(config)
+        if not self.leases.behind(now.mono, now.wall):
+            self.leases.let_go()
+            self._swept_ms = now.mono
+            self._goal = None
+            return False
         until = self._goal or now
         self._freed(self.leases.sweep(until.mono, SWEEP_SLICE, until.wall))
         if not self.leases.behind(until.mono, until.wall):

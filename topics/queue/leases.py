@@ -213,6 +213,10 @@ class Leases(JobProjection):
         """Return True if a sweep until `now_ms` has something to examine. It may free nothing."""
         return self._table.is_due(now_ms, wall_ms)
 
+    def let_go(self) -> None:
+        """Give back some of the memory of evicted jobs. A sweep does that too."""
+        self._table.let_go()
+
     def sweep(self, now_ms: int, most: int | None = None, wall_ms: int = 0) -> array[int]:
         """Free the jobs whose lease or delay is over at `now_ms` (monotonic), or whose time has come at `wall_ms`
         (epoch ms), and return them, in no order. With a `backoff` some of them are delayed instead.
