@@ -90,6 +90,8 @@ class Job(Record, kw_only=True, gc=False):
     """When the lease ends, in ms since the epoch, by the daemon's clock."""
     deliveries: int
     """How often the job was given out, this time included."""
+    last_error: str | None = None
+    """The `error` of its last nack that had one."""
     lost: bool = False
     """Set by a Worker when it knows that the lease has ended: another worker may have the job."""
 

@@ -19,6 +19,7 @@ from topics.client import (
     consumer_calls,
     consumption,
     group_calls,
+    job_calls,
     pages,
     pause_calls,
     schedule_calls,
@@ -279,6 +280,10 @@ class Client(BaseClient):
     extend = _method(calls.extend)
     pause = _method(pause_calls.pause)
     resume = _method(pause_calls.resume)
+    jobs = _method(job_calls.job_page)
+    all_jobs = _paged(pages.all_jobs)
+    retry_jobs = _method(job_calls.retry_jobs)
+    cancel_jobs = _method(job_calls.cancel_jobs)
 
     # -- lists: last, because the name hides the type ----------------------------------------------------------------
 

@@ -62,6 +62,8 @@ from topics.engine.operations.transactions import Transactions
 from topics.engine.operations.unique_jobs import UniqueJobs
 from topics.engine.queues.claims import Claims
 from topics.engine.queues.dead_letters import DeadLetters
+from topics.engine.queues.job_changes import JobChanges
+from topics.engine.queues.job_lists import JobLists
 from topics.engine.queues.key_looks import KeyLooks
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.queues.looks import Looks
@@ -326,6 +328,22 @@ class Engine:
             dead_letters=dead_letters,
             background=self._background,
             catch_up=self.routers.catch_up,
+        )
+        self.job_lists = JobLists(
+            self.settings,
+            self.registry,
+            lease_commits=lease_commits,
+            loader=self.loader,
+            turns=self.turns,
+            catch_up=self.routers.catch_up,
+        )
+        self.job_changes = JobChanges(
+            self.settings,
+            self.registry,
+            commits=self._commits,
+            lease_commits=lease_commits,
+            loader=self.loader,
+            turns=self.turns,
         )
 
     def _make_answers(self) -> None:

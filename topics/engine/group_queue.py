@@ -13,13 +13,14 @@ from sortedcontainers import SortedDict
 
 from topics.engine.job_queue import JobQueue
 from topics.errors import ApiError
+from topics.filters.record_filter import Filter
 from topics.groups.group import Group
 from topics.groups.group_events import DeleteGroupEvent, PutGroupEvent
 from topics.log.span import NotLoaded
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
-from topics.queue.lease_events import Event
-from topics.queue.leases import NextLive
+from topics.queue.lease_events import AckEvent, Event
+from topics.queue.leases import LeaseDecision, NextLive
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.group_dump import FrozenGroups
 
@@ -56,6 +57,38 @@ class GroupQueue(JobQueue):
     def fresh(self, log: TopicLog) -> NextLive:
         """Return what finds records that were never given to anybody in this group."""
         return self.state.fresh(log)
+
+    @property
+    def wanted(self) -> Filter | None:
+        """Its filter."""
+        return self.state.wanted
+
+    def is_unfinished(self, seq: int) -> bool:
+        """Return True if it has not finished a live record."""
+        return self.state.is_unfinished(seq)
+
+    def jobs_after(self, log: TopicLog, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
+        """The same, of the records that it has not finished."""
+        if after >= self.leases.cursor:
+            after = max(after, self.state.finished.floor)
+        return super().jobs_after(log, after, to, mask, most)
+
+    def _jobs_among(self, first: int, last: int, mask: bytes) -> array[int]:
+        found: array[int] = array("Q")
+        for a, b in self.state.finished.outside(first, last):
+            found += super()._jobs_among(a, b, mask)
+        return found
+
+    def decide_cancel(self, seqs: Sequence[int]) -> LeaseDecision[AckEvent]:
+        """The same. Fresh records are finished only as far as there is room for what that leaves to remember."""
+        room = max(self.state.room, 0)
+        fresh = [seq for seq in seqs if not self.leases.is_kept(seq)]
+        if len(fresh) <= room:
+            return super().decide_cancel(seqs)
+        left_out = fresh[room:]
+        among = set(left_out)
+        decision = super().decide_cancel([seq for seq in seqs if seq not in among])
+        return decision._replace(skipped=decision.skipped + left_out)
 
     def must_look(self, log: TopicLog, most: int) -> bool:
         """Return True if the filter has to be asked before `most` jobs can be claimed."""

@@ -130,6 +130,10 @@ class Group:
         count twice meanwhile."""
         return self.max_unfinished - len(self.leases) - self.leases.reserved - len(self.finished)
 
+    def is_unfinished(self, seq: int) -> bool:
+        """Return True if a live record is held, or not finished."""
+        return self.leases.is_kept(seq) or seq not in self.finished
+
     def fresh(self, log: TopicLog) -> NextLive:
         """Return what a claim asks for fresh records: of all its calls together they are as many as there is room for.
         Calls raise NotLoaded."""
@@ -209,7 +213,14 @@ class Group:
         done = self.leases.apply(event)
         if isinstance(event, AckEvent | DeadLetterEvent):
             self.finished.add_seqs(event.seqs)
+            self._unmatch(event.seqs)
         return done
+
+    def _unmatch(self, seqs: Sequence[int]) -> None:
+        """Forget that records match that were cancelled before they were given to anybody."""
+        ended = {seq for seq in seqs if seq > self.leases.cursor}
+        if ended and self.matched:
+            self.matched = array("Q", [seq for seq in self.matched if seq not in ended])
 
     def gone(self, seqs: Iterable[int]) -> array[int]:
         """Forget the records of `seqs`, which were deleted. Return those whose lease has ended by that."""

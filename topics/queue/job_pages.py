@@ -78,6 +78,13 @@ OTHER_LANES: Final = tuple(lane for lane in LANES if lane)
 """The lanes of all priorities but the default one."""
 
 
+def mask_of(states: Iterable[int]) -> bytes:
+    """Return the table that `bytes.translate` makes a mask with: which state codes are in one of `states`, reserved or
+    not."""
+    wanted = frozenset(states)
+    return bytes(code & PLAIN in wanted for code in range(256))
+
+
 def priority_of(code: int) -> int:
     """Return the priority of a job with this state code."""
     return (code >> 4) ^ DEFAULT_PRIORITY
@@ -150,6 +157,12 @@ class JobPage:
     def seqs_in(self, number: int, state: int) -> array[int]:
         """Return the seqs in `state`, reserved or not, ascending."""
         return array("Q", compress(count(number * len(self.states)), self.states.translate(_IF_STATE[state])))
+
+    def seqs_among(self, number: int, mask: bytes, first: int, last: int) -> array[int]:
+        """Return the seqs of page `number` from `first` to `last` whose states `mask` (`mask_of`) has, ascending."""
+        base = number * len(self.states)
+        a, b = max(first - base, 0), min(last - base + 1, len(self.states))
+        return array("Q", compress(count(base + a), self.states[a:b].translate(mask)))
 
     def next_due(self) -> int | None:
         """Return when time frees the first job that is not reserved (monotonic ms), None if it frees none."""
@@ -372,7 +385,6 @@ class JobPage:
             assert state in (LEASED, DELAYED, LATER, FREE) or self.due_ms[slot] == 0, slot
             assert state == LEASED or self.lease_ids[slot] == self.holders[slot] == 0, slot
             assert state != LEASED or self.holders[slot] < len(self.nodes), slot
-            assert self.states[slot] & ~LANE not in (DELAYED | RESERVED, LATER | RESERVED), slot
 
 
 def _packed(column: array[int], states: bytes) -> bytes:

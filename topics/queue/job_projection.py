@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from topics.queue import job_pages
 from topics.queue.job_pages import (
@@ -21,6 +21,7 @@ from topics.queue.job_pages import (
     LATER,
     LEASED,
     PARKED,
+    PLAIN,
     JobPage,
 )
 from topics.queue.job_table import JobTable
@@ -39,6 +40,7 @@ from topics.queue.lease_events import (
     PauseEvent,
     ReleaseEvent,
     ResumeEvent,
+    RetryEvent,
 )
 from topics.queue.retry_delay import RetryDelay
 from topics.queue.unique_keys import FrozenKeys, UniqueKeys
@@ -48,6 +50,18 @@ from topics.runtime.instant import MAX_AHEAD_MS, Instant
 _RUN: Final = 4096
 
 _MOST_SEQ: Final = (1 << 64) - 1
+
+
+class JobLook(NamedTuple):
+    """One job: its state (`job_pages`), how often it was claimed, who holds it, the time of its state (`due_ms` of its
+    slot), its priority and its last error."""
+
+    state: int
+    deliveries: int
+    node: str | None
+    due_ms: int
+    priority: int
+    error: str | None
 
 
 class JobProjection:
@@ -139,6 +153,29 @@ class JobProjection:
         kept = [seq for run in self._table.runs(first, last, _RUN) for seq in run]
         return iter(sorted({*kept, *(seq for seq in self._reserved if first <= seq <= last)}))
 
+    def jobs_after(self, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
+        """Return the known jobs above `after` and up to `to` whose states `mask` (`job_pages.mask_of`) has, ascending,
+        and the seq up to which there are no others: as far as a step goes that finds about `most` jobs."""
+        found, end = self._table.after(after, to, mask, most)
+        if mask[ABSENT]:
+            state, floor = self._table.state, self._floor
+            fresh = [seq for seq, there in self._reserved.items() if there and max(after + 1, floor) <= seq <= end]
+            fresh = [seq for seq in fresh if state(seq) == ABSENT]
+            found = array("Q", sorted([*found, *fresh])) if fresh else found
+        return found, end
+
+    def jobs_among(self, first: int, last: int, mask: bytes) -> array[int]:
+        """Return those from `first` to `last`, which are all unfinished, whose states `mask` has; that of a fresh job
+        is `ABSENT`."""
+        return self._table.among(first, last, mask)
+
+    def look(self, seq: int) -> JobLook:
+        """Return how a job is, as of the last sweep. One that is not kept is fresh."""
+        page, slot = self._table.at(seq)
+        state = page.states[slot] & PLAIN
+        node, error = page.holder(slot), self.errors.of(seq)
+        return JobLook(state, page.deliveries[slot], node, page.due_ms[slot], page.priority(slot), error)
+
     def is_paused(self, now: Instant) -> bool:
         """Return True if claims get nothing at this time."""
         return self.paused_until is not None and (self.paused_until == 0 or now.wall < self.paused_until)
@@ -196,6 +233,8 @@ class JobProjection:
                 done = self._release(event)
             case NackEvent():
                 done = self._nack(event)
+            case RetryEvent():
+                done = self._retry(event)
             case EnqueueEvent():
                 done = self._enqueue(event)
             case ParkEvent():
@@ -420,6 +459,15 @@ class JobProjection:
             done.append(seq)
         return done
 
+    def _retry(self, event: RetryEvent) -> array[int]:
+        done: array[int] = array("Q")
+        for page, slot, seq in self._events(event.seqs):
+            # Leased: this is replay, where no time passes, and the job was delayed by the end of its lease.
+            if page.unreserve(slot) in (DELAYED, LATER, LEASED):
+                page.move(slot, FREE)
+                done.append(seq)
+        return done
+
     def _enqueue(self, event: EnqueueEvent) -> array[int]:
         done: array[int] = array("Q")
         first_ms = min(filter(None, event.not_before), default=None)
@@ -457,8 +505,11 @@ class JobProjection:
         return done
 
     def _end(self, seqs: array[int]) -> array[int]:
+        # Fresh jobs that are cancelled are only reserved.
+        there = {seq for seq in seqs if self._reserved.get(seq) and seq >= self._floor}
         self._forget(seqs)
-        return array("Q", [seq for page, slot, seq in self._events(seqs) if page.forget(slot) != ABSENT])
+        ended = self._events(seqs)
+        return array("Q", [seq for page, slot, seq in ended if page.forget(slot) != ABSENT or seq in there])
 
     def _forget(self, seqs: Sequence[int]) -> None:
         self.errors.forget(seqs)
@@ -476,7 +527,7 @@ class JobProjection:
         match event:
             case AckEvent() | DeadLetterEvent():
                 order.ended(event.seqs)
-            case ReleaseEvent() | NackEvent() | ParkEvent():
+            case ReleaseEvent() | NackEvent() | RetryEvent() | ParkEvent():
                 order.freed(done)
 
     def _pass_known(self) -> None:

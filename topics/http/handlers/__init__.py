@@ -7,6 +7,7 @@ bulk            exports and ingests
 raw_bytes       raw bytes: appending them, and giving them back
 stages          stages and their commits
 queues          claim, ack, nack, extend, and the stream `/work`
+jobs            looking at jobs, retrying and cancelling them
 consumers       named consumers
 schedules       schedules
 groups          groups of a log

@@ -26,6 +26,7 @@ from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
 from topics.http.handlers.consumers import ConsumerHandlers
 from topics.http.handlers.groups import GroupHandlers
+from topics.http.handlers.jobs import JobHandlers
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.raw_bytes import RawBytes
 from topics.http.handlers.schedules import ScheduleHandlers
@@ -57,6 +58,7 @@ class DataPlane:
         states = States(engine, refusal)
         streams = Streams(engine)
         queues = Queues(engine)
+        jobs = JobHandlers(engine)
         consumers = ConsumerHandlers(engine)
         schedules = ScheduleHandlers(engine)
         groups = GroupHandlers(engine)
@@ -82,6 +84,12 @@ class DataPlane:
             "resume": queues.resume,
             "extend": queues.extend,
             "work": queues.work,
+            "list_jobs": jobs.page,
+            "retry_jobs": jobs.retry,
+            "cancel_jobs": jobs.cancel,
+            "list_group_jobs": jobs.page,
+            "retry_group_jobs": jobs.retry,
+            "cancel_group_jobs": jobs.cancel,
             "put_consumer": consumers.put,
             "get_consumer": consumers.get,
             "list_consumers": consumers.page,

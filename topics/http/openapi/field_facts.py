@@ -16,7 +16,8 @@ from topics.conditions.fences import MAX_FENCES, MAX_NAME_BYTES
 from topics.engine.delivery.prefix_wishes import MOST_PREFIXES
 from topics.groups.group_events import MAX_UNFINISHED
 from topics.http import answer_types
-from topics.http.openapi.fact import NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
+from topics.http.openapi.fact import FILTER, NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
+from topics.http.openapi.job_facts import JOB_FACTS
 from topics.http.requests import (
     append_requests,
     condition_requests,
@@ -66,20 +67,6 @@ _SEQS: Final[Mapping[str, Any]] = {"items": {"type": "integer", **U64}}
 _MATCH_TEXT: Final = (
     '`["tag","Eq","x"]`, `["tag","Glob","x*"]` (a literal prefix and one final `*`), or a bare string, which means '
     "`Eq`. Records without a tag never match."
-)
-FILTER: Final = Fact(
-    "Only records that match this filter, such as "
-    '`["And",["tag","Glob","eu:*"],["data","/total","Ge",10]]` (docs, filters); null for all.',
-    {
-        "anyOf": [
-            {
-                "type": "array",
-                "prefixItems": [{"enum": ["tag", "node", "meta", "data", "And", "Or", "Not"]}],
-                "minItems": 2,
-            },
-            {"type": "null"},
-        ]
-    },
 )
 
 _MATCH: Final[Mapping[str, Any]] = {
@@ -688,6 +675,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "lease_id": Fact("Opaque. Identifies the lease in an ack, nack or extend.", {"pattern": "^lease_[0-9a-f]+$"}),
         "deadline": seq("When the lease ends, in ms since the epoch."),
         "deliveries": seq("How often the job was leased, including this time."),
+        "last_error": Fact("The `error` of its last nack that had one."),
     },
     answer_types.ClaimAnswer: {
         "claimed": Fact("The jobs, by their seqs, or in the order of their priorities if these differ."),
@@ -739,6 +727,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "file": seq("Number of the WAL file."),
         "offset": seq("Byte offset in that file."),
     },
+    **JOB_FACTS,
     answer_types.Sample: {"labels": Fact("Values of the labels, by name."), "value": Fact("The present value.")},
 }  # fmt: skip
 
@@ -756,6 +745,8 @@ _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
     answer_types.GroupNackAnswer,
     answer_types.GroupExtendAnswer,
     answer_types.GroupPauseAnswer,
+    answer_types.GroupJobListAnswer,
+    answer_types.GroupJobsChangedAnswer,
 )
 DESCRIBED: Final[Mapping[str, type[Struct]]] = {kind.__name__: kind for kind in (*_BY_TYPE, *_OF_DERIVED)}
 """The types by their names in the description."""
