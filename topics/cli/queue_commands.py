@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from topics.cli import job_commands
 from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
 from topics.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailure, tell
 from topics.cli.output import Column, count, moment, print_json, print_line, print_ndjson, print_table
@@ -109,6 +110,11 @@ def _state(client: Client, name: str) -> Any:
     return state if state.queue is not None else None
 
 
+queue.add_command(job_commands.jobs)
+queue.add_command(job_commands.retry)
+queue.add_command(job_commands.cancel)
+
+
 # ----------------------------------------------------------------- one call each
 
 
@@ -186,6 +192,7 @@ def _job_document(job: Job) -> dict[str, Any]:
         "$tag": job.tag,
         "$node": job.node,
         "deliveries": job.deliveries,
+        "last_error": job.last_error,
         "data": job.raw,
         "meta": job.meta or None,
     }

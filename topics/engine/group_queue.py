@@ -80,7 +80,8 @@ class GroupQueue(JobQueue):
         return found
 
     def decide_cancel(self, seqs: Sequence[int]) -> LeaseDecision[AckEvent]:
-        """The same. Fresh records are finished only as far as there is room for what that leaves to remember."""
+        """The same. Fresh records are finished only as far as there is room for what that leaves to remember: the
+        others are `busy`, because what is finished side by side takes little room, or skipped if there is none."""
         room = max(self.state.room, 0)
         fresh = [seq for seq in seqs if not self.leases.is_kept(seq)]
         if len(fresh) <= room:
@@ -88,6 +89,8 @@ class GroupQueue(JobQueue):
         left_out = fresh[room:]
         among = set(left_out)
         decision = super().decide_cancel([seq for seq in seqs if seq not in among])
+        if room:
+            return decision._replace(busy=decision.busy + left_out)
         return decision._replace(skipped=decision.skipped + left_out)
 
     def must_look(self, log: TopicLog, most: int) -> bool:

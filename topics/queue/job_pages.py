@@ -45,6 +45,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import compress, count, islice
 from typing import Any, Final
 
@@ -83,6 +84,12 @@ def mask_of(states: Iterable[int]) -> bytes:
     not."""
     wanted = frozenset(states)
     return bytes(code & PLAIN in wanted for code in range(256))
+
+
+@lru_cache(maxsize=16)
+def without_fresh(mask: bytes) -> bytes:
+    """Return a mask without `ABSENT`: only kept jobs have its states."""
+    return bytes(mask[code] and code & PLAIN != ABSENT for code in range(256)) if mask[ABSENT] else mask
 
 
 def priority_of(code: int) -> int:

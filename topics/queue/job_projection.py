@@ -23,6 +23,7 @@ from topics.queue.job_pages import (
     PARKED,
     PLAIN,
     JobPage,
+    without_fresh,
 )
 from topics.queue.job_table import JobTable
 from topics.queue.key_order import KeyOrder
@@ -156,7 +157,7 @@ class JobProjection:
     def jobs_after(self, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
         """Return the known jobs above `after` and up to `to` whose states `mask` (`job_pages.mask_of`) has, ascending,
         and the seq up to which there are no others: as far as a step goes that finds about `most` jobs."""
-        found, end = self._table.after(after, to, mask, most)
+        found, end = self._table.after(after, to, without_fresh(mask), most)
         if mask[ABSENT]:
             state, floor = self._table.state, self._floor
             fresh = [seq for seq, there in self._reserved.items() if there and max(after + 1, floor) <= seq <= end]

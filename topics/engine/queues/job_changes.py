@@ -62,7 +62,7 @@ class JobChanges:
         move to the dead letters are skipped. Durable as the class of the topic. Raises 404, 409, 429 when the shard's
         queue stays full, and 503; then a part may be done."""
         mask = MASKS[selection.state]
-        return await self._change(name, selection, mask, JobQueue.decide_cancel, self._lease_commits.end, perf, group)
+        return await self._change(name, selection, mask, _decide_cancel, self._lease_commits.end, perf, group)
 
     async def retry(
         self, name: str, selection: JobSelection, perf: Performance, group: str | None = None
@@ -139,3 +139,7 @@ class JobChanges:
             return None
         live = topic.log.index.only_live(array("Q", sorted(seqs)))
         return decide(queue, [seq for seq in live if queue.is_unfinished(seq)])
+
+
+def _decide_cancel(queue: JobQueue, seqs: Sequence[int]) -> LeaseDecision[AckEvent]:
+    return queue.decide_cancel(seqs)
