@@ -6,6 +6,7 @@
     schedule_calls            the calls on schedules
     group_calls               the calls on groups of a log
     pause_calls               pausing queues and groups
+    redrive_calls             moving dead letters back
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
     transport                 the request of a call, the result or error of an answer

@@ -21,6 +21,7 @@ from topics.client import (
     group_calls,
     pages,
     pause_calls,
+    redrive_calls,
     schedule_calls,
 )
 from topics.client.bulk import ExportDownload
@@ -279,6 +280,9 @@ class Client(BaseClient):
     extend = _method(calls.extend)
     pause = _method(pause_calls.pause)
     resume = _method(pause_calls.resume)
+    redrive = _method(redrive_calls.redrive)
+    redrive_state = _method(redrive_calls.redrive_state)
+    stop_redrive = _method(redrive_calls.stop_redrive)
 
     # -- lists: last, because the name hides the type ----------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class GroupQueue(JobQueue):
         with suppress(NotLoaded):
             self.state.advance(log)
         if self._held and self.leases.in_flight < before:
-            self._freed([seq for seq in self._held if seq <= self.state.finished.floor])
+            self._freed([seq for seq in self._held if not self.leases.is_kept(seq)])
 
 
 class TopicGroups:
@@ -153,7 +153,7 @@ class TopicGroups:
     def front_moved(self, log: TopicLog) -> None:
         """Note that the first live seq of the log may be another."""
         for queue in self.by_name.values():
-            if queue.state.finished.floor + 1 < log.earliest_seq:
+            if queue.state.finished.floor + 1 < log.earliest_seq or queue.state.reopened_up_to(log.earliest_seq - 1):
                 queue.catch_up(log)
 
     def ring(self) -> None:
@@ -167,8 +167,8 @@ class TopicGroups:
             queue.end()
 
     def lowest_floor(self) -> int | None:
-        """Return the floor of the group that is furthest behind; None without groups."""
-        return min((queue.state.finished.floor for queue in self.by_name.values()), default=None)
+        """Return the seq up to which no group needs records; None without groups."""
+        return min((queue.state.passed_to for queue in self.by_name.values()), default=None)
 
     def freeze(self, now: Instant) -> FrozenGroups:
         """Return the groups for the topic's part of a snapshot; those without a change since are not encoded again."""
