@@ -394,7 +394,7 @@ class PauseAnswer(Struct, kw_only=True):
     performance: Performance
 
 
-class RedriveError(Struct, frozen=True):
+class RedriveFault(Struct, frozen=True):
     """Why a redrive has failed."""
 
     code: str
@@ -409,7 +409,7 @@ class RedriveAnswer(Struct, kw_only=True):
     moved: int
     left: int
     reasons: dict[str, int]
-    error: RedriveError | None
+    error: RedriveFault | None
     performance: Performance
 
 

@@ -35,7 +35,7 @@ from topics.storage.wal import frames
 from topics.storage.wal.frames import AppendFrames, FrameType, UnsealedFrames, seal_batch
 
 
-class _DecidedAppend(NamedTuple):
+class _DecidedMember(NamedTuple):
     """An append that has its seqs. It does not change any more."""
 
     first_seq: int
@@ -91,7 +91,7 @@ class MemberCommits:
             appended, blocks = ahead.frames(closes_batch=False), ahead.blocks()
         else:
             appended, blocks = _encoded(topic, first_seq, ts, batch)
-        decided = _DecidedAppend(first_seq, last_seq, ts, appended, batch.tags, blocks, watermark, floor, fence, jobs)
+        decided = _DecidedMember(first_seq, last_seq, ts, appended, batch.tags, blocks, watermark, floor, fence, jobs)
         commit = MemberCommit(
             topic,
             appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True),
@@ -154,7 +154,7 @@ class MemberCommits:
         queue.gone([seq for seq in event.seqs if seq not in live])
         queue.catch_up(log)
 
-    def _publish_append(self, decided: _DecidedAppend, commit: Commit) -> None:
+    def _publish_append(self, decided: _DecidedMember, commit: Commit) -> None:
         """The commit point of one topic; that of the others is in the same step."""
         first_seq, _, ts, appended, tags, blocks, watermark, _, fence, jobs = decided
         publish_records(commit.topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
@@ -163,7 +163,7 @@ class MemberCommits:
             publish_fence(commit.topic, fence)
         self._registry.account(commit.topic)
 
-    def _publish_undone(self, decided: _DecidedAppend, commit: Commit) -> None:
+    def _publish_undone(self, decided: _DecidedMember, commit: Commit) -> None:
         """Publish the seqs of an undone append as deleted records."""
         first_seq, last_seq, ts, appended, tags, blocks, watermark, floor, fence, _ = decided
         topic = commit.topic

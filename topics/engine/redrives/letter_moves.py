@@ -64,7 +64,7 @@ class _Target(NamedTuple):
     """False if the caller has named the topic: then it may be a log."""
 
 
-class _Part(NamedTuple):
+class _JudgedLetters(NamedTuple):
     """Letters that can go to their target now: which, and how."""
 
     letters: list[Letter]
@@ -215,7 +215,7 @@ class LetterMoves:
             await self._send(topic, seqs, part, self._registry.topics[target.topic]).ended()
             moved.extend(seqs)
 
-    def _send(self, topic: Topic, seqs: array[int], part: _Part, target: Topic) -> Transaction:
+    def _send(self, topic: Topic, seqs: array[int], part: _JudgedLetters, target: Topic) -> Transaction:
         """Queue the transaction: one step of the loop."""
         token = new_token()
         place = part.place if part.place[0] else (token, token)
@@ -248,7 +248,7 @@ class LetterMoves:
                 await self._loader.expire(topic)
         return False
 
-    async def _part(self, to: _Target, letters: list[Letter]) -> _Part | None:
+    async def _part(self, to: _Target, letters: list[Letter]) -> _JudgedLetters | None:
         """Judge which letters the target takes. None if it had to wait: then the caller starts over. Otherwise there
         was no await before the return."""
         target = self._registry.topics.get(to.topic)
@@ -271,7 +271,7 @@ class LetterMoves:
             return await self._to_queue(target, letters)
         return await self._to_group(target, to.group, to.epoch, letters)
 
-    async def _to_queue(self, target: Topic, letters: list[Letter]) -> _Part | None:
+    async def _to_queue(self, target: Topic, letters: list[Letter]) -> _JudgedLetters | None:
         """Judge letters that are to be appended: to a queue, or to any topic that the caller has named."""
         if target.pending and evicts(target) and not only_appends(target):
             await self._commits.wait_for(target.next_change())  # as for an append
@@ -286,9 +286,9 @@ class LetterMoves:
         def commit(payload: dict[str, object], _token: int) -> MemberCommit:
             return self._members.append(target, batch, None, payload)
 
-        return _Part(fits, left, place, commit)
+        return _JudgedLetters(fits, left, place, commit)
 
-    async def _to_group(self, target: Topic, group: str, epoch: int, letters: list[Letter]) -> _Part | None:
+    async def _to_group(self, target: Topic, group: str, epoch: int, letters: list[Letter]) -> _JudgedLetters | None:
         """Judge letters whose records a group is to have again."""
         queue = target.groups.by_name.get(group) if target.groups is not None else None
         if queue is None or queue.deleted or (epoch and epoch != target.id):
@@ -320,7 +320,7 @@ class LetterMoves:
             else:
                 room -= is_finished
                 fits.append(letter)
-        return _Part(fits, left, (0, 0), partial(self._reopening, target, queue, fits))
+        return _JudgedLetters(fits, left, (0, 0), partial(self._reopening, target, queue, fits))
 
     def _reopening(
         self, target: Topic, queue: GroupQueue, letters: Sequence[Letter], payload: dict[str, object], token: int
@@ -342,13 +342,13 @@ def check_class(topic: Topic) -> None:
         )
 
 
-def _nothing(letters: Sequence[Letter], why: Reason) -> _Part:
+def _nothing(letters: Sequence[Letter], why: Reason) -> _JudgedLetters:
     """Return a part without letters, because none can be moved."""
 
     def commit(_payload: dict[str, object], _token: int) -> MemberCommit:
         raise AssertionError("there is nothing to be moved")
 
-    return _Part([], {letter.seq: why for letter in letters}, (0, 0), commit)
+    return _JudgedLetters([], {letter.seq: why for letter in letters}, (0, 0), commit)
 
 
 def _there(topic: Topic, letters: Sequence[Letter]) -> list[Letter]:

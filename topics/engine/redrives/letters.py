@@ -13,7 +13,7 @@ MARKERS: Final = "$dead_letter"
 """Keys of a meta that begin so say where a letter came from. Clients cannot write them."""
 
 
-class Origin(NamedTuple):
+class LetterOrigin(NamedTuple):
     """Where a letter came from."""
 
     topic: str
@@ -33,7 +33,7 @@ class Letter(NamedTuple):
     tag: str | None
     meta: bytes
     """Its meta without the markers."""
-    origin: Origin | None
+    origin: LetterOrigin | None
     """None if it has no markers: then it is no letter."""
 
     @property
@@ -50,12 +50,12 @@ def letter_of(seq: int, parts: RecordParts) -> Letter:
     return Letter(seq, parts.data, parts.tag.decode() or None, meta, _origin_of(fields))
 
 
-def _origin_of(fields: Mapping[str, Any]) -> Origin | None:
+def _origin_of(fields: Mapping[str, Any]) -> LetterOrigin | None:
     topic = fields.get(f"{MARKERS}_from")
     if not topic:
         return None
     group = fields.get(f"{MARKERS}_group")
-    return Origin(topic, group, _number(fields, "src_seq"), _number(fields, "src_epoch"))
+    return LetterOrigin(topic, group, _number(fields, "src_seq"), _number(fields, "src_epoch"))
 
 
 def _number(fields: Mapping[str, Any], name: str) -> int:

@@ -48,7 +48,7 @@ class RedriveWish(NamedTuple):
     """At most so many letters are moved in every so many ms."""
 
 
-class RedriveState(NamedTuple):
+class RedriveProgress(NamedTuple):
     """How far a redrive has come."""
 
     state: State
@@ -108,7 +108,7 @@ class Redrives:
         """How many redrives are running."""
         return sum(one.state == "running" for one in self._known.values())
 
-    def start(self, name: str, wish: RedriveWish, may: Callable[[str], bool]) -> RedriveState:
+    def start(self, name: str, wish: RedriveWish, may: Callable[[str], bool]) -> RedriveProgress:
         """Begin to move the letters of a topic, if no redrive of it is running. `may` tells whether the caller may
         write to a topic. Return the state of the one that is running now.
 
@@ -130,12 +130,12 @@ class Redrives:
         self._background.start_soon(self._run, one)
         return _shown(one)
 
-    def get(self, name: str) -> RedriveState:
+    def get(self, name: str) -> RedriveProgress:
         """Return the state of the last redrive of a topic; `idle` if it had none since the start. Raises 404."""
         known = self._known.get(self._registry.topic(name).id)
-        return RedriveState("idle", 0, {}, None) if known is None else _shown(known)
+        return RedriveProgress("idle", 0, {}, None) if known is None else _shown(known)
 
-    async def stop(self, name: str) -> RedriveState:
+    async def stop(self, name: str) -> RedriveProgress:
         """Stop the redrive of a topic, if one is running, and return its state when it has ended: the piece on its way
         is moved first. Raises 404, and 503 while that piece waits for room on the disk. Cancelling stops only the
         waiting."""
@@ -224,5 +224,5 @@ class Redrives:
             await one.stopping.wait()
 
 
-def _shown(one: _Redrive) -> RedriveState:
-    return RedriveState(one.state, one.moved, dict(sorted(one.left.items())), one.error)
+def _shown(one: _Redrive) -> RedriveProgress:
+    return RedriveProgress(one.state, one.moved, dict(sorted(one.left.items())), one.error)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from topics.engine.engine import Engine
-from topics.engine.redrives.redrives import RedriveState
-from topics.http.answer_types import RedriveAnswer, RedriveError
+from topics.engine.redrives.redrives import RedriveProgress
+from topics.http.answer_types import RedriveAnswer, RedriveFault
 from topics.http.calls import Call, Response, json_response
 from topics.http.requests.redrive_requests import decode_redrive
 
@@ -31,7 +31,7 @@ class RedriveHandlers:
         """`DELETE /v0/topics/{topic}/redrive`."""
         return self._state(call, await self._engine.redrives.stop(call.params["topic"]))
 
-    def _state(self, call: Call, state: RedriveState, status: int = 200) -> Response:
+    def _state(self, call: Call, state: RedriveProgress, status: int = 200) -> Response:
         error = state.error
         answer = RedriveAnswer(
             topic=call.params["topic"],
@@ -39,7 +39,7 @@ class RedriveHandlers:
             moved=state.moved,
             left=sum(state.left.values()),
             reasons={str(reason): letters for reason, letters in state.left.items()},
-            error=None if error is None else RedriveError(error.code, error.message),
+            error=None if error is None else RedriveFault(error.code, error.message),
             performance=call.performance(self._engine.clock.perf_ns()),
         )
         return json_response(answer, status)

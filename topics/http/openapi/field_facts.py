@@ -712,10 +712,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         ),
         "error": Fact("Why it has failed; null if it has not."),
     },
-    answer_types.RedriveError: {
-        "code": Fact("The code of an error, as in answers."),
-        "message": Fact("What went wrong."),
-    },
+    answer_types.RedriveFault: {"code": Fact("As in the answer of an error."), "message": Fact("What went wrong.")},
     redrive_requests.RedriveBody: {
         "to": Fact("The topic that gets all letters. Absent: each goes to where it came from.", TOPIC),
         "filter": FILTER,
