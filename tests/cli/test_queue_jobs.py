@@ -61,6 +61,7 @@ def test_no_more_are_listed_than_asked_for(here: InProcess, canned: CannedDaemon
     [
         (("retry", "q", "7", "8"), "/v0/topics/q/jobs/retry", {"seqs": [7, 8]}),
         (("retry", "q", "--filter", 'tag = "t"'), "/v0/topics/q/jobs/retry", {"filter": ["tag", "Eq", "t"]}),
+        (("retry", "q", "3", "--state", "dead"), "/v0/topics/q/jobs/retry", {"seqs": [3], "state": "dead"}),
         (("cancel", "q", "7", "-y"), "/v0/topics/q/jobs/cancel", {"seqs": [7]}),
         (
             ("cancel", "q", "--group", "g", "--filter", 'tag = "t"', "--state", "ready", "-y"),

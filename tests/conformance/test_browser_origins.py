@@ -284,6 +284,8 @@ EVERY_ROUTE = [
     ("POST", "/v0/topics/jobs/jobs/retry"), ("POST", "/v0/topics/jobs/jobs/cancel"),
     ("GET", "/v0/topics/jobs/groups/g/jobs"), ("POST", "/v0/topics/jobs/groups/g/jobs/retry"),
     ("POST", "/v0/topics/jobs/groups/g/jobs/cancel"),
+    ("POST", "/v0/topics/jobs/redrive"),
+    ("GET", "/v0/topics/jobs/redrive"), ("DELETE", "/v0/topics/jobs/redrive"),
 ]  # fmt: skip
 
 

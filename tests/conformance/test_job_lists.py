@@ -187,6 +187,40 @@ def test_dead_jobs_are_those_of_the_queue_or_the_group(client: Client, topic: st
     assert paged == [job["$seq"] for job in found]
 
 
+def test_dead_jobs_are_retried(client: Client, topic: str) -> None:
+    dead, log = f"{topic}.dead", f"{topic}.log"
+    records = [{"data": i, "tag": "x" if i < 2 else "y", "meta": {"m": str(i)}} for i in range(4)]
+    make(client, topic, *records, dead_letter=dead, max_deliveries=9)
+    say(client, f"{topic}/claim", max=9)
+    say(client, f"{topic}/nack", seqs=[1, 2, 3], dead=True, error="why")
+    say(client, f"{topic}/nack", seqs=[4], delay_ms=LONG_MS)
+    until(lambda: len(jobs(client, topic, state="dead")["jobs"]) == 3)
+    client.append(log, 1)
+    body_of(
+        client.put(f"/v0/topics/{log}/groups/g", json={"from": "earliest", "dead_letter": dead, "max_deliveries": 9}),
+        201,
+    )
+    say(client, f"{log}/groups/g/claim")
+    say(client, f"{log}/groups/g/nack", seqs=[1], dead=True)
+    until(lambda: len(jobs(client, log, "groups", "g", state="dead")["jobs"]) == 1)
+    letters = {job["data"]: job["$seq"] for job in jobs(client, topic, state="dead")["jobs"]}
+    (of_group,) = seqs_of(jobs(client, log, "groups", "g", state="dead"))
+    assert change(client, topic, "retry", seqs=[letters[2], of_group, 99], state="dead") == (1, 1, 2)
+    (back,) = jobs(client, topic, state="ready")["jobs"]
+    assert (back["data"], back["deliveries"], back["meta"], "last_error" in back) == (2, 0, {"m": "2"}, False)
+    assert back["$seq"] == 5
+    assert change(client, topic, "retry", filter=["data", "", "Exists", True], state="delayed") == (1, 1, 0)
+    assert change(client, topic, "retry", filter=["tag", "Eq", "x"]) == (2, 2, 0)
+    assert [job["data"] for job in jobs(client, topic, state="ready")["jobs"]] == [3, 2, 0, 1]
+    assert jobs(client, topic, state="dead")["jobs"] == []
+    assert change(client, log, "retry", "groups", "g", seqs=[of_group], state="dead") == (1, 1, 0)
+    assert seqs_of(jobs(client, log, "groups", "g", state="ready")) == [1]
+    assert change(client, log, "retry", "groups", "g", filter=["data", "", "Exists", True]) == (0, 0, 0)
+    body_of(client.put(f"/v0/topics/{topic}", json={"dead_letter": None}))
+    invalid(client.post(f"/v0/topics/{topic}/jobs/retry", json={"seqs": [1], "state": "dead"}), "state")
+    assert change(client, topic, "retry", filter=["tag", "Eq", "x"]) == (0, 0, 0)
+
+
 def test_dead_jobs_are_read_only_with_a_key_for_their_topic_which_is_not_told(tmp_path: Path) -> None:
     entries = [BOSS, "mine::mine", "reader:r:mine|secret"]
     with running(tmp_path, api_keys=",".join(entries)) as client, callers_of(client) as callers:
@@ -198,6 +232,10 @@ def test_dead_jobs_are_read_only_with_a_key_for_their_topic_which_is_not_told(tm
         error = error_of(callers["mine"].get("/v0/topics/mine/jobs", params={"state": "dead"}), 403, "forbidden")
         assert "secret" not in json.dumps(error)
         assert len(jobs(callers["reader"], "mine", state="dead")["jobs"]) == 1
+        for body in ({"seqs": [1], "state": "dead"}, {"filter": ["tag", "Eq", "x"]}):
+            error = error_of(callers["mine"].post("/v0/topics/mine/jobs/retry", json=body), 403, "forbidden")
+            assert "secret" not in json.dumps(error)
+        assert change(callers["mine"], "mine", "retry", filter=["tag", "Eq", "x"], state="delayed") == (0, 0, 0)
         assert jobs(callers["mine"], "mine")["jobs"] == []
         error_of(callers["reader"].post("/v0/topics/mine/jobs/cancel", json={"seqs": [1]}), 403, "forbidden")
         error_of(callers["mine"].get("/v0/topics/other/jobs"), 403, "forbidden")

@@ -211,6 +211,8 @@ async def test_every_call_that_changes_something_is_tried() -> None:
         "seal": "is a checkpoint",
         "work": "is a stream",
         "group_work": "is a stream",
+        "redrive": "begins a task, and does not wait for it",
+        "stop_redrive": "waits for what that task has begun",
     }
     tried = {what.partition(" ")[0] for what in CHANGES}
     assert {route.name for route in ROUTES if route.changes} - set(exempt) == tried - {"stage", "diff_post"}

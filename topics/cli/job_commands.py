@@ -107,21 +107,33 @@ def job_document(job: ListedJob) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-@click.command(epilog=examples("topics queue retry mails 17 18", "topics queue retry mails --filter 'tag = \"eu\"'"))
+@click.command(
+    epilog=examples(
+        "topics queue retry mails 17 18",
+        "topics queue retry mails --filter 'tag = \"eu\"'",
+        "topics queue retry mails 3 --state dead",
+    )
+)
 @_topic
 @_seqs
 @_filter
+@click.option(
+    "--state", type=click.Choice(["delayed", "dead"]), help="Only jobs in this state.  [delayed; with --filter both]"
+)
 @_group
 @client_options
 @click.pass_obj
-def retry(options: CommandOptions, topic: str, seqs: tuple[int, ...], wanted: str | None, group: str | None) -> None:
-    """Make delayed jobs ready: those with these seqs, or those that match --filter.
+def retry(
+    options: CommandOptions, topic: str, seqs: tuple[int, ...], wanted: str | None, state: Any, group: str | None
+) -> None:
+    """Make delayed or dead jobs ready: those with these seqs, or those that match --filter.
 
-    Jobs that are not delayed are skipped, which is not a failure.
+    With --state dead the seqs are those of the letters in the dead-letter topic. Jobs in other states are skipped,
+    which is not a failure.
     """
     _check_selection(seqs, wanted)
     with connect(options) as client:
-        done = client.retry_jobs(topic, list(seqs) or None, filter=wanted, group=group)
+        done = client.retry_jobs(topic, list(seqs) or None, filter=wanted, state=state, group=group)
     _tell(options, "retried", done)
 
 

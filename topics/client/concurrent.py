@@ -22,6 +22,7 @@ from topics.client import (
     job_calls,
     pages,
     pause_calls,
+    redrive_calls,
     schedule_calls,
 )
 from topics.client.bulk import ExportDownload
@@ -286,6 +287,9 @@ class AsyncClient(BaseClient):
     all_jobs = _paged(pages.all_jobs)
     retry_jobs = _method(job_calls.retry_jobs)
     cancel_jobs = _method(job_calls.cancel_jobs)
+    redrive = _method(redrive_calls.redrive)
+    redrive_state = _method(redrive_calls.redrive_state)
+    stop_redrive = _method(redrive_calls.stop_redrive)
 
     # -- lists: last, because the name hides the type ----------------------------------------------------------------
 

@@ -43,7 +43,10 @@ def retry_jobs(
     state: Literal["delayed", "dead"] | None = None,
     group: str | None = None,
 ) -> ClientCall[JobCounts]:
-    """Make delayed jobs ready: those of `seqs`, or those that match `filter`; one of the two is needed."""
+    """Make delayed and dead jobs ready: those of `seqs`, or those that match `filter`; one of the two is needed.
+
+    `state`: only those in this state. `seqs` are of delayed jobs, or with `state="dead"` those of the letters in the dead-letter
+    topic; dead jobs get new ones."""
     return _change(topic, "retry", seqs, filter, state, group)
 
 

@@ -246,6 +246,27 @@ class QueuePaused(Struct, kw_only=True):
     queue: QueueCounts
 
 
+class RedriveError(Struct, kw_only=True):
+    """Why a redrive has failed."""
+
+    code: str
+    message: str
+
+
+class RedriveState(Struct, kw_only=True):
+    """How far the redrive of a dead-letter topic has come."""
+
+    topic: str
+    state: str
+    """`running`, `done`, `stopped`, `failed`, or `idle` for none since the start of the daemon."""
+    moved: int
+    left: int
+    """Letters that it has looked at and that are still there."""
+    reasons: dict[str, int] = {}
+    """How many of these stay for which reason."""
+    error: RedriveError | None = None
+
+
 class TopicState(Struct, kw_only=True):
     """The settings and the state of a topic (`docs/spec/api.md` section 3)."""
 

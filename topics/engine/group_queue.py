@@ -65,7 +65,7 @@ class GroupQueue(JobQueue):
 
     def is_unfinished(self, seq: int) -> bool:
         """Return True if it has not finished a live record."""
-        return self.state.is_unfinished(seq)
+        return not self.state.is_finished(seq)
 
     def jobs_after(self, log: TopicLog, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
         """The same, of the records that it has not finished."""
@@ -125,7 +125,7 @@ class GroupQueue(JobQueue):
         with suppress(NotLoaded):
             self.state.advance(log)
         if self._held and self.leases.in_flight < before:
-            self._freed([seq for seq in self._held if seq <= self.state.finished.floor])
+            self._freed([seq for seq in self._held if not self.leases.is_kept(seq)])
 
 
 class TopicGroups:
@@ -189,7 +189,7 @@ class TopicGroups:
     def front_moved(self, log: TopicLog) -> None:
         """Note that the first live seq of the log may be another."""
         for queue in self.by_name.values():
-            if queue.state.finished.floor + 1 < log.earliest_seq:
+            if queue.state.finished.floor + 1 < log.earliest_seq or queue.state.reopened_up_to(log.earliest_seq - 1):
                 queue.catch_up(log)
 
     def ring(self) -> None:
@@ -203,8 +203,8 @@ class TopicGroups:
             queue.end()
 
     def lowest_floor(self) -> int | None:
-        """Return the floor of the group that is furthest behind; None without groups."""
-        return min((queue.state.finished.floor for queue in self.by_name.values()), default=None)
+        """Return the seq up to which no group needs records; None without groups."""
+        return min((queue.state.passed_to for queue in self.by_name.values()), default=None)
 
     def freeze(self, now: Instant) -> FrozenGroups:
         """Return the groups for the topic's part of a snapshot; those without a change since are not encoded again."""

@@ -10,7 +10,7 @@ deleted there and finished here, and fresh jobs come from `fresh`, which leaves 
 
     floor     every seq up to it is finished, or its record is gone          FinishedRuns
     runs      what is finished above it                                      FinishedRuns
-    held      what is leased, delayed, parked, or free for another delivery   Leases
+    held      what is leased, delayed, parked, or free again                  Leases
     the rest  never given to anybody
 
 *The floor* moves over finished seqs at once, and over records that are gone when the log is asked (`advance`). Of
@@ -20,9 +20,13 @@ those, what was lost to caps, ttl or holes is added to `missed`; what clients ha
 crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; what matches waits in
 `matched`, so that claims find it without a look. Without a filter nothing is looked at.
 
+*Reopened records.* A redrive gives back a record that the group has finished (`ReopenEvent`): it is free, and held.
+Above the floor it leaves its run, and the floor waits for it. Up to the floor it is an exception: whatever is held
+there was reopened, and the floor does not go back.
+
 *Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing.
 
-What can never happen: a finished seq is given out again; a seq up to the floor is held; the floor passes a live record
+What can never happen: a finished seq is given out again without having been reopened; the floor passes a live record
 that is neither finished nor was refused.
 """
 
@@ -41,7 +45,7 @@ from topics.log.dumped_values import whole
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import SeqRun, TopicLog
 from topics.queue.job_projection import FrozenLeases
-from topics.queue.lease_events import AckEvent, DeadLetterEvent, Event
+from topics.queue.lease_events import AckEvent, DeadLetterEvent, Event, ReopenEvent
 from topics.queue.leases import Leases, NextLive
 from topics.runtime.instant import Instant
 
@@ -76,7 +80,7 @@ class Group:
         self.wanted: Filter | None = None if put.filter is None else parse_filter(put.filter)
         self.max_unfinished = put.max_unfinished
         self.leases = Leases()
-        self.leases.gone_below(put.seq + 1)
+        self.leases.pass_to(put.seq)
         self.finished = FinishedRuns(put.seq)
         self.missed = 0
         """Records that were lost before they were finished."""
@@ -113,7 +117,7 @@ class Group:
         """Return how many live records the group has not finished; what was not looked at counts. Never raises: where
         columns are not in memory the answer may be a little high."""
         runs = self.finished
-        live = live_in(log, runs.floor + 1, log.head_seq)
+        live = live_in(log, runs.floor + 1, log.head_seq) + len(self.reopened_up_to(runs.floor))
         if log.count == log.head_seq - log.earliest_seq + 1 or len(runs) > EXACT_RUNS:
             live -= runs.total
         else:
@@ -124,15 +128,26 @@ class Group:
         """Return how many records can be claimed, or are about to be."""
         return self.leases.ready(self.count(log))
 
+    def reopened_up_to(self, seq: int) -> list[int]:
+        """Return the records up to `seq`, or up to the floor, that were reopened below the floor and are not finished
+        again, ascending."""
+        known = self.leases.kept_between(0, min(seq, self.finished.floor))
+        return [one for one in known if self.leases.is_kept(one)]  # others have died with an event on its way
+
+    def is_finished(self, seq: int) -> bool:
+        """Return True if the group is done with this seq, unless it was reopened."""
+        return seq in self.finished and not self.leases.is_kept(seq)
+
+    @property
+    def passed_to(self) -> int:
+        """Up to here it needs no records: the floor, or what is before the first reopened record below it."""
+        return min(self.reopened_up_to(self.finished.floor), default=self.finished.floor + 1) - 1
+
     @property
     def room(self) -> int:
         """How many fresh records it may have besides; none if it is not above 0. Held records with an event on its way
         count twice meanwhile."""
         return self.max_unfinished - len(self.leases) - self.leases.reserved - len(self.finished)
-
-    def is_unfinished(self, seq: int) -> bool:
-        """Return True if a live record is held, or not finished."""
-        return self.leases.is_kept(seq) or seq not in self.finished
 
     def fresh(self, log: TopicLog) -> NextLive:
         """Return what a claim asks for fresh records: of all its calls together they are as many as there is room for.
@@ -210,6 +225,8 @@ class Group:
     def apply(self, event: Event) -> array[int]:
         """Carry out an event about leases, at its commit point or in replay. Return the seqs that it changed."""
         self.touch()
+        if isinstance(event, ReopenEvent):
+            return self._reopen(event)
         done = self.leases.apply(event)
         if isinstance(event, AckEvent | DeadLetterEvent):
             self.finished.add_seqs(event.seqs)
@@ -221,6 +238,14 @@ class Group:
         ended = {seq for seq in seqs if seq > self.leases.cursor}
         if ended and self.matched:
             self.matched = array("Q", [seq for seq in self.matched if seq not in ended])
+
+    def _reopen(self, event: ReopenEvent) -> array[int]:
+        self.finished.add(1, event.floor)
+        self.missed = max(self.missed, event.missed)
+        seqs = array("Q", [seq for seq in event.seqs if self.is_finished(seq)])
+        for seq in seqs:
+            self.finished.remove(seq)
+        return self.leases.apply(event._replace(seqs=seqs))
 
     def gone(self, seqs: Iterable[int]) -> array[int]:
         """Forget the records of `seqs`, which were deleted. Return those whose lease has ended by that."""
@@ -244,8 +269,11 @@ class Group:
         """Move the floor over what is finished or gone, and count what was missed. Raises NotLoaded; the floor has
         moved as far as it could then."""
         runs = self.finished
-        if log.earliest_seq > runs.floor + 1:
+        lost = self.reopened_up_to(log.earliest_seq - 1)
+        if lost or log.earliest_seq > runs.floor + 1:
+            missed = sum([lost_between(log, seq, seq) for seq in lost])
             self._pass(log, log.earliest_seq - 1)
+            self.missed += missed
             self.leases.gone_below(log.earliest_seq)
         while runs.floor < log.head_seq:
             live = log.index.next_live(runs.floor + 1)
@@ -274,13 +302,13 @@ class Group:
 
     def move(self, leases: Leases) -> None:
         """Take its leases with other times: those of a start."""
-        leases.gone_below(self.finished.floor + 1)
+        leases.pass_to(self.finished.floor)
         self.leases = leases
         self.touch()
 
     def settle(self, log: TopicLog, run: Callable[[Callable[[], Any]], Any]) -> None:
         """Forget what is gone, at the end of a replay. `run` calls something that may need columns."""
-        self.leases.gone_below(max(log.earliest_seq, self.finished.floor + 1))
+        self.leases.pass_to(self.finished.floor)
         run(lambda: self.leases.reconcile(log.index.only_live))
         run(lambda: self.advance(log))
         self.looked_to = max(self.finished.floor, self.leases.cursor)
@@ -302,7 +330,7 @@ class Group:
                 group.missed = whole(missed)
                 group.finished = FinishedRuns.load(finished)
                 group.leases = leases
-                group.leases.gone_below(group.finished.floor + 1)
+                group.leases.pass_to(group.finished.floor)
                 group.looked_to = max(group.finished.floor, group.leases.cursor)
                 return group
         raise ValueError("group: not a dump")
@@ -312,7 +340,8 @@ class Group:
         self.finished.check()
         self.leases.check()
         for seq in self.leases.kept_between(0, (1 << 64) - 1):
-            assert seq not in self.finished or not self.leases.is_kept(seq), (seq, self.finished.floor)
+            reopened = seq <= self.finished.floor
+            assert reopened or seq not in self.finished or not self.leases.is_kept(seq), (seq, self.finished.floor)
         assert all(seq not in self.finished for seq in self.matched if seq > self.leases.cursor)
         assert list(self.matched) == sorted(set(self.matched))
 

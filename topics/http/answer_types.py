@@ -438,6 +438,25 @@ class PauseAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class RedriveFault(Struct, frozen=True):
+    """Why a redrive has failed."""
+
+    code: str
+    message: str
+
+
+class RedriveAnswer(Struct, kw_only=True):
+    """The answer to the calls on the redrive of a dead-letter topic."""
+
+    topic: str
+    state: Literal["idle", "running", "done", "stopped", "failed"]
+    moved: int
+    left: int
+    reasons: dict[str, int]
+    error: RedriveFault | None
+    performance: Performance
+
+
 class GroupPauseAnswer(PauseAnswer, kw_only=True):
     """The answer to a pause of a group, and to its end."""
 

@@ -98,6 +98,7 @@ READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
 _DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, BodyKind.JSON
 _CONSUMER: Final = "/v0/topics/{topic}/consumers/{consumer}"
 _SCHEDULE: Final = "/v0/schedules/{schedule}"
+_REDRIVE: Final = "/v0/topics/{topic}/redrive"
 _GROUP: Final = "/v0/topics/{topic}/groups/{group}"
 _JOBS: Final = "/v0/topics/{topic}/jobs"
 _GROUP_JOBS: Final = f"{_GROUP}/jobs"
@@ -119,6 +120,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("extend", "POST", "/v0/topics/{topic}/extend", _DATA, WRITE, _JSON),
     Route("pause", "POST", "/v0/topics/{topic}/pause", _DATA, ADMIN, _JSON, audited=True),
     Route("resume", "POST", "/v0/topics/{topic}/resume", _DATA, ADMIN, audited=True),
+    Route("redrive", "POST", _REDRIVE, _DATA, READ | WRITE | DELETE, _JSON, audited=True),
+    Route("get_redrive", "GET", _REDRIVE, _DATA, READ),
+    Route("stop_redrive", "DELETE", _REDRIVE, _DATA, READ | WRITE | DELETE, audited=True),
     Route("work", "GET", "/v0/topics/{topic}/work", _DATA, READ | WRITE, token_in_query=True),
     Route("list_jobs", "GET", _JOBS, _DATA, READ),
     Route("retry_jobs", "POST", f"{_JOBS}/retry", _DATA, READ | WRITE | DELETE, _JSON, audited=True),

@@ -40,6 +40,7 @@ from topics.queue.lease_events import (
     ParkEvent,
     PauseEvent,
     ReleaseEvent,
+    ReopenEvent,
     ResumeEvent,
     RetryEvent,
 )
@@ -253,6 +254,8 @@ class JobProjection:
                 done = self._end(event.seqs)
             case AckEvent():
                 done = self._end(event.seqs)
+            case ReopenEvent():
+                done = self._reopen(event)
         self._pass_known()
         if self.order is not None:
             self._note_for_order(self.order, event, done)
@@ -291,6 +294,11 @@ class JobProjection:
             self.order.ended_below(seq)
         self._floor = seq
         self._cursor = max(self._cursor, seq - 1)
+        self._pass_known()
+
+    def pass_to(self, seq: int) -> None:
+        """Note that no job up to `seq` is fresh: a group has finished those that are not kept."""
+        self._cursor = max(self._cursor, seq)
         self._pass_known()
 
     def reconcile(self, live_among: Callable[[array[int]], array[int]]) -> None:
@@ -487,6 +495,14 @@ class JobProjection:
             done.append(seq)
         return done
 
+    def _reopen(self, event: ReopenEvent) -> array[int]:
+        done: array[int] = array("Q")
+        for page, slot, seq in self._table.each(event.seqs, add=True):
+            if page.states[slot] == ABSENT and seq >= self._floor and seq not in self._reserved:
+                page.move(slot, FREE)
+                done.append(seq)
+        return done
+
     def _key(self, event: KeyEvent) -> array[int]:
         if self.unique is None:
             self.unique = UniqueKeys()
@@ -528,7 +544,7 @@ class JobProjection:
         match event:
             case AckEvent() | DeadLetterEvent():
                 order.ended(event.seqs)
-            case ReleaseEvent() | NackEvent() | RetryEvent() | ParkEvent():
+            case ReleaseEvent() | NackEvent() | RetryEvent() | ParkEvent() | ReopenEvent():
                 order.freed(done)
 
     def _pass_known(self) -> None:

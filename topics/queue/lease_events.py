@@ -217,11 +217,23 @@ class AckEvent(NamedTuple):
     seqs: array[int]
 
 
+class ReopenEvent(NamedTuple):
+    """A group is to have `seqs` again, which it has finished: they are free, without a delivery. Has no Lease frame,
+    but the Group frame of a redrive (`topics.groups.group_events`).
+
+    `floor` and `missed` are those of the group when it was decided: a replay may not have come so far, because the
+    floor moves over records that are gone without an event."""
+
+    seqs: array[int]
+    floor: int
+    missed: int
+
+
 JobEvent = ClaimEvent | ExtendEvent | ReleaseEvent | NackEvent | ParkEvent | DeadLetterEvent | EnqueueEvent | KeyEvent
 LeaseEvent = JobEvent | RetryEvent | PauseEvent | ResumeEvent
 """The events that a Lease frame can hold."""
 
-Event = LeaseEvent | AckEvent
+Event = LeaseEvent | AckEvent | ReopenEvent
 
 
 def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:

@@ -148,6 +148,11 @@ class JobLists:
             raise invalid(field, f"{whose} has no dead_letter")
         return found
 
+    def has_dead_letter(self, name: str, group: str | None) -> bool:
+        """Return True if dead jobs of a queue or group go to a topic. Raises 404 and 409."""
+        topic = self._registry.topic(name)
+        return queue_of(topic, group).terms(topic.config).dead_letter is not None
+
     async def letters(
         self, name: str, dead: str, request: JobPageRequest, perf: Performance, group: str | None = None
     ) -> ShownJobs:

@@ -35,6 +35,7 @@ from topics.queue.lease_events import (
     Event,
     LeaseEvent,
     PauseEvent,
+    ReopenEvent,
     ResumeEvent,
     RetryEvent,
 )
@@ -166,7 +167,7 @@ class LeaseCommits:
         if queue.group is not None:
             payload = group_event_to_wire(queue.group, at, event)
             return encode_control(FrameType.GROUP, payload, topic_id=topic.id, ts=ts)
-        assert not isinstance(event, AckEvent), "an ack of a queue is a deletion"
+        assert not isinstance(event, AckEvent | ReopenEvent), "an ack of a queue is a deletion"
         return encode_control(FrameType.LEASE, {**event.to_wire(), "at": at}, topic_id=topic.id, ts=ts)
 
     def end(self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent) -> Commit:

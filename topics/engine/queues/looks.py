@@ -28,9 +28,16 @@ class SeqCollector(Collector):
     __slots__ = ("seqs",)
 
     def __init__(
-        self, registry: Registry, topic: Topic, wish: RecordRequest, from_seq: int, *, most_scanned: int
+        self,
+        registry: Registry,
+        topic: Topic,
+        wish: RecordRequest,
+        from_seq: int,
+        *,
+        most_scanned: int,
+        up_to: int | None = None,
     ) -> None:
-        super().__init__(registry, topic, wish, from_seq, most_scanned=most_scanned)
+        super().__init__(registry, topic, wish, from_seq, most_scanned=most_scanned, up_to=up_to)
         self.seqs: array[int] = array("Q")
 
     def _cut(self, block: Block, first: int, last: int) -> bool:

@@ -9,6 +9,7 @@ stages          stages and their commits
 queues          claim, ack, nack, extend, and the stream `/work`
 jobs            looking at jobs, retrying and cancelling them
 consumers       named consumers
+redrives        dead letters back to their queues
 schedules       schedules
 groups          groups of a log
 streams         server-sent events

@@ -29,6 +29,7 @@ from topics.http.handlers.groups import GroupHandlers
 from topics.http.handlers.jobs import JobHandlers
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.raw_bytes import RawBytes
+from topics.http.handlers.redrives import RedriveHandlers
 from topics.http.handlers.schedules import ScheduleHandlers
 from topics.http.handlers.stages import Stages
 from topics.http.handlers.states import States
@@ -62,6 +63,7 @@ class DataPlane:
         consumers = ConsumerHandlers(engine)
         schedules = ScheduleHandlers(engine)
         groups = GroupHandlers(engine)
+        redrives = RedriveHandlers(engine)
         self._stages = Stages(engine)
         self._raw_bytes = RawBytes(engine, self._stages)
         self.handlers: Mapping[str, Handler] = {
@@ -83,6 +85,9 @@ class DataPlane:
             "pause": queues.pause,
             "resume": queues.resume,
             "extend": queues.extend,
+            "redrive": redrives.start,
+            "get_redrive": redrives.get,
+            "stop_redrive": redrives.stop,
             "work": queues.work,
             "list_jobs": jobs.page,
             "retry_jobs": jobs.retry,

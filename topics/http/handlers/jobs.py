@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from topics.engine.engine import Engine
-from topics.errors import ApiError, invalid
+from topics.errors import ApiError
 from topics.http.calls import Call, Response, encode
 from topics.http.handlers.queues import place_of
 from topics.http.requests.job_requests import (
@@ -68,11 +68,20 @@ class JobHandlers:
 
     async def retry(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/jobs/retry`."""
-        selection, state = decode_retry(call.body, self._engine.settings)
-        if state == "dead":
-            raise invalid("state", "dead jobs cannot be retried by this version of the daemon, only delayed ones")
-        topic, group = call.params["topic"], call.params.get("group")
-        return self._changed(call, await self._engine.job_changes.retry(topic, selection, call.perf, group))
+        engine, topic, group = self._engine, call.params["topic"], call.params.get("group")
+        selection, state = decode_retry(call.body, engine.settings)
+        if state is None and selection.seqs is not None:
+            state = "delayed"  # the seqs of letters are others
+        changed = JobsChanged(0, 0, 0)
+        dead: str | None = None
+        if state == "dead" or (state is None and engine.job_lists.has_dead_letter(topic, group)):
+            dead = self._dead_letter(call, "state")
+        if state != "dead":
+            changed = await engine.job_changes.retry(topic, selection, call.perf, group)
+        if dead is not None:
+            more = await engine.dead_jobs.retry(topic, dead, selection, call.perf, group, call.key.covers)
+            changed = JobsChanged(*(a + b for a, b in zip(changed, more, strict=True)))
+        return self._changed(call, changed)
 
     async def cancel(self, call: Call) -> Response:
         """`POST /v0/topics/{topic}/jobs/cancel`."""

@@ -27,6 +27,7 @@ from topics.http.requests import (
     queue_requests,
     raw_appends,
     read_requests,
+    redrive_requests,
     schedule_requests,
     topic_requests,
     transaction_requests,
@@ -684,6 +685,28 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     answer_types.PauseAnswer: {"queue": Fact("The counters after the call.")},
     queue_requests.PauseBody: {"until": seq("When the pause ends (ms since the epoch). Absent: with `resume`.")},
+    answer_types.RedriveAnswer: {
+        "state": Fact(
+            "`running`; `done`: it has looked at all letters, or moved `max`; `stopped`; `failed`, because of `error`; "
+            "`idle`: there was none since the start of the daemon."
+        ),
+        "moved": seq("Letters that it has moved."),
+        "left": seq("Letters that it has looked at, and that are still there."),
+        "reasons": Fact(
+            "How many of these stay for which reason. `missing`: their queue or group is not there. `full`: it has no "
+            "room. `gone`: the record of the group is not there any more. `forbidden`: the key does not cover the "
+            "topic. `incompatible`: that topic has the class `memory` or `ephemeral`. `in_flight`: a worker holds the "
+            "letter. `no_origin`: the record does not say where it came from."
+        ),
+        "error": Fact("Why it has failed; null if it has not."),
+    },
+    answer_types.RedriveFault: {"code": Fact("As in the answer of an error."), "message": Fact("What went wrong.")},
+    redrive_requests.RedriveBody: {
+        "to": Fact("The topic that gets all letters. Absent: each goes to where it came from.", TOPIC),
+        "filter": FILTER,
+        "max": seq("How many letters are moved at most. Absent: all."),
+        "rate": Fact("How many letters are moved in any `per_ms` at most. Absent: as fast as the disk allows."),
+    },
     answer_types.AckAnswer: {"acked": seq("Jobs that are done, and deleted.")},
     answer_types.NackAnswer: {"nacked": seq("Jobs that were given back.")},
     answer_types.ExtendAnswer: {

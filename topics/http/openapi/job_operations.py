@@ -26,6 +26,7 @@ from topics.http.requests import (
     group_requests,
     job_requests,
     queue_requests,
+    redrive_requests,
     schedule_requests,
 )
 
@@ -76,6 +77,32 @@ JOB_OPERATIONS |= {
         ok(answer_types.PauseAnswer, "The queue is not paused, synced."),
         codes=_QUEUE_CODES,
     ),
+    "redrive": Operation(
+        QUEUES,
+        "Move dead letters back",
+        "A task moves the letters that are in the topic now: each to the queue or the group that it came from, or all "
+        "to `to`. Each move is a transaction, so that a letter is never lost and never there twice. The job has a new "
+        "seq and no deliveries; a group gets its record again. If a redrive of the topic is running already, the "
+        "answer is the state of that one. Letters of a topic whose name the key does not cover stay.",
+        {202: Answer("The redrive is running.", {JSON: answer_types.RedriveAnswer})},
+        body=JsonBody(redrive_requests.RedriveBody, {"max": 1000}, required=False),
+        codes=("topic_not_found", "topic_exists_incompatible", *WRITES),
+    ),
+    "get_redrive": Operation(
+        QUEUES,
+        "State of a redrive",
+        "How far the last redrive of the topic since the start of the daemon has come.",
+        ok(answer_types.RedriveAnswer),
+        codes=("topic_not_found",),
+    ),
+    "stop_redrive": Operation(
+        QUEUES,
+        "Stop a redrive",
+        "Answers when the letters that are on their way are moved. What was moved stays moved. Stopping where none is "
+        "running is no failure.",
+        ok(answer_types.RedriveAnswer, "No redrive is running."),
+        codes=("topic_not_found", "read_only"),
+    ),
     "extend": Operation(
         QUEUES,
         "Extend leases",
@@ -110,7 +137,9 @@ _LIST_TEXT: Final = (
 )
 _RETRY_TEXT: Final = (
     "Delayed jobs can be claimed at once: those with a delay, and those that wait for a time. Those that are about to "
-    "move to the dead letters are skipped. Needs `filter` or `seqs`."
+    "move to the dead letters are skipped. Dead jobs are moved back as by a redrive; with `state: dead`, `seqs` are "
+    "those of their letters. A filter without `state` is about both, `seqs` are about delayed jobs. Needs `filter` or "
+    "`seqs`."
 )
 _CANCEL_TEXT: Final = (
     "that are ready, delayed or leased; a later ack of the holder is skipped. Those that are about to move to the dead "
