@@ -20,7 +20,7 @@ GROUPS: Final = (
         "group-ack-not-replayed",
         "groups",
         "topics/groups/group.py",
-        "if isinstance(event, AckEvent | DeadLetterEvent):",
+        "if isinstance(event, AckEvent | DeadLetterEvent | DeliverEvent):",
         "if isinstance(event, DeadLetterEvent):",
         "consumers 4: what the group has finished does not come back",
         "unit",

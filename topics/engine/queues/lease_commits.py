@@ -204,7 +204,7 @@ class LeaseCommits:
         """Commit the ack of jobs whose results are to be delivered. The result of the commit is the seqs that were
         still there."""
         data = NOTHING if topic.ephemeral else self._frame(topic, queue, event)
-        commit_point = topic.commit_point if data else CommitPoint.HANDED
+        commit_point = CommitPoint.HANDED if topic.ephemeral else topic.commit_point
         publish = partial(_publish_completed, queue, event)
         commit = Commit(topic, data, 1 if data else 0, commit_point, publish, self._clock.perf_ns)
         commit.on_fail = partial(_completed_failed, queue, event)
