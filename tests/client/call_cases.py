@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from topics.client import calls, consumer_calls, group_calls, job_calls, pause_calls, schedule_calls
+from topics.client import calls, consumer_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
 from topics.client.calls import ClientCall
 from topics.client.results import NewAppend, NewRecord
 
@@ -367,6 +367,15 @@ CASES = {
         body={"until": 5},
         repeatable=True,
     ),
+    "redrive": said(redrive_calls.redrive("d"), "POST /v0/topics/d/redrive", body={}, repeatable=True),
+    "redrive, some": said(
+        redrive_calls.redrive("d", to="q", filter=["tag", "Eq", "x"], max=5, rate={"jobs": 1, "per_ms": 2}),
+        "POST /v0/topics/d/redrive",
+        body={"to": "q", "filter": ["tag", "Eq", "x"], "max": 5, "rate": {"jobs": 1, "per_ms": 2}},
+        repeatable=True,
+    ),
+    "redrive_state": said(redrive_calls.redrive_state("d"), "GET /v0/topics/d/redrive", repeatable=True),
+    "stop_redrive": said(redrive_calls.stop_redrive("d"), "DELETE /v0/topics/d/redrive", repeatable=True),
     "resume": said(pause_calls.resume("q"), "POST /v0/topics/q/resume", repeatable=True),
     "resume, group": said(pause_calls.resume("a", group="g"), "POST /v0/topics/a/groups/g/resume", repeatable=True),
     "job_page": said(job_calls.job_page("q"), "GET /v0/topics/q/jobs", [("page_size", "100")], repeatable=True),

@@ -28,6 +28,7 @@ from topics.log.block import Block
 from topics.model import JobPageRequest, JobStateName, Performance, ShownJob
 from topics.queue.job_pages import (
     ABSENT,
+    COMPLETING,
     CONDEMNED,
     DEFAULT_PRIORITY,
     DELAYED,
@@ -45,7 +46,7 @@ PAGE_BYTES: Final = 8 << 20
 STATES: Final[Mapping[JobStateName, frozenset[int]]] = {
     "ready": frozenset((ABSENT, FREE)),
     "in_flight": frozenset((LEASED,)),
-    "delayed": frozenset((DELAYED, LATER, PARKED, CONDEMNED)),
+    "delayed": frozenset((DELAYED, LATER, PARKED, CONDEMNED, COMPLETING)),
 }
 """Which states of a slot count as which state of a job."""
 
