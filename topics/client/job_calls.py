@@ -45,8 +45,8 @@ def retry_jobs(
 ) -> ClientCall[JobCounts]:
     """Make delayed and dead jobs ready: those of `seqs`, or those that match `filter`; one of the two is needed.
 
-    `state`: only those in this state. `seqs` are of delayed jobs, or with `state="dead"` those of the letters in the dead-letter
-    topic; dead jobs get new ones."""
+    `state`: only those in this state. `seqs` are of delayed jobs, or with `state="dead"` those of the letters in the
+    dead-letter topic; dead jobs get new ones."""
     return _change(topic, "retry", seqs, filter, state, group)
 
 
