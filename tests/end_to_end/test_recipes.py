@@ -361,7 +361,7 @@ def data_of(client: Client, topic: str) -> list[Any]:
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert len(RECIPES) == 15
+    assert len(RECIPES) == 16
     for title, blocks in RECIPES.items():
         assert {block.language for block in blocks} <= {"sh", "python", ""}, title
         assert all(block.file for block in blocks if block.language == "python")
@@ -373,6 +373,7 @@ def test_every_block_says_what_it_is() -> None:
     "title",
     [
         "Job queue",
+        "Redrive after a fix",
         "In order for each customer",
         "Publish and subscribe",
         "Outbox",

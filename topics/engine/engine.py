@@ -386,6 +386,7 @@ class Engine:
             queues=self.queues,
             consumers=self.consumers,
             firings=self.firings,
+            redrives=self.redrives,
             groups=self.groups,
             watch_sessions=self.watch_sessions,
             scheduler=self._scheduler,

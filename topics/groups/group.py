@@ -59,6 +59,7 @@ class Group:
     """One group as it is published."""
 
     __slots__ = (
+        "_may_have_exceptions",
         "filter",
         "finished",
         "leases",
@@ -88,6 +89,8 @@ class Group:
         """With a filter: up to here records were looked at."""
         self.matched: array[int] = array("Q")
         """With a filter: records that were looked at, match, and were given to nobody yet; ascending."""
+        self._may_have_exceptions = False
+        """False if nothing up to the floor is held. Looking costs a step for each page of held records."""
         self.version = next(_VERSIONS)
         """Another one after every change, so that a dump can be used again. No two groups have the same."""
 
@@ -131,8 +134,11 @@ class Group:
     def reopened_up_to(self, seq: int) -> list[int]:
         """Return the records up to `seq`, or up to the floor, that were reopened below the floor and are not finished
         again, ascending."""
-        known = self.leases.kept_between(0, min(seq, self.finished.floor))
-        return [one for one in known if self.leases.is_kept(one)]  # others have died with an event on its way
+        if not self._may_have_exceptions:
+            return []
+        exceptions = self.leases.kept_up_to(self.finished.floor)
+        self._may_have_exceptions = bool(exceptions)
+        return exceptions[: bisect_right(exceptions, seq)]
 
     def is_finished(self, seq: int) -> bool:
         """Return True if the group is done with this seq, unless it was reopened."""
@@ -245,6 +251,7 @@ class Group:
         seqs = array("Q", [seq for seq in event.seqs if self.is_finished(seq)])
         for seq in seqs:
             self.finished.remove(seq)
+        self._may_have_exceptions = True
         return self.leases.apply(event._replace(seqs=seqs))
 
     def gone(self, seqs: Iterable[int]) -> array[int]:
@@ -304,6 +311,7 @@ class Group:
         """Take its leases with other times: those of a start."""
         leases.pass_to(self.finished.floor)
         self.leases = leases
+        self._may_have_exceptions = True
         self.touch()
 
     def settle(self, log: TopicLog, run: Callable[[Callable[[], Any]], Any]) -> None:
@@ -330,6 +338,7 @@ class Group:
                 group.missed = whole(missed)
                 group.finished = FinishedRuns.load(finished)
                 group.leases = leases
+                group._may_have_exceptions = True
                 group.leases.pass_to(group.finished.floor)
                 group.looked_to = max(group.finished.floor, group.leases.cursor)
                 return group

@@ -178,6 +178,10 @@ class JobProjection:
         node, error = page.holder(slot), self.errors.of(seq)
         return JobLook(state, page.deliveries[slot], node, page.due_ms[slot], page.priority(slot), error)
 
+    def kept_up_to(self, seq: int) -> list[int]:
+        """Return the kept jobs up to `seq`, ascending. O(kept pages)."""
+        return [one for run in self._table.runs(0, seq, _RUN) for one in run]
+
     def is_paused(self, now: Instant) -> bool:
         """Return True if claims get nothing at this time."""
         return self.paused_until is not None and (self.paused_until == 0 or now.wall < self.paused_until)

@@ -188,7 +188,7 @@ class DeadLetters:
         if not jobs:
             return
         datas = [parts.data for parts in jobs.values()]
-        metas = [_meta(topic, queue, seq, parts.meta) for seq, parts in jobs.items()]
+        metas = [_meta(topic.name, queue, seq, parts.meta) for seq, parts in jobs.items()]
         tags = [parts.tag.decode() or None for parts in jobs.values()]
         request = CheckedAppend(
             records=[RecordIn(data=msgspec.Raw(data)) for data in datas],
@@ -243,17 +243,16 @@ class _Backoff:
             self._until[seq] = now_ms + pause, pause
 
 
-def _meta(topic: Topic, queue: JobQueue, seq: int, meta: bytes) -> bytes:
+def _meta(topic: str, queue: JobQueue, seq: int, meta: bytes) -> bytes:
     """Return a job's meta with its history added."""
     fields: dict[str, str] = msgspec.json.decode(meta) if meta else {}
     fields |= {
-        "$dead_letter_from": topic.name,
+        "$dead_letter_from": topic,
         "$dead_letter_deliveries": str(queue.leases.deliveries(seq)),
         "$dead_letter_src_seq": str(seq),
     }
     if queue.group is not None:
         fields["$dead_letter_group"] = queue.group
-        fields["$dead_letter_src_epoch"] = str(topic.id)  # the seq means nothing in another topic of this name
     error = queue.leases.errors.of(seq)
     if error is not None:
         fields["$dead_letter_error"] = error

@@ -58,8 +58,6 @@ class _Target(NamedTuple):
 
     topic: str
     group: str | None
-    epoch: int
-    """The id that the topic of a group must have; 0 if the letters do not say."""
     is_origin: bool = True
     """False if the caller has named the topic: then it may be a log."""
 
@@ -136,12 +134,12 @@ class LetterMoves:
         loaded: list[Block] = []
         size = 0
         for i, seq in enumerate(seqs):
-            while await self._loader.prepared(topic, partial(topic.log.is_live, seq)):
+            while ts := await self._loader.prepared(topic, partial(_time_of, topic, seq)):
                 if topic.deleted:
                     raise topic_not_found(topic.name)
                 block = topic.blocks.find(seq) or block_with(loaded, seq)
                 if block is not None:
-                    letter = letter_of(seq, block.parts_of(seq))
+                    letter = letter_of(seq, ts, block.parts_of(seq))
                     size += letter.size
                     if size > PIECE_BYTES and letters:
                         return letters, i
@@ -163,12 +161,12 @@ class LetterMoves:
         for letter in letters:
             origin = letter.origin
             if to is not None:
-                target = _Target(to, None, 0, is_origin=False)
+                target = _Target(to, None, is_origin=False)
             elif origin is None:
                 left[letter.seq] = "no_origin"
                 continue
             else:
-                target = _Target(origin.topic, origin.group, origin.epoch if origin.group is not None else 0)
+                target = _Target(origin.topic, origin.group)
             if target.topic == topic.name:
                 left[letter.seq] = "missing"
             elif not may(target.topic):
@@ -269,7 +267,7 @@ class LetterMoves:
             raise
         if to.group is None:
             return await self._to_queue(target, letters)
-        return await self._to_group(target, to.group, to.epoch, letters)
+        return await self._to_group(target, to.group, letters)
 
     async def _to_queue(self, target: Topic, letters: list[Letter]) -> _JudgedLetters | None:
         """Judge letters that are to be appended: to a queue, or to any topic that the caller has named."""
@@ -288,10 +286,10 @@ class LetterMoves:
 
         return _JudgedLetters(fits, left, place, commit)
 
-    async def _to_group(self, target: Topic, group: str, epoch: int, letters: list[Letter]) -> _JudgedLetters | None:
+    async def _to_group(self, target: Topic, group: str, letters: list[Letter]) -> _JudgedLetters | None:
         """Judge letters whose records a group is to have again."""
         queue = target.groups.by_name.get(group) if target.groups is not None else None
-        if queue is None or queue.deleted or (epoch and epoch != target.id):
+        if queue is None or queue.deleted:
             return _nothing(letters, "missing")
         try:
             if not await self._lease_commits.settle(target, queue):
@@ -300,7 +298,7 @@ class LetterMoves:
             if error.code in ("topic_not_found", "group_not_found"):
                 return None
             raise
-        named = partial(_there_among, target, [letter.origin.seq for letter in letters if letter.origin is not None])
+        named = partial(_records_of, target, letters)
         try:
             live = named()
         except NotLoaded:
@@ -313,7 +311,7 @@ class LetterMoves:
             assert letter.origin is not None
             seq = letter.origin.seq
             is_finished = queue.state.is_finished(seq)
-            if seq not in live:
+            if letter.seq not in live:
                 left[letter.seq] = "gone"
             elif is_finished and room <= 0:
                 left[letter.seq] = "full"
@@ -364,6 +362,21 @@ def _there_among(topic: Topic, seqs: Sequence[int]) -> set[int]:
         return not any(seq < one.floor or (one.removes is not None and one.removes(seq)) for one in foreseen)
 
     return {seq for seq in seqs if seq and topic.log.is_live(seq) and stays(seq)}
+
+
+def _time_of(topic: Topic, seq: int) -> int:
+    """Return the time of a live record; 0 if it is not live. Raises NotLoaded."""
+    return topic.log.index.ts_of(seq) if topic.log.is_live(seq) else 0
+
+
+def _records_of(target: Topic, letters: Sequence[Letter]) -> set[int]:
+    """Return the seqs of the letters whose records are there. A record that is younger than its letter is another one:
+    it is of a topic that was made again under the name. Raises NotLoaded."""
+    seqs = {letter.seq: letter.origin.seq for letter in letters if letter.origin is not None}
+    live = _there_among(target, list(seqs.values()))
+    return {
+        letter.seq for letter in letters if seqs[letter.seq] in live and _time_of(target, seqs[letter.seq]) <= letter.ts
+    }
 
 
 def _is_held(topic: Topic, seq: int) -> bool:

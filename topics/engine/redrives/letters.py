@@ -21,14 +21,14 @@ class LetterOrigin(NamedTuple):
     """The group of a log that gave it up; None for a queue."""
     seq: int
     """Its seq in that topic; 0 if the letter does not say."""
-    epoch: int
-    """The id of that topic; 0 if the letter does not say, as those of queues."""
 
 
 class Letter(NamedTuple):
     """One record of a dead-letter topic."""
 
     seq: int
+    ts: int
+    """When it came into its topic (epoch ms)."""
     data: bytes
     tag: str | None
     meta: bytes
@@ -42,12 +42,12 @@ class Letter(NamedTuple):
         return len(self.data) + len(self.meta)
 
 
-def letter_of(seq: int, parts: RecordParts) -> Letter:
+def letter_of(seq: int, ts: int, parts: RecordParts) -> Letter:
     """Return the letter that is in a record."""
     fields: Mapping[str, Any] = msgspec.json.decode(parts.meta) if parts.meta else {}
     kept = {key: value for key, value in fields.items() if not key.startswith(MARKERS)}
     meta = msgspec.json.encode(kept) if kept else b""
-    return Letter(seq, parts.data, parts.tag.decode() or None, meta, _origin_of(fields))
+    return Letter(seq, ts, parts.data, parts.tag.decode() or None, meta, _origin_of(fields))
 
 
 def _origin_of(fields: Mapping[str, Any]) -> LetterOrigin | None:
@@ -55,7 +55,7 @@ def _origin_of(fields: Mapping[str, Any]) -> LetterOrigin | None:
     if not topic:
         return None
     group = fields.get(f"{MARKERS}_group")
-    return LetterOrigin(topic, group, _number(fields, "src_seq"), _number(fields, "src_epoch"))
+    return LetterOrigin(topic, group, _number(fields, "src_seq"))
 
 
 def _number(fields: Mapping[str, Any], name: str) -> int:

@@ -33,6 +33,9 @@ log = get_logger(__name__)
 MOST_ENDED: Final = 1000
 """Redrives that have ended whose states are kept; beyond, the oldest are forgotten."""
 
+LOOK_MS: Final = 1000
+"""How long (ms) a redrive waits at most for its rate before it looks whether its topic is still there."""
+
 State = Literal["idle", "running", "done", "stopped", "failed"]
 
 
@@ -98,15 +101,17 @@ class Redrives:
         self._moves = moves
         self._loader = loader
         self._background = background
-        self._known: dict[int, _Redrive] = {}
-        """By topic id, those that have begun last at the end."""
+        self._running: dict[int, _Redrive] = {}
+        """By topic id."""
+        self._ended: dict[int, RedriveProgress] = {}
+        """How those have ended that are not running, by topic id, the last ones at the end."""
         self.letters_moved = 0
         """Letters that all redrives have moved since the start."""
 
     @property
     def running(self) -> int:
         """How many redrives are running."""
-        return sum(one.state == "running" for one in self._known.values())
+        return len(self._running)
 
     def start(self, name: str, wish: RedriveWish, may: Callable[[str], bool]) -> RedriveProgress:
         """Begin to move the letters of a topic, if no redrive of it is running. `may` tells whether the caller may
@@ -116,52 +121,47 @@ class Redrives:
         `to` is the topic itself.
         """
         topic = self._registry.topic(name)
-        known = self._known.get(topic.id)
-        if known is not None and known.state == "running":
+        known = self._running.get(topic.id)
+        if known is not None:
             return _shown(known)
         check_class(topic)
         if wish.to is not None:
             if wish.to == name:
                 raise invalid("to", "must be another topic")
             check_class(self._registry.topic(wish.to))
-        self._known.pop(topic.id, None)
-        self._forget()
-        one = self._known[topic.id] = _Redrive(topic, wish, may)
+        one = self._running[topic.id] = _Redrive(topic, wish, may)
         self._background.start_soon(self._run, one)
         return _shown(one)
 
     def get(self, name: str) -> RedriveProgress:
-        """Return the state of the last redrive of a topic; `idle` if it had none since the start. Raises 404."""
-        known = self._known.get(self._registry.topic(name).id)
-        return RedriveProgress("idle", 0, {}, None) if known is None else _shown(known)
+        """Return the state of the last redrive of a topic; `idle` if none is known since the start. Raises 404."""
+        return self._of(self._registry.topic(name).id)
+
+    def _of(self, topic_id: int) -> RedriveProgress:
+        if topic_id in self._running:
+            return _shown(self._running[topic_id])
+        return self._ended.get(topic_id, RedriveProgress("idle", 0, {}, None))
 
     async def stop(self, name: str) -> RedriveProgress:
         """Stop the redrive of a topic, if one is running, and return its state when it has ended: the piece on its way
         is moved first. Raises 404, and 503 while that piece waits for room on the disk. Cancelling stops only the
         waiting."""
-        known = self._known.get(self._registry.topic(name).id)
-        if known is None:
-            return self.get(name)
-        known.stopping.set()
-        await self._moves.wait_for(known.ended)
-        return _shown(known)
+        topic = self._registry.topic(name)
+        known = self._running.get(topic.id)
+        if known is not None:
+            known.stopping.set()
+            await self._moves.wait_for(known.ended)
+        return self._of(topic.id)
 
     def stop_all(self) -> None:
         """The daemon stops: end every redrive behind the piece that is on its way."""
-        for one in self._known.values():
+        for one in self._running.values():
             one.stopping.set()
 
     async def ended(self) -> None:
-        """Wait until no redrive is running (after `stop_all`)."""
-        for one in list(self._known.values()):
+        """Wait until no redrive is running that is running now."""
+        for one in list(self._running.values()):
             await one.ended.wait()
-
-    def _forget(self) -> None:
-        """Forget redrives of deleted topics, and the oldest of those that have ended, beyond so many."""
-        over = [topic_id for topic_id, one in self._known.items() if one.state != "running"]
-        gone = [topic_id for topic_id in over if self._known[topic_id].topic.deleted]
-        for topic_id in {*gone, *over[: max(len(over) - MOST_ENDED, 0)]}:
-            del self._known[topic_id]
 
     # -- the task ------------------------------------------------------------------------------------------------------
 
@@ -174,6 +174,11 @@ class Redrives:
         finally:
             if one.state == "running":  # cancelled
                 one.state = "stopped"
+            del self._running[one.topic.id]
+            self._ended.pop(one.topic.id, None)
+            self._ended[one.topic.id] = _shown(one)
+            if len(self._ended) > MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
             one.ended.set()
 
     async def _move_all(self, one: _Redrive) -> State:
@@ -220,7 +225,8 @@ class Redrives:
     async def _until_room(self, one: _Redrive, window: RateWindow) -> None:
         now = self._registry.monotonic_ms()
         due = window.next_ms(now)
-        with trio.move_on_after(max((due if due is not None else now) - now, 1) / 1000):
+        left_ms = min(max((due if due is not None else now) - now, 1), LOOK_MS)
+        with trio.move_on_after(left_ms / 1000):
             await one.stopping.wait()
 
 
