@@ -19,6 +19,7 @@ import msgspec
 
 from tests.simulation.model import Record, View
 from tests.simulator.consumers import Seen, TopicConsumers
+from tests.simulator.groups.group_rules import GroupRules
 from tests.simulator.jobs.job_rules import JobRules
 from tests.simulator.judging import TopicCase
 from tests.simulator.known import (
@@ -59,6 +60,7 @@ class Truth:
         self.transactions: list[Transaction] = []
         self.consumers: dict[Instance, TopicConsumers] = {}
         self.jobs = JobRules()
+        self.groups = GroupRules()
         self.leases: dict[tuple[int, int], Lease] = {}
         """The newest of each job, by epoch and seq."""
         self.stepped = False
@@ -459,6 +461,8 @@ class Truth:
     def _may_be_made(self, name: str) -> bool:
         """Whether the daemon makes this topic where there is none: dead letters go to it, or a router reads from it."""
         if any(self.plans[router]["source"] == name for router in self.ever_routed):
+            return True
+        if name in self.groups.bury_to:
             return True
         known = [instance for instances in self.instances.values() for instance in instances]
         return any(config.dead_letter == name for instance in known for config in instance.configs)
