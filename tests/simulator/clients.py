@@ -26,6 +26,7 @@ from tests.simulator.groups.group_steps import GroupSteps
 from tests.simulator.jobs.job_facts import Grant, typed
 from tests.simulator.jobs.job_steps import nack_terms
 from tests.simulator.known import Batch, Commit, Instance, Lease, Stage, promise_of
+from tests.simulator.schedules.schedule_steps import ScheduleSteps
 from tests.simulator.transactions import Transaction
 from tests.simulator.truth import Truth
 from topics.errors import ApiError
@@ -78,7 +79,7 @@ def _forged(number: int) -> str:
     return (text + "." * 7) * (1200 // len(text.encode()) + 1)
 
 
-class Clients(ConsumerSteps, GroupSteps):
+class Clients(ConsumerSteps, GroupSteps, ScheduleSteps):
     """The actors of one life."""
 
     def __init__(self, life: Life, truth: Truth, memory: Memory, offset_ms: int) -> None:
@@ -585,4 +586,5 @@ class Clients(ConsumerSteps, GroupSteps):
         self.truth.stepped = True
         self.truth.jobs.clock_was(self._wall())
         self.truth.groups.clock_was(self._wall())
+        self.truth.schedules.clock_was(self._wall())
         self.life.clock.step(what["ms"])

@@ -40,6 +40,7 @@ from tests.simulator.judging import judge_arrivals, judge_salvaged
 from tests.simulator.known import Broken, Fate, broken
 from tests.simulator.passages import filtered_view
 from tests.simulator.plan import FILTERS, TOLD, Hang, LifePlan, Plan, Rot, Trouble
+from tests.simulator.schedules.schedule_rules import ScheduleSeen, schedules_shown_by
 from tests.simulator.truth import Truth
 from tests.storage.data_file import rows_of
 from topics.config import Settings
@@ -104,6 +105,7 @@ class Shown:
     """By topic and name."""
     groups: dict[str, dict[str, GroupSeen]]
     """Likewise."""
+    schedules: dict[str, ScheduleSeen]
 
 
 def run(plan: Plan) -> Figures:
@@ -121,6 +123,8 @@ class _Run:
         self.figures = Figures()
         self.offset_ms = 0
         self.decayed: Counter[str] = Counter()
+        steps = (step for life in plan.lives for actor in life.actors for step in actor.steps)
+        self.has_schedules = any(step.do == "put_schedule" for step in steps)
         self.world = World(plan.seed, config=self._settings(plan.lives[0] if plan.lives else None), fs=SimFs(plan.seed))
 
     def run(self) -> Figures:
@@ -137,7 +141,8 @@ class _Run:
         return self._done()
 
     def _done(self) -> Figures:
-        self.figures.checked = self.truth.checked + self.truth.jobs.checked + self.truth.groups.checked
+        truth = self.truth
+        self.figures.checked = truth.checked + truth.jobs.checked + truth.groups.checked + truth.schedules.checked
         return self.figures
 
     def _settings(self, life: LifePlan | None) -> Settings:
@@ -172,6 +177,8 @@ class _Run:
             clients.append(Clients(running, self.truth, self.memory, self.offset_ms))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(running.engine.governor.run)
+                if self.has_schedules:
+                    nursery.start_soon(running.engine.firings.run)
                 if (life.room or life.inodes) and life.room_after:
                     nursery.start_soon(_make_room, fs, life.room_after)
                 await _in_time(clients[0].run(life.actors))
@@ -242,6 +249,7 @@ class _Run:
         self.truth.groups.judge(self.truth, shown.groups, shown.views, fate)
         self.truth.judge(shown.views, shown.states, fate)
         self.truth.judge_routers(shown.routers, shown.views)
+        self.truth.schedules.judge(self.truth, shown.schedules, shown.views)
         self.truth.jobs.judge(shown.views, shown.states, self.world.clock.now_ms())
         self._go_on(self.world.after("kill" if before.end_seed % 2 else "drop"), 0, 0)
         again = self._see(self.world)
@@ -250,6 +258,7 @@ class _Run:
         self.truth.restarted(shown.views, shown.routers, fate)
         self.truth.jobs.restarted(shown.states, self.truth.tick())
         self.truth.groups.restarted(self.truth, shown.groups)
+        self.truth.schedules.restarted(shown.schedules)
         self._go_on(self.world.after("drop" if before.end_seed % 2 else "kill"), 0, 0)
         return True
 
@@ -258,6 +267,7 @@ class _Run:
         self.offset_ms += self.world.clock.monotonic_ms() + down_ms
         self.truth.jobs.clock_was(self.world.clock.now_ms() + down_ms)
         self.truth.groups.clock_was(self.world.clock.now_ms() + down_ms)
+        self.truth.schedules.clock_was(self.world.clock.now_ms() + down_ms)
         self.truth.stepped |= step != 0
         self.truth.clock_moved |= self.truth.stepped and world.fs.boots != self.world.fs.boots
         world.settings = self.world.settings
@@ -520,7 +530,7 @@ async def shown_by(life: Life) -> Shown:
     topics = life.engine.registry.topics
     named = {name: {one.name: seen(one) for one in topics[name].consumers or ()} for name in views}
     routed = {state.router: state for state in routers}
-    return Shown(views, states, routed, stages, named, await groups_shown_by(life))
+    return Shown(views, states, routed, stages, named, await groups_shown_by(life), schedules_shown_by(life))
 
 
 async def _settled_view(life: Life, name: str) -> View:
@@ -565,6 +575,8 @@ def _assert_same(before: Shown, after: Shown, problem: str, *, stopped: bool = F
             broken(f"{name}: {problem}: consumers\n  {before.consumers[name]}\n  {after.consumers[name]}")
         if before.groups.get(name, {}) != after.groups.get(name, {}):
             broken(f"{name}: {problem}: groups\n  {before.groups.get(name)}\n  {after.groups.get(name)}")
+    if before.schedules != after.schedules:
+        broken(f"{problem}: schedules {before.schedules} and {after.schedules}")
     if before.routers.keys() != after.routers.keys():
         broken(f"{problem}: routers {before.routers} and {after.routers}")
     if not stopped and before.stages != after.stages:
