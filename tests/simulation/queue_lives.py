@@ -59,6 +59,7 @@ from topics.runtime.instant import Instant
 MADE: Final = "made"
 """A topic that a router makes."""
 
+DAY_MS: Final = 86_400_000
 EMPTY_AFTER: Final = 40
 """Rounds of claiming everything after which a queue has to be empty."""
 
@@ -1283,6 +1284,7 @@ async def empty(life: Life, oracle: Oracle, start: Shown, crashed: int, begun: i
         if not any(engine.registry.topics[name].log.count for name in queues):
             break
         if around == EMPTY_AFTER // 2:
+            life.clock.step(DAY_MS)  # jobs for later wait for the wall clock, which may have been set back
             for name in queues:  # what cannot be moved comes back
                 if (
                     engine.registry.topics[name].queue is not None

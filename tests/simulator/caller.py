@@ -22,6 +22,7 @@ from topics.errors import ApiError
 from topics.filters.record_filter import Filter
 
 if TYPE_CHECKING:
+    from tests.simulator.groups.group_facts import GroupFacts
     from tests.simulator.jobs.job_steps import SentJobs
 
 
@@ -35,6 +36,8 @@ class Memory:
         self.commits: dict[str, list[Commit]] = {}
         self.transactions: list[Transaction] = []
         self.jobs: dict[str, list[SentJobs]] = {}
+        self.members: dict[str, list[tuple[GroupFacts, Lease]]] = {}
+        """What a member of groups has claimed last."""
         self.names: int = 0
         self.positions: dict[str, dict[str, tuple[Instance, int]]] = {}
         """How far watchers have got, and readers with a filter."""

@@ -22,9 +22,11 @@ from tests.simulation.world import Life
 from tests.simulator.actors import Actor
 from tests.simulator.caller import Memory, exported
 from tests.simulator.consumer_steps import ConsumerSteps
+from tests.simulator.groups.group_steps import GroupSteps
 from tests.simulator.jobs.job_facts import Grant, typed
-from tests.simulator.jobs.job_steps import JobSteps, nack_terms
+from tests.simulator.jobs.job_steps import nack_terms
 from tests.simulator.known import Batch, Commit, Instance, Lease, Stage, promise_of
+from tests.simulator.schedules.schedule_steps import ScheduleSteps
 from tests.simulator.transactions import Transaction
 from tests.simulator.truth import Truth
 from topics.errors import ApiError
@@ -77,7 +79,7 @@ def _forged(number: int) -> str:
     return (text + "." * 7) * (1200 // len(text.encode()) + 1)
 
 
-class Clients(ConsumerSteps, JobSteps):
+class Clients(ConsumerSteps, GroupSteps, ScheduleSteps):
     """The actors of one life."""
 
     def __init__(self, life: Life, truth: Truth, memory: Memory, offset_ms: int) -> None:
@@ -445,7 +447,7 @@ class Clients(ConsumerSteps, JobSteps):
             return
         instance, ms = leases[0].instance, what.get("ms", 0)
         asked, classes, terms = self.now(), set(instance.classes), nack_terms(what)
-        held = self.truth.held(instance, leases, asked)
+        held, facts = self.truth.held(instance, leases, asked), self.truth.jobs.of(instance)
         for lease in leases:
             if kind == "ack":
                 instance.ended[lease.seq] += 1
@@ -455,7 +457,7 @@ class Clients(ConsumerSteps, JobSteps):
             else:
                 lease.over = True
             if kind == "nack":
-                self._gives_back(lease, terms)
+                self._gives_back(facts, lease, terms)
         request = HeldRequest(
             node=actor, seqs=[lease.seq for lease in leases], lease_ids=[lease.lease_id for lease in leases]
         )
@@ -472,24 +474,7 @@ class Clients(ConsumerSteps, JobSteps):
                 if kind == "extend" and lease.seq in result.done:
                     lease.earliest_end, lease.latest_end = asked + ms, self.now() + ms
                 if kind == "nack" and lease.seq in result.done:
-                    self._gave_back(lease, terms, asked)
-
-    def _gives_back(self, lease: Lease, terms: NackTerms) -> None:
-        """A job is about to be given back."""
-        lease.is_uncounted |= not terms.counts
-        if terms.error is not None:
-            self.truth.jobs.errors.setdefault(lease.number, set()).add(terms.error)
-        if terms.dead:
-            lease.instance.condemns = True
-            self.truth.jobs.of(lease.instance).condemned.add(lease.seq)
-
-    def _gave_back(self, lease: Lease, terms: NackTerms, asked: int) -> None:
-        """A job was given back."""
-        delay_ms = terms.delay_ms
-        if delay_ms is None:
-            retry_ms = self.truth.jobs.retry_ms(self.truth.jobs.of(lease.instance), lease.seq, lease.deliveries)
-            delay_ms = retry_ms if terms.counts else 0
-        lease.again_ms, lease.is_condemned = asked + delay_ms, terms.dead
+                    self._gave_back(facts, lease, terms, asked)
 
     async def _send(self, kind: str, name: str, request: HeldRequest, ms: int, terms: NackTerms) -> HeldResult:
         if kind == "ack":
@@ -600,4 +585,6 @@ class Clients(ConsumerSteps, JobSteps):
         """Set the wall clock."""
         self.truth.stepped = True
         self.truth.jobs.clock_was(self._wall())
+        self.truth.groups.clock_was(self._wall())
+        self.truth.schedules.clock_was(self._wall())
         self.life.clock.step(what["ms"])

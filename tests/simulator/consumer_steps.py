@@ -10,10 +10,11 @@ from msgspec import UNSET
 
 from tests.simulator import consumers
 from tests.simulator.consumers import ANY, Call, Fits, KnownConsumer, Outcome, Seen, State, TopicConsumers
+from tests.simulator.filter_matches import Filters
 from tests.simulator.filter_steps import FilterSteps
 from tests.simulator.followers import Follower
 from tests.simulator.known import Instance, broken
-from tests.simulator.passages import Filters, Passage
+from tests.simulator.passages import Passage
 from topics.errors import ApiError
 from topics.filters.record_filter import parse_filter
 from topics.model import (

@@ -9,9 +9,10 @@ import trio
 
 from tests.engine.delivery.client import Connection, Frame, Streams
 from tests.simulator.caller import Caller, exported
+from tests.simulator.filter_matches import Filters
 from tests.simulator.followers import Follower
 from tests.simulator.known import Instance, broken
-from tests.simulator.passages import Filters, Passage, Silence, records_of
+from tests.simulator.passages import Passage, Silence, records_of
 from topics.filters.record_filter import Filter, parse_filter
 from topics.model import Performance, ReadRequest, ReadResult, WatchRequest, WatchStart
 

@@ -6,8 +6,9 @@ import msgspec
 
 from tests.engine.delivery.client import Frame, Record
 from tests.filters.oracle import Written
+from tests.simulator.filter_matches import Filters, lets_through
 from tests.simulator.known import Instance, broken
-from tests.simulator.passages import Filters, is_excused, lets_through, surely_lets_through
+from tests.simulator.passages import is_excused, surely_lets_through
 from tests.simulator.truth import Truth
 
 

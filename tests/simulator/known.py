@@ -125,6 +125,8 @@ class Instance:
         self.head = 0
         self.condemns = False
         """Somebody has said of jobs that they go to the dead letters."""
+        self.is_copied = False
+        """A group may send copies to the dead letters."""
         self.consumed_to = 0
         """Up to where every consumer may have finished, while that was a reason to delete it."""
         self.consumed: set[int] = set()

@@ -13,22 +13,14 @@ from typing import Any
 
 import msgspec
 
-from tests.filters import oracle
 from tests.filters.oracle import Written
 from tests.simulation.model import Record, canonical
+from tests.simulator.filter_matches import Filters, lets_through, written
 from tests.simulator.known import Instance, broken
 from tests.simulator.truth import Truth
 from topics.engine.engine import Engine
 from topics.filters.record_filter import parse_filter
 from topics.model import Performance, ReadRequest
-
-Filters = tuple[str, ...]
-"""JSON of filters, all of which have to match."""
-
-
-def lets_through(filters: Filters, record: Written) -> bool:
-    """Whether all of them match a record."""
-    return all(oracle.matches(oracle.decoded(text), record) for text in filters)
 
 
 def surely_lets_through(truth: Truth, instance: Instance, seq: int, filters: Filters) -> bool:
@@ -123,13 +115,6 @@ async def filtered_view(
         if result.next_from_seq <= position:
             broken(f"{name}: a read with {text} does not get on from {position}: {result}")
         position = result.next_from_seq
-
-
-def written(record: Record) -> Written:
-    """A record as a reader got it."""
-    row = msgspec.json.decode(record.body, type=dict[str, msgspec.Raw])
-    tag, node = (msgspec.json.decode(row[key]) if key in row else None for key in ("$tag", "$node"))
-    return Written(bytes(row["data"]), tag, node, bytes(row["meta"]) if "meta" in row else None)
 
 
 def records_of(rows: bytes) -> dict[int, Record]:

@@ -18,7 +18,9 @@ import msgspec
 
 from tests.simulation.world import End
 from tests.simulator.actors import Actor, Step
+from tests.simulator.groups.group_plans import GroupPlanner
 from tests.simulator.jobs.job_plans import JobPlanner
+from tests.simulator.schedules.schedule_plans import SchedulePlanner
 
 PLAIN: Final = ("a", "b", "c", "d")
 QUEUES: Final = ("q", "r")
@@ -174,6 +176,8 @@ class _Maker:
         self.size = self.random.choice((0.5, 1.0, 1.0, 1.6))
         """How much goes on in a life."""
         self.jobs = JobPlanner(seed, self.size)
+        self.groups = GroupPlanner(seed, self.size)
+        self.schedules = SchedulePlanner(seed, self.size)
 
     def plan(self) -> Plan:
         rng = self.random
@@ -236,6 +240,8 @@ class _Maker:
             self.made = [actor.name[0] for actor in actors if actor.name.endswith("-owner")] or list(PLAIN)
         actors += self.consumers()
         actors += self.jobs.actors(number)
+        actors += self.groups.actors(number)
+        actors += self.schedules.actors(number)
         rotten = rng.random() < 0.15
         end = "kill" if rotten else rng.choices(ENDS, END_WEIGHTS)[0]
         crash_at = None

@@ -31,12 +31,16 @@ from tests.simulation.world import COLD, ROOT, End, Life, World, settings
 from tests.simulator.caller import Memory, exported
 from tests.simulator.clients import Clients
 from tests.simulator.consumers import Seen, seen
+from tests.simulator.filter_matches import lets_through, written
+from tests.simulator.groups.group_facts import GroupSeen, groups_shown_by
+from tests.simulator.groups.group_steps import finish_group
 from tests.simulator.jobs.job_plans import HOUR_MS
 from tests.simulator.jobs.job_steps import let_go
 from tests.simulator.judging import judge_arrivals, judge_salvaged
 from tests.simulator.known import Broken, Fate, broken
-from tests.simulator.passages import filtered_view, lets_through, written
+from tests.simulator.passages import filtered_view
 from tests.simulator.plan import FILTERS, TOLD, Hang, LifePlan, Plan, Rot, Trouble
+from tests.simulator.schedules.schedule_rules import ScheduleSeen, schedules_shown_by
 from tests.simulator.truth import Truth
 from tests.storage.data_file import rows_of
 from topics.config import Settings
@@ -99,6 +103,9 @@ class Shown:
     """By name, how many records a stage was given, and how many of them are there."""
     consumers: dict[str, dict[str, Seen]]
     """By topic and name."""
+    groups: dict[str, dict[str, GroupSeen]]
+    """Likewise."""
+    schedules: dict[str, ScheduleSeen]
 
 
 def run(plan: Plan) -> Figures:
@@ -116,6 +123,8 @@ class _Run:
         self.figures = Figures()
         self.offset_ms = 0
         self.decayed: Counter[str] = Counter()
+        steps = (step for life in plan.lives for actor in life.actors for step in actor.steps)
+        self.has_schedules = any(step.do == "put_schedule" for step in steps)
         self.world = World(plan.seed, config=self._settings(plan.lives[0] if plan.lives else None), fs=SimFs(plan.seed))
 
     def run(self) -> Figures:
@@ -132,7 +141,8 @@ class _Run:
         return self._done()
 
     def _done(self) -> Figures:
-        self.figures.checked = self.truth.checked + self.truth.jobs.checked
+        truth = self.truth
+        self.figures.checked = truth.checked + truth.jobs.checked + truth.groups.checked + truth.schedules.checked
         return self.figures
 
     def _settings(self, life: LifePlan | None) -> Settings:
@@ -167,6 +177,8 @@ class _Run:
             clients.append(Clients(running, self.truth, self.memory, self.offset_ms))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(running.engine.governor.run)
+                if self.has_schedules:
+                    nursery.start_soon(running.engine.firings.run)
                 if (life.room or life.inodes) and life.room_after:
                     nursery.start_soon(_make_room, fs, life.room_after)
                 await _in_time(clients[0].run(life.actors))
@@ -234,8 +246,10 @@ class _Run:
             self._salvage()
             return False
         self.truth.judge_consumers(shown.consumers, shown.views, fate, self.offset_ms)
+        self.truth.groups.judge(self.truth, shown.groups, shown.views, fate)
         self.truth.judge(shown.views, shown.states, fate)
         self.truth.judge_routers(shown.routers, shown.views)
+        self.truth.schedules.judge(self.truth, shown.schedules, shown.views)
         self.truth.jobs.judge(shown.views, shown.states, self.world.clock.now_ms())
         self._go_on(self.world.after("kill" if before.end_seed % 2 else "drop"), 0, 0)
         again = self._see(self.world)
@@ -243,6 +257,8 @@ class _Run:
         self.truth.consumers_restarted(shown.consumers, shown.views, fate, self.offset_ms)
         self.truth.restarted(shown.views, shown.routers, fate)
         self.truth.jobs.restarted(shown.states, self.truth.tick())
+        self.truth.groups.restarted(self.truth, shown.groups)
+        self.truth.schedules.restarted(shown.schedules)
         self._go_on(self.world.after("drop" if before.end_seed % 2 else "kill"), 0, 0)
         return True
 
@@ -250,6 +266,8 @@ class _Run:
         """The next machine, after some time in which nothing ran and the clock may have been set."""
         self.offset_ms += self.world.clock.monotonic_ms() + down_ms
         self.truth.jobs.clock_was(self.world.clock.now_ms() + down_ms)
+        self.truth.groups.clock_was(self.world.clock.now_ms() + down_ms)
+        self.truth.schedules.clock_was(self.world.clock.now_ms() + down_ms)
         self.truth.stepped |= step != 0
         self.truth.clock_moved |= self.truth.stepped and world.fs.boots != self.world.fs.boots
         world.settings = self.world.settings
@@ -366,6 +384,7 @@ class _Run:
                 before = await shown_by(life)
             judge_arrivals(self.truth, before.views, before.routers)
             await self._empty(life, before)
+            await self._finish_groups(life, before)
             await self._consume(life, before.views)
             for _ in range(3):
                 await life.compactor.checkpoint()
@@ -407,6 +426,21 @@ class _Run:
         for name in queues:
             self._check_came(name, before.views[name], came[name], (await shown_by(life)).views)
 
+    async def _finish_groups(self, life: Life, before: Shown) -> None:
+        """Every record comes to every group that has not finished it, and nothing else."""
+        for name, groups in before.groups.items():
+            view = before.views[name]
+            for group, one in groups.items():
+                came = await finish_group(life.engine, name, group)
+                passes = (one.filter,) if one.filter is not None else ()
+                wanted = [seq for seq, record in view.records.items() if lets_through(passes, written(record))]
+                wanted = [seq for seq in wanted if seq > one.floor and seq not in one.finished]
+                # What was given out before the filter was another one comes again.
+                more = set(came) - set(wanted) if self.truth.groups.is_steady(self.truth, name, group) else set()
+                if not view.config.ttl_ms and (not set(came) >= set(wanted) or len(set(came)) < len(came) or more):
+                    broken(f"{name}/{group}: {came} came, of {wanted}: {one}")
+                self.truth.groups.checked["came"] += len(came)
+
     async def _consume(self, life: Life, before: Mapping[str, View]) -> None:
         """What all consumers and routers have finished is deleted, and nothing else."""
         topics = [one for one in life.engine.registry.topics.values() if one.config.retention == "consumed"]
@@ -421,6 +455,8 @@ class _Run:
         await until_idle(life)
         for topic in topics:
             finished = {one.name: one.seq for one in topic.consumers or ()}
+            for one in topic.groups.by_name.values() if topic.groups is not None else ():
+                finished[f"group {one.group}"] = one.state.finished.floor
             routers, _ = life.engine.routers.page("", topic.name, None, None, 1000)
             finished |= {state.router: state.cursor_seq for state in routers if finished}
             floor, earliest = min(finished.values(), default=0), topic.log.earliest_seq
@@ -493,7 +529,8 @@ async def shown_by(life: Life) -> Shown:
     stages = {stage.name: (stage.log.head_seq, stage.log.count) for stage in life.engine.registry.stages.values()}
     topics = life.engine.registry.topics
     named = {name: {one.name: seen(one) for one in topics[name].consumers or ()} for name in views}
-    return Shown(views, states, {state.router: state for state in routers}, stages, named)
+    routed = {state.router: state for state in routers}
+    return Shown(views, states, routed, stages, named, await groups_shown_by(life), schedules_shown_by(life))
 
 
 async def _settled_view(life: Life, name: str) -> View:
@@ -536,6 +573,10 @@ def _assert_same(before: Shown, after: Shown, problem: str, *, stopped: bool = F
             broken(f"{name}: {problem}\n  {one}\n  {other}")
         if before.consumers[name] != after.consumers[name]:
             broken(f"{name}: {problem}: consumers\n  {before.consumers[name]}\n  {after.consumers[name]}")
+        if before.groups.get(name, {}) != after.groups.get(name, {}):
+            broken(f"{name}: {problem}: groups\n  {before.groups.get(name)}\n  {after.groups.get(name)}")
+    if before.schedules != after.schedules:
+        broken(f"{problem}: schedules {before.schedules} and {after.schedules}")
     if before.routers.keys() != after.routers.keys():
         broken(f"{problem}: routers {before.routers} and {after.routers}")
     if not stopped and before.stages != after.stages:

@@ -72,6 +72,7 @@ def test_seeds_reach_everything() -> None:
     assert checked >= {"records", "topics", "deliveries", "claims", "jobs", "arrivals", "transactions"}
     assert checked >= {"consumers", "consumed", "passages", "finished"}
     assert checked >= {"judged claims", "times", "pauses", "limits", "orders", "priorities", "unique", "duplicates"}
+    assert checked >= {"groups", "group claims", "came", "schedules", "firings"}
     assert sum(one.rot for one in figures) > 0
     assert sum(one.faults for one in figures) > 0
     actors = [actor for seed in range(200) for life in make(seed).lives for actor in life.actors]

@@ -19,6 +19,7 @@ import msgspec
 
 from tests.simulation.model import Record, View
 from tests.simulator.consumers import Seen, TopicConsumers
+from tests.simulator.groups.group_rules import GroupRules
 from tests.simulator.jobs.job_rules import JobRules
 from tests.simulator.judging import TopicCase
 from tests.simulator.known import (
@@ -38,6 +39,7 @@ from tests.simulator.known import (
     promise_of,
     survives,
 )
+from tests.simulator.schedules.schedule_rules import ScheduleRules
 from tests.simulator.transactions import Transaction, judge_transactions
 from topics.errors import ApiError
 from topics.log.tag_match import TagMatch
@@ -59,6 +61,8 @@ class Truth:
         self.transactions: list[Transaction] = []
         self.consumers: dict[Instance, TopicConsumers] = {}
         self.jobs = JobRules()
+        self.groups = GroupRules()
+        self.schedules = ScheduleRules()
         self.leases: dict[tuple[int, int], Lease] = {}
         """The newest of each job, by epoch and seq."""
         self.stepped = False
@@ -268,13 +272,19 @@ class Truth:
         if known != record.ts:
             broken(f"{instance.name}: the time of seq {record.seq} was {known} and is {record.ts}")
         self.check_body(instance, record)
-        instance.tell(record.seq, record.data, promise_of(instance.classes | classes), self.tick())
+        # What a schedule has made is seen when it is synced.
+        fired = record.data in self.schedules.owner
+        promise = Promise.ALL if fired else promise_of(instance.classes | classes)
+        instance.tell(record.seq, record.data, promise, self.tick())
         instance.tags[record.seq] = msgspec.json.decode(record.body).get("$tag")
         self.checked["records"] += 1
 
     def check_body(self, instance: Instance, record: Record) -> None:
         """A record is what was appended; a copy may have lost tag and node, and carry where it came from."""
         seq, number = record.seq, record.data
+        if number in self.schedules.owner:
+            self.schedules.check(self, instance, record)
+            return
         batch, i = self.batch_of[number]
         given = batch.records[i]
         row = msgspec.json.decode(record.body)
@@ -459,6 +469,8 @@ class Truth:
     def _may_be_made(self, name: str) -> bool:
         """Whether the daemon makes this topic where there is none: dead letters go to it, or a router reads from it."""
         if any(self.plans[router]["source"] == name for router in self.ever_routed):
+            return True
+        if name in self.groups.bury_to:
             return True
         known = [instance for instances in self.instances.values() for instance in instances]
         return any(config.dead_letter == name for instance in known for config in instance.configs)

@@ -11,7 +11,7 @@ import msgspec
 from tests.simulation.world import Life
 from tests.simulator.caller import Caller
 from tests.simulator.jobs.job_facts import NEVER, JobFact, Pause, QueueFacts
-from tests.simulator.known import Batch, Instance, broken
+from tests.simulator.known import Batch, Instance, Lease, broken
 from topics.model import AppendRequest, AppendResult, NackTerms, Performance, RecordIn, TopicConfigPatch, UniqueIn
 from topics.queue.job_pages import DEFAULT_PRIORITY
 
@@ -171,6 +171,25 @@ class JobSteps(Caller):
             if alone and facts.pausing == 0 and self._is(instance):
                 facts.pause = Pause(self.truth.tick(), until) if paused else None
                 facts.pause_known = True
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def _gives_back(self, facts: QueueFacts, lease: Lease, terms: NackTerms) -> None:
+        """A job is about to be given back."""
+        lease.is_uncounted |= not terms.counts
+        if terms.error is not None:
+            self.truth.jobs.errors.setdefault(lease.number, set()).add(terms.error)
+        if terms.dead:
+            facts.instance.condemns = True
+            facts.condemned.add(lease.seq)
+
+    def _gave_back(self, facts: QueueFacts, lease: Lease, terms: NackTerms, asked: int) -> None:
+        """A job was given back."""
+        delay_ms = terms.delay_ms
+        if delay_ms is None:
+            retry_ms = self.truth.jobs.retry_ms(facts, lease.seq, lease.deliveries)
+            delay_ms = retry_ms if terms.counts else 0
+        lease.again_ms, lease.is_condemned = asked + delay_ms, terms.dead
 
 
 async def let_go(life: Life, name: str) -> None:

@@ -579,7 +579,7 @@ class Reclaimer:
 
 def flag_in_store(tiers: SegmentTiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
     """Write the flags of a cold segment, in `.data` and in its `.idx` in the cold store. Return what was flagged.
-    Blocking."""
+    Records that a `.data` has lost which was cut short need no flags. Blocking."""
     store = tiers.cold
     assert store is not None
     index, data = segment_name(segment.first, "idx"), segment_name(segment.first, "data")
@@ -591,19 +591,28 @@ def flag_in_store(tiers: SegmentTiers, segment: Segment, seqs: Sequence[int]) ->
         patches = list(flag_patches(read, segment.first, seqs))
     except FileNotFoundError:  # the places of the flags are unknown: the part keeps the deletions instead
         return []
-    flags = [(at, bytes((DELETED_FLAG,))) for patch in patches for at in patch.flags_at]
-    if flags:
-        store.patch(segment.topic_id, data, flags)
+    if patches:
+        length = store.length(segment.topic_id, data)
+        flags = [(at, bytes((DELETED_FLAG,))) for patch in patches for at in patch.flags_at if at < length]
+        if flags:
+            store.patch(segment.topic_id, data, flags)
     if patches:
         store.patch(segment.topic_id, index, [(patch.entries_at, patch.entries) for patch in patches])
     return patches
 
 
 def _flag_copy(tiers: SegmentTiers, segment: Segment, patches: Sequence[FlagPatch]) -> None:
-    """Write the flags in the hot copy of its `.idx`. Blocking."""
+    """Write the flags in the hot copy of its `.idx`. Blocking.
+
+    A copy that was cut short takes those that fit: readers find the damage, and read the rest in the cold store.
+    """
     copy = segment_name(segment.first, "idx.cold")
     if tiers.hot.exists(segment.topic_id, copy):
-        tiers.hot.patch(segment.topic_id, copy, [(patch.entries_at, patch.entries) for patch in patches])
+        length = tiers.hot.length(segment.topic_id, copy)
+        entries = [(patch.entries_at, patch.entries) for patch in patches]
+        fitting = [(at, data) for at, data in entries if at + len(data) <= length]
+        if fitting:
+            tiers.hot.patch(segment.topic_id, copy, fitting)
 
 
 def _has_cold(topic: LiveTopic) -> bool:
