@@ -61,6 +61,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     claim_jitter_ms: int = 0
     max_deliveries: int = 0
     dead_letter: str | None = None
+    completed: str | None = None
     leases_durable: bool = False
     retention: Retention = "limits"
     retry: RetryPolicy | None = None
@@ -98,6 +99,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     claim_jitter_ms: int | UnsetType = UNSET
     max_deliveries: int | UnsetType = UNSET
     dead_letter: str | UnsetType | None = UNSET
+    completed: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
     retention: Retention | UnsetType = UNSET
     retry: RetryPolicy | UnsetType | None = UNSET
@@ -583,7 +585,8 @@ class Job(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """The result of a claim: its jobs, and how many jobs are ready after it. `paused`: the queue gives out none now."""
+    """The result of a claim: its jobs, and how many jobs are ready after it. `paused`: the queue gives out none now.
+    `wants_results`: the results of their acks are delivered."""
 
     jobs: list[Job]
     ready: int
@@ -591,15 +594,17 @@ class ClaimResult(NamedTuple):
     lag: int | None = None
     """Of a group: how many seqs it has not finished, from its floor on; and what it has missed."""
     missed: int | None = None
+    wants_results: bool = False
 
 
 class HeldRequest(msgspec.Struct, kw_only=True):
     """The jobs of an ack, a nack or an extension. `node` says that it has leased them; `lease_ids`, if given, are their
-    lease ids in the order of `seqs`."""
+    lease ids in the order of `seqs`. An ack may have results (JSON), by seq."""
 
     node: str
     seqs: list[int]
     lease_ids: list[int] | None
+    results: dict[int, bytes] | None = None
 
 
 class NackTerms(NamedTuple):
@@ -656,6 +661,7 @@ class GroupState(msgspec.Struct, kw_only=True):
     claim_jitter_ms: int
     max_deliveries: int
     dead_letter: str | None
+    completed: str | None
     leases_durable: bool
     retry: RetryPolicy | None
     max_in_flight: int

@@ -20,7 +20,7 @@ def earlier_daemon(bench: Bench, commit: str, **settings: object) -> Iterator[Da
     git, or no such commit. It has the libraries of the checkout."""
     with bench.scratch() as scratch:
         code = scratch / "code"
-        if not _extract(commit, code):
+        if not extract(commit, code):
             yield None
             return
         with DaemonProcess(scratch / "data", **quiet(settings)) as daemon:
@@ -30,7 +30,8 @@ def earlier_daemon(bench: Bench, commit: str, **settings: object) -> Iterator[Da
             daemon.stop()
 
 
-def _extract(commit: str, directory: Path) -> bool:
+def extract(commit: str, directory: Path) -> bool:
+    """Put the `topics` of that commit into a new directory. Return False if that cannot be done."""
     archive = directory.with_suffix(".tar")
     words = ["git", "-C", str(REPOSITORY), "archive", "--format=tar", "--output", str(archive), commit, "topics"]
     try:

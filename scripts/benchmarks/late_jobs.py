@@ -40,7 +40,7 @@ def late_jobs(bench: Bench) -> list[Figure]:
         filled = resident_mib(daemon.pid)
         control.checkpoint()
         stored = resident_mib(daemon.pid)
-        time.sleep(max(0.0, first_ms / 1000 - time.time()))
+        time.sleep(max(0.0, first_ms / 1000 - time.time()))  # until they become due
         claims, spent_ms, acks, share, waited = _claim(bench, daemon.pid, daemon.port)
         state = control.state(TOPIC)
         if state["count"] != jobs - len(acks) or not state["queue"]["delayed"]:
@@ -61,7 +61,12 @@ def late_jobs(bench: Bench) -> list[Figure]:
         *both_percentiles(f"{due}, processor time of the daemon", "late-claim-cpu", [spent_ms]),
         *both_percentiles("its ack", "late-ack", [acks]),
         figure("share of a core that the daemon takes meanwhile", "%", [100 * share], key="late-share"),
-        figure("... for which it waits meanwhile, since others use the cores", "%", [100 * waited], key="late-waited"),
+        figure(
+            "share of a core for which it waits meanwhile, since others use them",
+            "%",
+            [100 * waited],
+            key="late-waited",
+        ),
     ]
 
 

@@ -13,7 +13,14 @@ WHERE = "/v0/topics/orders/groups"
 GROUP = {
     **{"topic": "orders", "group": "mailer", "epoch": 3, "floor": 41, "lag": 1200, "missed": 2, "unfinished": 7},
     "queue": {"ready": 1190, "in_flight": 6, "delayed": 4, "dead_lettered": 1, "paused": False, "paused_until": None},
-    **{"lease_ms": 30_000, "claim_jitter_ms": 0, "max_deliveries": 5, "dead_letter": "dead", "leases_durable": False},
+    **{
+        "lease_ms": 30_000,
+        "claim_jitter_ms": 0,
+        "max_deliveries": 5,
+        "dead_letter": "dead",
+        "leases_durable": False,
+        "completed": None,
+    },
     **{"max_unfinished": 100_000, "filter": None, "retry": None, "max_in_flight": 0, "rate": None},
     "order_by": None,
 }
@@ -35,7 +42,14 @@ def test_ls_prints_all_pages_in_a_table(here: InProcess) -> None:
 def test_show_and_json(here: InProcess) -> None:
     here.daemon.on("GET", f"{WHERE}/mailer", GROUP)
     lines = [line.split() for line in here("group", "show", "orders", "mailer").out.splitlines()]
-    for line in (["floor", "41"], ["lag", "1,200"], ["missed", "2"], ["dead_letter", "dead"], ["filter", "-"]):
+    for line in (
+        ["floor", "41"],
+        ["lag", "1,200"],
+        ["missed", "2"],
+        ["dead_letter", "dead"],
+        ["completed", "-"],
+        ["filter", "-"],
+    ):
         assert line in lines
     assert json.loads(here("group", "show", "orders", "mailer", "--json").out) == GROUP
 
@@ -46,6 +60,8 @@ def test_show_and_json(here: InProcess) -> None:
         ([], {"from": "tail"}),
         (["--from", "earliest", "--lease", "1m"], {"from": "earliest", "lease_ms": 60_000}),
         (["--seq", "0", "--dead-letter", ""], {"from": {"seq": 0}, "dead_letter": None}),
+        (["--completed", "done"], {"completed": "done"}),
+        (["--completed", ""], {"completed": None}),
         (["--ts", "5", "--filter", "data./total >= 10"], {"from": {"ts": 5}, "filter": BIG}),
         (["--no-filter", "--leases-durable"], {"from": "tail", "filter": None, "leases_durable": True}),
         (["--max-deliveries", "3", "--jitter", "100ms"], {"from": "tail", "max_deliveries": 3, "claim_jitter_ms": 100}),

@@ -48,6 +48,12 @@ def test_as_json_they_are_as_the_interface_shows_them(here: InProcess, canned: C
     assert json.loads(here("queue", "claim", "q", "--json").out) == answer
 
 
+def test_a_claim_says_that_results_are_wanted(here: InProcess, canned: CannedDaemon) -> None:
+    answer = {"topic": "q", "claimed": [JOB], "count": 1, "ready": 5, "wants_results": True}
+    canned.on("POST", "/v0/topics/q/claim", answer)
+    assert json.loads(here("queue", "claim", "q", "--json").out) == answer
+
+
 def test_no_job_at_all_is_no_failure(here: InProcess, canned: CannedDaemon) -> None:
     canned.on("POST", "/v0/topics/q/claim", {"topic": "q", "claimed": [], "count": 0, "ready": 0})
     assert here("queue", "claim", "q").code == 0
@@ -101,6 +107,18 @@ def test_there_is_a_lease_id_for_each_job_or_none(here: InProcess, canned: Canne
     assert done.code == 2
     assert "2 times --lease-id for 1 jobs" in done.err
     assert canned.asked == []
+
+
+def test_results_are_json_one_for_each_job_or_none(here: InProcess, canned: CannedDaemon) -> None:
+    canned.on("POST", "/v0/topics/q/ack", {"topic": "q", "acked": 2, "skipped": [], "ready": 0, "in_flight": 0})
+    done = here("queue", "ack", "q", "7", "8", "--node", "n", "--result", '{"a": 1}', "--result", "null")
+    assert done.code == 0
+    assert canned.asked[0].body == {"node": "n", "seqs": [7, 8], "results": [{"a": 1}, None]}
+    done = here("queue", "ack", "q", "7", "8", "--result", "1")
+    assert (done.code, "1 times --result for 2 jobs" in done.err) == (2, True)
+    done = here("queue", "ack", "q", "7", "--result", "{")
+    assert (done.code, "is not JSON" in done.err) == (2, True)
+    assert len(canned.asked) == 1
 
 
 def test_queues_are_listed_with_their_jobs_and_one_that_goes_meanwhile_is_left_out(

@@ -7,6 +7,7 @@ out, or after it, when the answer is lost.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -60,6 +61,13 @@ class FakeQueue:
     """Asked after it was carried out: the failure to raise instead of its answer."""
     takes_s: float = 0.0
     """How long a call takes."""
+    wants_results: bool = False
+    longest: int = 100
+    """Bytes of a result that it takes."""
+    most_results: float = math.inf
+    """Bytes of the results of an ack that it takes."""
+    results: dict[int, Any] = field(default_factory=dict)
+    """Of the jobs that were acked with one."""
     _leases: int = 0
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
@@ -114,9 +122,21 @@ class FakeQueue:
                     "deliveries": item.deliveries,
                 }
             )
-        return {"topic": "q", "claimed": claimed, "count": len(claimed), "ready": len(self._free())}
+        answer = {"topic": "q", "claimed": claimed, "count": len(claimed), "ready": len(self._free())}
+        return answer | ({"wants_results": True} if self.wants_results else {})
 
-    def _ack(self, *, node: str, seqs: list[int], lease_ids: list[str]) -> dict[str, Any]:
+    def _ack(
+        self, *, node: str, seqs: list[int], lease_ids: list[str], results: list[Any] | None = None
+    ) -> dict[str, Any]:
+        if results is not None:
+            if not self.wants_results:
+                raise refused(400, "invalid_request", field="results")
+            if sum(len(json.dumps(result)) for result in results) > self.most_results:
+                raise refused(413, "payload_too_large")
+            for i, result in enumerate(results):
+                if len(json.dumps(result)) > self.longest:
+                    raise refused(400, "record_too_large", field=f"results[{i}]")
+            self.results |= dict(zip(seqs, results, strict=True))
         done, skipped = self._held(seqs, lease_ids)
         for seq in done:
             del self.items[seq]

@@ -26,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "claim_jitter_ms": 0,
     "max_deliveries": 0,
     "dead_letter": None,
+    "completed": None,
     "leases_durable": False,
     "retry": None,
     "priority_aging_ms": 60000,
@@ -69,6 +70,7 @@ OTHERS = [
     {"lease_ms": 1234},
     {"claim_jitter_ms": 17},
     {"dead_letter": "the-dead"},
+    {"completed": "the-results"},
     {"leases_durable": True},
     {"durability": "ephemeral"},
     {"durability": "memory"},
@@ -132,7 +134,7 @@ WRONG_OF_FIELDS: list[tuple[list[str], list[Any]]] = [
     (["priority"], ["1", 1.5, True, []]),
     (["order_by"], ["", "key", "Tag", 1, True, [], {}, "tag"]),
     (["lease_ms", "claim_jitter_ms"], ["1", 1.5, None, True]),
-    (["dead_letter"], ["", "-x", "a b", "x" * 256, "a>b", 1, True, []]),
+    (["dead_letter", "completed"], ["", "-x", "a b", "x" * 256, "a>b", 1, True, []]),
     (["ttl", "colour", "Type"], [5]),
 ]
 WRONG = [(field, value) for fields, values in WRONG_OF_FIELDS for field in fields for value in values]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.crash.completion_operations import COMPLETION_OPERATIONS
 from tests.crash.condition_operations import CONDITION_OPERATIONS
 from tests.crash.consumer_operations import CONSUMER_OPERATIONS
 from tests.crash.copy_operations import COPY_OPERATIONS
@@ -26,6 +27,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *FILE_OPERATIONS,
     *COPY_OPERATIONS,
     *JOB_OPERATIONS,
+    *COMPLETION_OPERATIONS,
     *STAGE_OPERATIONS,
     *CONDITION_OPERATIONS,
     *CONSUMER_OPERATIONS,

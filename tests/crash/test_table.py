@@ -158,7 +158,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
 INNER: Final[dict[type, tuple[str, ...]]] = {
     TopicLifecycle: (
         "adopt",
-        "check_dead_letter",
+        "check_targets",
         "check_topics",
         "create",
         "create_missing",

@@ -98,6 +98,7 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     yield "order_by", found.order_by or "-"
     yield "max_deliveries", str(found.max_deliveries)
     yield "dead_letter", found.dead_letter or "-"
+    yield "completed", found.completed or "-"
     yield "leases_durable", str(found.leases_durable).lower()
     yield "filter", filter_text(found.filter)
 
@@ -138,6 +139,7 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     help="How often a record is given out before it goes to the dead letters; 0: no limit.",
 )
 @click.option("--dead-letter", metavar="TOPIC", help="The topic of the dead letters; '' for none.")
+@click.option("--completed", metavar="TOPIC", help="The topic of the results of acks; '' for none.")
 @click.option("--leases-durable/--no-leases-durable", default=None, help="Sync leases before a claim is answered.")
 @click.option("--max-in-flight", type=click.IntRange(min=0), metavar="N", help="Most leased records; 0: no limit.")
 @click.option(

@@ -155,8 +155,17 @@ def claim(
         claimed = client.claim(topic, node, max=most, lease_ms=lease_ms, wait_ms=wait_ms, group=group)
     if options.as_json:
         jobs = [_job_document(job) for job in claimed.claimed]
-        answer = {"topic": claimed.topic, "claimed": jobs, "count": claimed.count, "ready": claimed.ready}
-        print_json({**answer, "paused": True} if claimed.paused else answer)
+        answer: dict[str, Any] = {
+            "topic": claimed.topic,
+            "claimed": jobs,
+            "count": claimed.count,
+            "ready": claimed.ready,
+        }
+        if claimed.paused:
+            answer["paused"] = True
+        if claimed.wants_results:
+            answer["wants_results"] = True
+        print_json(answer)
         return
     titles = ("seq", "lease id", "until", "deliveries", "tag", "node", "data")
     print_table(
@@ -194,11 +203,24 @@ def _job_document(job: Job) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-@queue.command(epilog=examples("topics queue ack mails 17 18", "topics queue ack mails 17 --lease-id lease_1e521f5a"))
+@queue.command(
+    epilog=examples(
+        "topics queue ack mails 17 18",
+        "topics queue ack mails 17 --lease-id lease_1e521f5a",
+        "topics queue ack thumbnails 17 --result '{\"width\": 200}'",
+    )
+)
 @topic_argument
 @seqs_argument
 @node_option
 @leases_option
+@click.option(
+    "--result",
+    "results",
+    multiple=True,
+    metavar="JSON",
+    help="What became of the job, for the topic that `completed` names; one for each SEQ, in the same order.",
+)
 @group_option
 @client_options
 @click.pass_obj
@@ -208,6 +230,7 @@ def ack(
     seqs: tuple[int, ...],
     node: str,
     lease_ids: tuple[str, ...],
+    results: tuple[str, ...],
     group: str | None,
 ) -> None:
     """Ack jobs, which deletes them. With --group it finishes the records for the group, and they stay in the log.
@@ -215,8 +238,9 @@ def ack(
     Exit code 1 if a job was skipped, because NAME does not hold it (any more).
     """
     fences = _fences(seqs, lease_ids)
+    found = _results(seqs, results)
     with connect(options) as client:
-        answer = client.ack(topic, node, seqs, lease_ids=fences, group=group)
+        answer = client.ack(topic, node, seqs, lease_ids=fences, results=found, group=group)
     _settled(options, answer, f"{count(answer.acked)} acked, {_left(answer)}")
 
 
@@ -350,6 +374,17 @@ def _fences(seqs: Sequence[int], lease_ids: Sequence[str]) -> Sequence[str] | No
             f"{len(lease_ids)} times --lease-id for {len(seqs)} jobs; it takes one for each, or none."
         )
     return lease_ids or None
+
+
+def _results(seqs: Sequence[int], results: Sequence[str]) -> Sequence[msgspec.Raw] | None:
+    if results and len(results) != len(seqs):
+        raise click.UsageError(f"{len(results)} times --result for {len(seqs)} jobs; it takes one for each, or none.")
+    for text in results:
+        try:
+            msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise click.BadParameter(f"{text!r} is not JSON: {error}", param_hint="--result") from None
+    return [msgspec.Raw(text.encode()) for text in results] or None
 
 
 def _left(answer: Any) -> str:

@@ -256,6 +256,12 @@ _CONFIG_OPTIONS: Final = (
         help="Queue: topic for jobs that were delivered that often.",
     ),
     click.option(
+        "--completed",
+        metavar="TOPIC",
+        shell_complete=complete_topics,
+        help="Queue: topic for the results of acked jobs.",
+    ),
+    click.option(
         "--retry",
         type=JsonObject("backoff", "delay_ms", "max_delay_ms", "jitter"),
         metavar="JSON",
@@ -320,7 +326,7 @@ def config_options(command: Command) -> Command:
 def _said(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the interface takes them."""
     said = {field: value for field, value in config.items() if value is not None}
-    for field in ("priority", "dead_letter", "order_by", "schema", "retry", "rate"):
+    for field in ("priority", "dead_letter", "completed", "order_by", "schema", "retry", "rate"):
         if isinstance(said.get(field), str) and said[field].lower() in NONE:
             said[field] = None
     for field in _LIMITS & said.keys():

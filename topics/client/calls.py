@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from topics.client import results
-from topics.client.results import NewAppend, NewRecord
+from topics.client.results import Acked, NewAppend, NewRecord
 
 T = TypeVar("T")
 
@@ -77,6 +77,7 @@ class TopicSettings(TypedDict, total=False):
     claim_jitter_ms: int
     max_deliveries: int
     dead_letter: str | None
+    completed: str | None
     leases_durable: bool
     retry: Mapping[str, Any] | None
     priority_aging_ms: int
@@ -653,9 +654,16 @@ def claim(
 
 
 def ack(
-    topic: str, node: str, seqs: Sequence[int], *, lease_ids: Sequence[str] | None = None, group: str | None = None
-) -> ClientCall[results.Acked]:
-    """Delete jobs that are done; with `group`, note that the group has finished them, and delete nothing.
+    topic: str,
+    node: str,
+    seqs: Sequence[int],
+    *,
+    lease_ids: Sequence[str] | None = None,
+    results: Sequence[object] | None = None,
+    group: str | None = None,
+) -> ClientCall[Acked]:
+    """Delete jobs that are done; with `group`, note that the group has finished them, and delete nothing. `results`,
+    one for each seq, are what became of them: any JSON, for the topic that `completed` names (else BadRequest).
 
     With `lease_ids`, one for each seq, a job is deleted only under that lease, and the call may be repeated. `skipped`
     of the result are the seqs that `node` does not hold; a repeat skips those that an earlier attempt has acked.
@@ -663,8 +671,8 @@ def ack(
     return ClientCall(
         method="POST",
         target=jobs_path(topic, group, "ack"),
-        answer=results.Acked,
-        body=_body(node=node, seqs=seqs, lease_ids=lease_ids),
+        answer=Acked,
+        body=_body(node=node, seqs=seqs, lease_ids=lease_ids, results=results),
         repeatable=lease_ids is not None,
     )
 
@@ -685,19 +693,12 @@ def nack(
     have been given out `max_deliveries` times go to the dead-letter topic instead, if there is one, and with `dead`
     they all do, now. `error`, at most 4 KiB, is kept as their last one. With `count=False` it is as if they had not
     been given out this time. `lease_ids` and `skipped` are as in `ack`."""
+    said = {"delay_ms": delay_ms, "error": error, "count": None if count else False, "dead": dead or None}
     return ClientCall(
         method="POST",
         target=jobs_path(topic, group, "nack"),
         answer=results.Nacked,
-        body=_body(
-            node=node,
-            seqs=seqs,
-            delay_ms=delay_ms,
-            lease_ids=lease_ids,
-            error=error,
-            count=None if count else False,
-            dead=dead or None,
-        ),
+        body=_body(node=node, seqs=seqs, lease_ids=lease_ids, **said),
         repeatable=lease_ids is not None,
     )
 

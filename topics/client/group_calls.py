@@ -22,6 +22,7 @@ def create_group(
     claim_jitter_ms: int | None = None,
     max_deliveries: int | None = None,
     dead_letter: str | None = None,
+    completed: str | None = None,
     leases_durable: bool | None = None,
     max_unfinished: int | None = None,
     retry: Mapping[str, object] | None = None,
@@ -31,9 +32,9 @@ def create_group(
 ) -> ClientCall[results.GroupState]:
     """Create a group of a log, or change it. `from_` is where a new one begins; one that exists stays where it is. What
     is None stays as it is. `filter`: only records that match; `"null"`: all records again. `order_by`: records of one
-    tag or node are given out one at a time, in their order. `dead_letter=""` takes the dead-letter topic away, and so
-    do `order_by=""`, `retry={}` and `rate={}` these. Raises NotFound where there is no such topic, and
-    Conflict for a queue."""
+    tag or node are given out one at a time, in their order. `dead_letter=""` takes the dead-letter topic away,
+    `completed=""` the topic to which results of acks are delivered, and so do `order_by=""`, `retry={}` and `rate={}`
+    these. Raises NotFound where there is no such topic, and Conflict for a queue."""
     given: dict[str, object] = {
         "filter": filter_json(filter),
         "lease_ms": lease_ms,
@@ -45,7 +46,7 @@ def create_group(
     }
     body: dict[str, object] = {"from": from_, **{name: value for name, value in given.items() if value is not None}}
     body |= {name: dict(value) or None for name, value in (("retry", retry), ("rate", rate)) if value is not None}
-    names = (("dead_letter", dead_letter), ("order_by", order_by))
+    names = (("dead_letter", dead_letter), ("completed", completed), ("order_by", order_by))
     body |= {name: value or None for name, value in names if value is not None}
     return ClientCall(
         method="PUT",

@@ -29,6 +29,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
+
 from topics.client.results import Job
 
 MAX_PLACES: Final = 1000
@@ -36,6 +38,10 @@ MAX_PLACES: Final = 1000
 
 _STEPS: Final = 8
 
+
+MAX_RESULTS_BYTES: Final = 128 << 10
+"""Bytes of results that one ack has together at most, unless it is one result. A daemon takes twice as much by default,
+and the longest result besides (`TOPICS_MAX_CALL_BYTES`)."""
 
 MAX_ERROR_BYTES: Final = 4096
 """What the daemon keeps of an error."""
@@ -117,7 +123,7 @@ class Stats:
 class HeldJob:
     """One job in hand. Compared by identity: a seq may be in hand twice, under a lost lease and under a new one."""
 
-    __slots__ = ("extend_at", "job", "over_at", "said", "terms")
+    __slots__ = ("extend_at", "job", "over_at", "result", "said", "terms")
 
     def __init__(self, job: Job, now: float, lease_s: float) -> None:
         self.job = job
@@ -126,6 +132,8 @@ class HeldJob:
         """The time at which the lease is certainly over."""
         self.terms: GiveBack | None = None
         """How it is given back; None: the job gets an ack, or its handler runs."""
+        self.result: bytes | None = None
+        """The JSON of its result, if that is wanted."""
         self.said = False
         """An ack or nack was sent, whether it was answered or not."""
 
@@ -149,6 +157,13 @@ class HeldJobBatch:
         """Their leases, in the same order."""
         return [held.job.lease_id for held in self.held]
 
+    @property
+    def results(self) -> list[msgspec.Raw] | None:
+        """Their results, in the same order; None if none has one."""
+        if all(held.result is None for held in self.held):
+            return None
+        return [msgspec.Raw(b"null" if held.result is None else held.result) for held in self.held]
+
 
 class HeldJobs:
     """The jobs in hand of one worker, at most `places` (1 to 1000). Not thread-safe. Raises ValueError for a number of
@@ -162,6 +177,8 @@ class HeldJobs:
         self.stats = Stats()
         self.most = places
         """How many jobs one call may name; lowered when the daemon accepts fewer."""
+        self.most_results = MAX_RESULTS_BYTES
+        """How many bytes of results; lowered like `most`."""
         self._places = places
         self._running: dict[HeldJob, None] = {}
         self._over: dict[HeldJob, None] = {}
@@ -202,8 +219,10 @@ class HeldJobs:
         self.stats.claimed += len(taken)
         return taken
 
-    def done(self, held: HeldJob) -> None:
-        """Note that the handler of a job has returned: the job gets an ack."""
+    def done(self, held: HeldJob, result: bytes | None = None) -> None:
+        """Note that the handler of a job has returned: the job gets an ack, with the JSON of its result if that is
+        wanted."""
+        held.result = result
         del self._running[held]
         if not held.job.lost:
             self._over[held] = None
@@ -227,7 +246,15 @@ class HeldJobs:
         longest, and up to `most` jobs that get the same: an ack, or a nack on the same terms. So jobs that ended
         during the last call share one call, and no job waits for ever."""
         terms = next(iter(self._over)).terms
-        chosen = [held for held in self._over if held.terms == terms][: self.most]
+        chosen: list[HeldJob] = []
+        size = 0
+        for held in self._over:
+            if held.terms != terms:
+                continue
+            size += len(held.result or b"")
+            if len(chosen) == self.most or (chosen and size > self.most_results):
+                break
+            chosen.append(held)
         for held in chosen:
             held.said = True
         return HeldJobBatch(chosen, terms)
@@ -246,6 +273,15 @@ class HeldJobs:
                 self.stats.acked += 1
             else:
                 self.stats.nacked += 1
+
+    def refused(self, held: HeldJob, terms: GiveBack) -> None:
+        """Note that the daemon takes no ack of a job with its result: it is given back."""
+        held.terms, held.result = terms, None
+
+    def without_results(self) -> None:
+        """Ack the jobs without their results: nobody wants them any more."""
+        for held in (*self._running, *self._over):
+            held.result = None
 
     # -- leases ------------------------------------------------------------------------------------------------------
 

@@ -203,6 +203,7 @@ class TopicConfig(Struct, kw_only=True):
     claim_jitter_ms: int
     max_deliveries: int
     dead_letter: str | None
+    completed: str | None = None
     leases_durable: bool
     retention: str = "limits"
     retry: dict[str, Any] | None = None
@@ -506,6 +507,8 @@ class GroupState(Struct, kw_only=True):
     claim_jitter_ms: int
     max_deliveries: int
     dead_letter: str | None
+    completed: str | None = None
+    """The topic to which the results of acks are delivered; None: they have none."""
     leases_durable: bool
     max_unfinished: int
     retry: dict[str, Any] | None = None
@@ -668,10 +671,13 @@ class Claimed(Struct, kw_only=True):
     ready: int
     paused: bool = False
     """The queue gives out no jobs now."""
+    wants_results: bool = False
+    """The results of acks are delivered."""
 
 
 class Acked(Struct, kw_only=True):
-    """`acked` jobs were deleted. `ready` and `in_flight` (leased) jobs are left in the queue."""
+    """`acked` jobs were deleted, or will be when their results are delivered. `ready` and `in_flight` (leased) jobs are
+    left in the queue."""
 
     topic: str
     acked: int

@@ -92,6 +92,10 @@ class AsyncWorker:
     dead-letter topic. A delivery that ended because the worker was stopped does not count; one that ended because its
     process was killed does: leave room for a few.
 
+    **Results.** Where the topic or the group names a topic for results (`completed`), the ack carries what the handler
+    has returned, as JSON: a value that JSON cannot express, or one that is longer than a record may be, is a failure of
+    the job. Elsewhere it does not count what a handler returns.
+
     **Leases** last `lease_ms` (100 to 86400000; None: as the topic says when the worker starts). The worker extends
     them after a third of that, for as long as the handler runs. `node` is the name under which the daemon leases the
     jobs; workers that run at the same time need different names. No more than `concurrency` jobs are in hand at any
@@ -149,6 +153,7 @@ class AsyncWorker:
         self._drain_by = math.inf
         self._failure: Exception | None = None
         self._running = False
+        self._wants_results = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r}, node={self.node!r})"
@@ -213,6 +218,7 @@ class AsyncWorker:
                 options = {"lease_ms": lease_ms, "wait_ms": WAIT_MS}
                 call = calls.claim(self.topic, self.node, max=most, **options, group=self.group)
                 answer = await self._persist(call, row)
+                self._wants_results = answer.wants_results
                 for held in self._hand.take(answer.claimed, anyio.current_time()):
                     held.job.topic = self.topic
                     self._group.start_soon(self._guard, lambda held=held: self._handle(held))
@@ -238,7 +244,8 @@ class AsyncWorker:
             else:
                 result = self._handler(job)
             if inspect.isawaitable(result):
-                await result
+                result = await result
+            said = calls.encode(result) if self._wants_results else None
         except Nack as nack:
             self._hand.failed(held, nack.terms)
         except Exception as error:
@@ -249,7 +256,7 @@ class AsyncWorker:
             # On asyncio: a task or future that the handler awaited was cancelled, not the handler.
             self._fail(held, RuntimeError("the handler was cancelled from within"))
         else:
-            self._hand.done(held)
+            self._hand.done(held, said)
         self._note()
 
     def _boxed(self, job: Job) -> tuple[object]:
@@ -279,15 +286,15 @@ class AsyncWorker:
         """Make one ack or nack; if it fails, wait until it is to be repeated."""
         batch = self._hand.next_call()
         where = self.topic, self.node, batch.seqs
-        ids, group = batch.lease_ids, self.group
+        ids, found, group = batch.lease_ids, batch.results, self.group
         try:
             answer = await (
-                self._attempt(calls.ack(*where, lease_ids=ids, group=group))
+                self._attempt(calls.ack(*where, lease_ids=ids, results=found, group=group))
                 if batch.terms is None
                 else self._attempt(self._nack(batch, batch.terms))
             )
         except TopicsError as error:
-            if not self._lowered(error):
+            if not self._lowered(error) and not self._results_refused(error, batch):
                 await self._settling.pause(error, self._pressing, self._rng)
         else:
             self._settling.ends()
@@ -404,6 +411,30 @@ class AsyncWorker:
         if error.code != "batch_too_large" or not isinstance(most, int) or not 1 <= most < self._hand.most:
             return False
         self._hand.most = most
+        return True
+
+    def _results_refused(self, error: TopicsError, batch: HeldJobBatch) -> bool:
+        """Return True if an ack was refused for its results, and another one will not be. Where nobody wants results
+        any more the jobs get acks without; a job whose result is too long is given back."""
+        field = str(error.detail.get("field"))
+        if batch.results is None:
+            return False
+        if error.code == "invalid_request" and field == "results":
+            self._wants_results = False
+            self._hand.without_results()
+            return True
+        if error.code == "payload_too_large" and len(batch.held) > 1:
+            self._hand.most_results = sum(len(held.result or b"") for held in batch.held) // 2
+            return True
+        if error.code == "payload_too_large":
+            held = batch.held[0]
+        elif error.code == "record_too_large" and field.startswith("results["):
+            held = batch.held[int(field[len("results[") : -1])]
+        else:
+            return False
+        delay_ms = None if self._backoff is None else self._backoff(held.job.deliveries)
+        self._hand.refused(held, GiveBack(delay_ms, cut(str(error))))
+        self._report(held.job, error, delay_ms)
         return True
 
 

@@ -61,6 +61,7 @@ from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
 from topics.engine.operations.unique_jobs import UniqueJobs
 from topics.engine.queues.claims import Claims
+from topics.engine.queues.completions import Completions
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.key_looks import KeyLooks
 from topics.engine.queues.lease_commits import LeaseCommits
@@ -308,6 +309,15 @@ class Engine:
             loader=self.loader,
             background=self._background,
         )
+        self._completions = Completions(
+            self.status,
+            self.registry,
+            commits=self._commits,
+            lease_commits=lease_commits,
+            appends=self.appends,
+            loader=self.loader,
+            background=self._background,
+        )
         claims = Claims(
             self.status,
             commits=lease_commits,
@@ -324,6 +334,7 @@ class Engine:
             lease_commits=lease_commits,
             claims=claims,
             dead_letters=dead_letters,
+            completions=self._completions,
             background=self._background,
             catch_up=self.routers.catch_up,
         )
@@ -433,6 +444,7 @@ class Engine:
         await self.stages.ended()
         await self.stage_commits.ended()
         await self._dead_letters.ended()
+        await self._completions.ended()
         for topic in list(self.registry.by_id.values()):
             await settled(topic)
             if not self.store.failed(topic.shard):

@@ -113,6 +113,8 @@ class JobQueue:
         "newcomers",
         "now",
         "parked_more",
+        "results_more",
+        "results_on_the_way",
     )
 
     def __init__(self, leases: Leases, *, restored: bool = False) -> None:
@@ -136,6 +138,10 @@ class JobQueue:
         """True while a task moves parked jobs to the dead-letter topic."""
         self.parked_more = trio.Event()
         """Wakes that task: there may be more parked jobs, or another dead-letter topic."""
+        self.results_on_the_way = 0
+        """Bytes of results of acks that are not published yet."""
+        self.results_more = trio.Event()
+        """Wakes the task that delivers results: there may be more, or another topic for them."""
         self.now = Instant(0, 0)
         """The time of the last sweep, and of decisions."""
         self.bell = trio.Event()
@@ -310,6 +316,11 @@ class JobQueue:
         self.now = now
         if config is not self._config:
             self._configure(config)
+        if not self.leases.behind(now.mono, now.wall):
+            self.leases.let_go()
+            self._swept_ms = now.mono
+            self._goal = None
+            return False
         until = self._goal or now
         self._freed(self.leases.sweep(until.mono, SWEEP_SLICE, until.wall))
         if not self.leases.behind(until.mono, until.wall):

@@ -10,7 +10,7 @@ deleted, in a group because the group has finished it: `fresh`, which finds fres
 
     floor     every seq up to it is finished, or its record is gone          FinishedRuns
     runs      finished seqs above the floor                                  FinishedRuns
-    held      leased, delayed, parked, or free for another delivery           Leases
+    held      leased, delayed, parked, completing, or free for more deliveries  Leases
     the rest  never given out
 
 *The floor* moves over finished seqs at once, and over records that are gone when the log is asked (`advance`). Of
@@ -19,6 +19,9 @@ the latter, records lost to caps, ttl or holes are added to `missed`; records th
 *The filter.* Records that it refuses count as finished once they were looked at. Nothing is logged for that: after a
 crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; records that match wait
 in `matched`, so that claims find them without a look. Without a filter nothing is looked at.
+
+*Results.* A record whose holder has finished it, and whose result is not delivered yet, is held. If it is lost
+meanwhile, it counts as finished, and its result is delivered all the same.
 
 *In order for each key.* The lines (`topics.queue.key_order`) begin behind the floor, at a start and after a change of
 the order or of the filter. They are told of every record that the group has not finished: those that match, and those
@@ -50,7 +53,7 @@ from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import SeqRun, TopicLog
 from topics.queue.job_projection import FrozenLeases
 from topics.queue.key_order import KeyField, KeyOrder
-from topics.queue.lease_events import AckEvent, DeadLetterEvent, Event
+from topics.queue.lease_events import AckEvent, DeadLetterEvent, DeliverEvent, Event
 from topics.queue.leases import FreshRoom, Leases, NextLive
 from topics.runtime.instant import Instant
 
@@ -284,7 +287,7 @@ class Group:
         """Carry out an event about leases, at its commit point or in replay. Return the seqs that it changed."""
         self.touch()
         done = self.leases.apply(event)
-        if isinstance(event, AckEvent | DeadLetterEvent):
+        if isinstance(event, AckEvent | DeadLetterEvent | DeliverEvent):
             self.finished.add_seqs(event.seqs)
         return done
 
@@ -332,6 +335,8 @@ class Group:
 
     def _pass(self, log: TopicLog, to: int) -> None:
         """Move the floor to `to`, below which nothing is live and unfinished."""
+        if self.leases.results:
+            self.finished.add_seqs([seq for seq in self.leases.results if self.finished.floor < seq <= to])
         missed = sum([lost_between(log, first, last) for first, last in self.finished.outside(1, to)])
         self.touch()
         self.missed += missed

@@ -32,6 +32,7 @@ TERMS = (
     "claim_jitter_ms",
     "max_deliveries",
     "dead_letter",
+    "completed",
     "leases_durable",
     "retry",
     "max_in_flight",

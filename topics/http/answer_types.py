@@ -341,6 +341,7 @@ class ClaimAnswer(Struct, kw_only=True):
     count: int
     ready: int
     paused: bool | UnsetType = UNSET
+    wants_results: bool | UnsetType = UNSET
     performance: Performance
 
 

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 from topics.auth.keys import Key, Scope
 from topics.errors import ApiError
+from topics.log.names import check_topic_name
+from topics.log.topic_config import TARGETS
+from topics.model import TopicConfigPatch
 from topics.runtime.withdrawal import Withdrawal
 
 
@@ -42,6 +45,14 @@ class Grant:
         self.key.check_name(name, field)
         if self.key.digest:
             self._names.append(name)
+
+    def check_targets(self, patch: TopicConfigPatch) -> None:
+        """Check that the key covers the topics to which a config has jobs and results go, and record them. Raises
+        `403 forbidden`."""
+        for field in TARGETS:
+            name = getattr(patch, field)
+            if isinstance(name, str):
+                self.check_name(check_topic_name(name, field), field)
 
     def withdraw(self, reason: ApiError) -> None:
         """End the waits of the call with `reason`, because its key no longer allows it."""

@@ -50,6 +50,8 @@ class BodyKind(Enum):
     NONE = "none"
     JSON = "json"
     """JSON of at most `TOPICS_MAX_CALL_BYTES`."""
+    RESULTS = "results"
+    """JSON of at most `TOPICS_MAX_CALL_BYTES` beside a value as long as a record (`TOPICS_MAX_RECORD_BYTES`)."""
     NAMES = "names"
     """JSON that may be longer, because it lists names."""
     RECORDS = "records"
@@ -112,7 +114,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("get_record", "GET", "/v0/topics/{topic}/records/{seq}", _DATA, READ),
     Route("stream", "GET", "/v0/topics/{topic}/stream", _DATA, READ, token_in_query=True),
     Route("claim", "POST", "/v0/topics/{topic}/claim", _DATA, READ | WRITE, _JSON),
-    Route("ack", "POST", "/v0/topics/{topic}/ack", _DATA, WRITE, _JSON),
+    Route("ack", "POST", "/v0/topics/{topic}/ack", _DATA, WRITE, BodyKind.RESULTS),
     Route("nack", "POST", "/v0/topics/{topic}/nack", _DATA, WRITE, _JSON),
     Route("extend", "POST", "/v0/topics/{topic}/extend", _DATA, WRITE, _JSON),
     Route("pause", "POST", "/v0/topics/{topic}/pause", _DATA, ADMIN, _JSON, audited=True),
@@ -138,7 +140,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("get_group", "GET", _GROUP, _DATA, READ),
     Route("delete_group", "DELETE", _GROUP, _DATA, DELETE, audited=True),
     Route("group_claim", "POST", f"{_GROUP}/claim", _DATA, READ | WRITE, _JSON),
-    Route("group_ack", "POST", f"{_GROUP}/ack", _DATA, WRITE, _JSON),
+    Route("group_ack", "POST", f"{_GROUP}/ack", _DATA, WRITE, BodyKind.RESULTS),
     Route("group_nack", "POST", f"{_GROUP}/nack", _DATA, WRITE, _JSON),
     Route("group_extend", "POST", f"{_GROUP}/extend", _DATA, WRITE, _JSON),
     Route("group_pause", "POST", f"{_GROUP}/pause", _DATA, ADMIN, _JSON, audited=True),

@@ -1,7 +1,7 @@
 """A topic's configuration: how a patch changes it, and its form in snapshots and the WAL (`docs/spec/api.md` section
 2).
 
-Rules that concern other topics (an `ephemeral` `dead_letter`) are applied by the engine.
+Rules that concern other topics (an `ephemeral` `dead_letter` or `completed`) are applied by the engine.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "order_by": ("tag", "node"),
 }
 
+TARGETS: Final = ("dead_letter", "completed")
+"""Fields that name another topic, to which the daemon appends. That is not the topic itself, and not `ephemeral`."""
+
 _LATER: Final[Mapping[str, object]] = {
     "schema": None,
     "segment_max_events": None,
@@ -61,6 +64,7 @@ _LATER: Final[Mapping[str, object]] = {
     "max_in_flight": 0,
     "rate": None,
     "order_by": None,
+    "completed": None,
 }
 """Fields for which most topics have these values. Then they are left out, so that the parts of other topics are what
 they were before there were these fields."""
@@ -108,10 +112,11 @@ def resolve_config(
             present[name] = max(low, min(high, value))
     if present.get("idempotency_window_ms", 0) > MAX_IDEMPOTENCY_WINDOW_MS:
         raise invalid("idempotency_window_ms", "must be at most 7 days", max=MAX_IDEMPOTENCY_WINDOW_MS)
-    if present.get("dead_letter") is not None:
-        check_topic_name(present["dead_letter"], "dead_letter")
-        if present["dead_letter"] == topic:
-            raise invalid("dead_letter", "must differ from the topic itself")
+    for name in TARGETS:
+        if present.get(name) is not None:
+            check_topic_name(present[name], name)
+            if present[name] == topic:
+                raise invalid(name, "must differ from the topic itself")
     if "schema" in present:
         try:
             present["schema"] = normal_schema(bytes(present["schema"]))
@@ -132,6 +137,11 @@ def resolve_config(
         present["durability"] = "fsync" if present["durable"] else "disk"
     present["durable"] = present.get("durability", base.durability) == "fsync"
     return _intern(msgspec.structs.replace(base, **present))
+
+
+def targets_of(config: TopicConfig) -> dict[str, str]:
+    """Return the topics that a config names for what becomes of jobs, by field."""
+    return {field: name for field in TARGETS if (name := getattr(config, field)) is not None}
 
 
 def config_from_wire(value: Mapping[str, Any]) -> TopicConfig:

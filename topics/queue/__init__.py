@@ -7,6 +7,7 @@ claim_order     in which order jobs of several priorities are claimed
 key_order       which jobs may be claimed where those of a key have an order
 retry_delay     how long a job that has failed is delayed
 last_errors     what went wrong with the jobs
+job_results     what became of finished jobs, until it is delivered
 unique_keys     the unique keys of jobs, and how long they are remembered
 shared_pages    values by number that a frozen copy shares with the live one
 job_table       the pages of jobs, and which of them have free jobs

@@ -21,13 +21,14 @@ A dump (`Leases.dump`, `FrozenLeases.dump`) is a map:
     page           PAGE; a dump with pages of another size is refused
     errors         pairs of a seq and the last error of its job, the oldest first; missing if there are none
     paused_until   epoch ms, or 0 for no end; missing if the queue is not paused
+    results        a seq, a node and the bytes of a result each, the oldest ack first; missing if none waits
     pages          a list of pages, ascending by number, each of them a list:
 
     [number, states, deliveries, due_ms, lease_ids, holders, nodes]
 
     number      of the page
-    states      PAGE bytes: 0 not kept, 1 free, 2 leased, 3 delayed, 4 parked, 5 later, 6 condemned; but for 0 plus 16 *
-                (priority ^ 5), which is 0 for the default priority
+    states      PAGE bytes: 0 not kept, 1 free, 2 leased, 3 delayed, 4 parked, 5 later, 6 condemned, 7 completing; but
+                for 0 plus 16 * (priority ^ 5), which is 0 for the default priority
     deliveries  u32 each
     due_ms      i64 each: leased, one past the deadline; delayed, its end; on the monotonic clock of the dumping
                 process. Later, and free after it: the time of the job, in epoch ms of the wall clock
@@ -63,8 +64,9 @@ DELAYED: Final = 3
 PARKED: Final = 4
 LATER: Final = 5
 CONDEMNED: Final = 6
+COMPLETING: Final = 7
 """The states of slots, as dumps have them."""
-STATES: Final = 7
+STATES: Final = 8
 
 PLAIN: Final = 0x07
 RESERVED: Final = 0x08
@@ -95,7 +97,7 @@ _TO_PLAIN: Final = bytes(code & PLAIN for code in range(256))
 _TO_DUMPED: Final = bytes(code & ~RESERVED for code in range(256))
 _IF_DUE: Final = bytes(code & ~LANE in (LEASED, DELAYED) for code in range(256))
 _IF_LATER: Final = bytes(code & ~LANE == LATER for code in range(256))
-_IF_UNTIMED: Final = bytes(code & PLAIN in (ABSENT, PARKED, CONDEMNED) for code in range(256))
+_IF_UNTIMED: Final = bytes(code & PLAIN in (ABSENT, PARKED, CONDEMNED, COMPLETING) for code in range(256))
 _IF_NOT_LEASED: Final = bytes(code & PLAIN != LEASED for code in range(256))
 _IF_CLAIMED: Final = bytes(code & PLAIN in (LEASED, PARKED) for code in range(256))
 _IF_STATE: Final = [bytes(code & PLAIN == state for code in range(256)) for state in range(STATES)]

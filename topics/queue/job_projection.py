@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from topics.queue import job_pages
 from topics.queue.job_pages import (
     ABSENT,
+    COMPLETING,
     CONDEMNED,
     DEFAULT_PRIORITY,
     DELAYED,
@@ -23,13 +24,16 @@ from topics.queue.job_pages import (
     PARKED,
     JobPage,
 )
+from topics.queue.job_results import JobResult, JobResults
 from topics.queue.job_table import JobTable
 from topics.queue.key_order import KeyOrder
 from topics.queue.last_errors import LastErrors
 from topics.queue.lease_events import (
     AckEvent,
     ClaimEvent,
+    CompleteEvent,
     DeadLetterEvent,
+    DeliverEvent,
     EnqueueEvent,
     Event,
     ExtendEvent,
@@ -57,7 +61,8 @@ class JobProjection:
     the topic's config, not of the state, and so is `order`, None if jobs have no order for each key. `paused_until` is
     None if the queue is not paused, otherwise the epoch ms of the end of the pause, or 0. `unique` are the keys of the
     jobs, once one has had a unique key. With `caller_sweeps` decisions do not sweep: the caller does that, and learns
-    what becomes free. The seqs in answers ascend, or have the order of the event.
+    what becomes free. `results` are those of finished jobs that are not delivered yet, whether their records are still
+    there or not. The seqs in answers ascend, or have the order of the event.
     """
 
     __slots__ = (
@@ -73,6 +78,7 @@ class JobProjection:
         "errors",
         "order",
         "paused_until",
+        "results",
         "unique",
     )
 
@@ -83,6 +89,7 @@ class JobProjection:
         self.order: KeyOrder | None = None
         self.paused_until: int | None = None
         self.errors = LastErrors()
+        self.results = JobResults()
         self.unique: UniqueKeys | None = None
         self._table = JobTable()
         # The cursor: every live seq up to it is in the table or in _reserved.
@@ -114,14 +121,14 @@ class JobProjection:
 
     @property
     def delayed(self) -> int:
-        """Delayed jobs, with those that are later, parked or condemned."""
+        """Delayed jobs, with those that are later, parked, condemned or completing."""
         totals = self._table.totals
-        return totals[DELAYED] + totals[PARKED] + totals[LATER] + totals[CONDEMNED]
+        return totals[DELAYED] + totals[PARKED] + totals[LATER] + totals[CONDEMNED] + totals[COMPLETING]
 
     @property
     def dealt(self) -> int:
         """Return how many jobs are reserved for claims in flight, or to be parked. O(reserved)."""
-        return sum(self._table.state(seq) in (ABSENT, FREE) for seq in self._reserved)
+        return sum(there and self._table.state(seq) in (ABSENT, FREE) for seq, there in self._reserved.items())
 
     @property
     def cursor(self) -> int:
@@ -226,6 +233,11 @@ class JobProjection:
                 # replay the deletion, which is in the same batch, may have been applied first.
                 self.dead_lettered += len(event.seqs)
                 done = self._end(event.seqs)
+            case CompleteEvent():
+                done = self._complete(event)
+            case DeliverEvent():
+                self.results.forget(event.seqs)
+                done = self._end(event.seqs)
             case AckEvent():
                 done = self._end(event.seqs)
         self._pass_known()
@@ -315,7 +327,8 @@ class JobProjection:
         to_epoch_ms = now.window - now.mono
         pages = self._table.freeze()
         unique = self.unique.freeze() if self.unique is not None else None
-        return FrozenLeases(cursor, self.dead_lettered, to_epoch_ms, pages, errors, self.paused_until, unique)
+        results = self.results.copy()
+        return FrozenLeases(cursor, self.dead_lettered, to_epoch_ms, pages, errors, self.paused_until, unique, results)
 
     def dump(self, now: Instant) -> dict[str, Any]:
         """Freeze and dump at once: for few jobs."""
@@ -346,6 +359,9 @@ class JobProjection:
         leases._cursor = cursor
         leases._table = JobTable.load(dumped, to_epoch_ms - now.window + now.mono, now.mono + MAX_AHEAD_MS)
         leases.errors = LastErrors.load(value.get("errors", []))
+        leases.results = JobResults.load(value.get("results", []))
+        if not all(map(leases.results.__contains__, leases._table.seqs_in(COMPLETING))):
+            raise ValueError("lease dump: a completing job without a result")
         if "unique" in value:
             leases.unique = UniqueKeys.load(value["unique"])
         match value.get("paused_until"):
@@ -369,6 +385,7 @@ class JobProjection:
         for seq, there in self._reserved.items():
             state = self._table.state(seq)
             assert there or state == ABSENT, seq
+        assert all(seq in self.results for seq in self._table.seqs_in(COMPLETING))
         if self.order is not None:
             self.order.check(lambda seq: seq not in self._reserved and self._table.state(seq) in (ABSENT, FREE))
 
@@ -471,6 +488,18 @@ class JobProjection:
                 done.append(seq)
         return done
 
+    def _complete(self, event: CompleteEvent) -> array[int]:
+        done: array[int] = array("Q")
+        changes = self._events(event.seqs)
+        for (page, slot, seq), data in zip(changes, event.results, strict=True):
+            if page.unreserve(slot) in (ABSENT, COMPLETING):
+                continue  # it is gone
+            page.move(slot, COMPLETING)
+            if seq not in self.results:
+                self.results.note(seq, JobResult(event.node, data))
+            done.append(seq)
+        return done
+
     def _end(self, seqs: array[int]) -> array[int]:
         self._forget(seqs)
         return array("Q", [seq for page, slot, seq in self._events(seqs) if page.forget(slot) != ABSENT])
@@ -489,9 +518,9 @@ class JobProjection:
     @staticmethod
     def _note_for_order(order: KeyOrder, event: Event, done: array[int]) -> None:
         match event:
-            case AckEvent() | DeadLetterEvent():
+            case AckEvent() | DeadLetterEvent() | DeliverEvent():
                 order.ended(event.seqs)
-            case ReleaseEvent() | NackEvent() | ParkEvent():
+            case ReleaseEvent() | NackEvent() | ParkEvent() | CompleteEvent():
                 order.freed(done)
 
     def _pass_known(self) -> None:
@@ -511,6 +540,7 @@ class FrozenLeases:
     errors: Mapping[int, str]
     paused_until: int | None
     unique: FrozenKeys | None
+    results: Mapping[int, JobResult]
 
     def dump(self) -> dict[str, Any]:
         """Return the state as ints, strings, bytes and lists that CBOR takes, for `Leases.load`. May run in any thread.
@@ -530,6 +560,8 @@ class FrozenLeases:
             fields["paused_until"] = self.paused_until
         if self.unique is not None:
             fields["unique"] = self.unique.dump()
+        if self.results:
+            fields["results"] = [[seq, result.node, result.data] for seq, result in self.results.items()]
         return fields
 
 

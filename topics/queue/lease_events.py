@@ -12,6 +12,8 @@ A frame's payload is one map. Seqs and lease ids in it are little-endian u64, ti
     {"op": "released",      "seqs", "available_at"}                      0: at once; nacked, let go, or unparked
     {"op": "parked",        "seqs"}                                      due for the dead-letter topic
     {"op": "dead_lettered", "seqs"}                                      moved there; deleted here
+    {"op": "completed",     "seqs", "node", "results"}                   finished by `node`; the JSON of each result
+    {"op": "delivered",     "seqs"}                                      their results are there; deleted here
     {"op": "enqueued",      "seqs", "not_before", "priorities"}          u64 each, epoch ms, or 0; a byte each
     {"op": "nacked",        "seqs", "moment", "delays", "counts", "condemns", "error"}
                                             released `delays` (i64 each, ms) after `moment`; `counts`: the delivery
@@ -25,9 +27,9 @@ A frame's payload is one map. Seqs and lease ids in it are little-endian u64, ti
 
 `enqueued` and `keyed` are in the batch of the records that they are about. `keyed` has no seqs if all records of the
 append were duplicates. An older version of the daemon does not know it and the ones
-below it, and refuses them.
+below it, and refuses them. That is so for `completed` and `delivered` too.
 
-An ack has no frame of its own: it is the deletion of the record.
+An ack has no frame of its own, unless its results are delivered: it is the deletion of the record.
 """
 
 from __future__ import annotations
@@ -105,6 +107,35 @@ class DeadLetterEvent(NamedTuple):
     def to_wire(self) -> dict[str, Any]:
         """Return the payload of the Lease frame."""
         return {"op": "dead_lettered", "seqs": little_endian(self.seqs)}
+
+
+class CompleteEvent(NamedTuple):
+    """`node`, the holder, has finished `seqs`, with a result each (JSON). Their records stay until the results are
+    delivered."""
+
+    node: str
+    seqs: array[int]
+    results: tuple[bytes, ...]
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the payload of the Lease frame."""
+        return {
+            "op": "completed",
+            "seqs": little_endian(self.seqs),
+            "node": self.node,
+            "results": list(self.results),
+        }
+
+
+class DeliverEvent(NamedTuple):
+    """The results of `seqs` are synced where they were to go, and the same commit deletes the jobs that are still
+    there."""
+
+    seqs: array[int]
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the payload of the Lease frame."""
+        return {"op": "delivered", "seqs": little_endian(self.seqs)}
 
 
 class EnqueueEvent(NamedTuple):
@@ -207,7 +238,18 @@ class AckEvent(NamedTuple):
     seqs: array[int]
 
 
-JobEvent = ClaimEvent | ExtendEvent | ReleaseEvent | NackEvent | ParkEvent | DeadLetterEvent | EnqueueEvent | KeyEvent
+JobEvent = (
+    ClaimEvent
+    | ExtendEvent
+    | ReleaseEvent
+    | NackEvent
+    | ParkEvent
+    | DeadLetterEvent
+    | CompleteEvent
+    | DeliverEvent
+    | EnqueueEvent
+    | KeyEvent
+)
 LeaseEvent = JobEvent | PauseEvent | ResumeEvent
 """The events that a Lease frame can hold."""
 
@@ -244,6 +286,11 @@ def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
             return ParkEvent(seqs)
         case {"op": "dead_lettered"}:
             return DeadLetterEvent(seqs)
+        case {"op": "completed", "node": str(node), "results": [*results]}:
+            if len(results) == len(seqs) and all(isinstance(data, bytes) for data in results):
+                return CompleteEvent(node, seqs, tuple(results))
+        case {"op": "delivered"}:
+            return DeliverEvent(seqs)
         case {"op": "nacked", "moment": int(moment), "delays": delays_, "counts": bool(counts), "condemns": bool(dead)}:
             delays = from_little_endian("q", delays_)
             error = value.get("error")

@@ -7,7 +7,7 @@ events are logged and synced, keeps the claims that wait for jobs, and encodes l
 Theory of operation
 -------------------
 
-**The states of a job.** A job is a live record of the jobs log, in exactly one of seven states. Nothing is kept here
+**The states of a job.** A job is a live record of the jobs log, in exactly one of eight states. Nothing is kept here
 for a fresh job; a cursor says where the fresh ones begin.
 
     fresh     never leased
@@ -17,6 +17,7 @@ for a fresh job; a cursor says where the fresh ones begin.
     parked    has had all its deliveries, and is to be moved to the dead-letter topic; claims never see it
     condemned the same whatever its deliveries, because its holder has said so
     later     never leased, and not to be claimed before a time of the wall clock
+    completing  finished, with a result that is to be delivered; claims never see it
 
     fresh --Claimed--> leased --Acked--> gone
                        |  ^ |
@@ -30,11 +31,14 @@ for a fresh job; a cursor says where the fresh ones begin.
                        v  |
                       parked --DeadLettered--> gone
 
+Completed is an ack whose results are to be delivered: leased becomes completing, and Delivered makes it gone. A result
+is kept apart from its job (`job_results`): if the record dies first, Delivered only ends the result.
+
 Nacked is Released with a delay for each job, or to condemned, from where the arrows are those of parked. Enqueued is
 about new jobs that are not fresh: they are later, and become free at their times, or free at once if only their
 priority is not the default one. Extended gives a lease another deadline. A job in any state also goes when its record
 is deleted, evicted or expires (`gone`, `gone_below`). Of the counters, `in_flight` is leased jobs, `delayed` is
-delayed, later, parked and condemned jobs, and `ready` is the rest of the live records: fresh and free jobs.
+delayed, later, parked, condemned and completing jobs, and `ready` is the rest of the live records: fresh and free jobs.
 
 **Priorities.** A kept job has its priority in its state code (`job_pages`). While no free job has another than the
 default one, a claim takes free jobs first, smallest seq first, then fresh ones. Otherwise `claim_order` says what is
@@ -113,7 +117,9 @@ from topics.queue.job_projection import JobProjection
 from topics.queue.key_order import KeyField, KeyOrder
 from topics.queue.lease_events import (
     AckEvent,
+    CompleteEvent,
     DeadLetterEvent,
+    DeliverEvent,
     Event,
     ExtendEvent,
     NackEvent,
@@ -142,7 +148,7 @@ NextLive = Callable[[int, int], Sequence[int]]
 """`next_live(after, limit)`: the first `limit` live seqs above `after`, ascending. It may return fewer; none means that
 there are no more. Its exceptions are not caught."""
 
-E = TypeVar("E", bound=Event)
+E_co = TypeVar("E_co", bound=Event, covariant=True)
 
 
 class FreshRoom(NamedTuple):
@@ -169,12 +175,12 @@ class ClaimSelection(NamedTuple):
     more: bool
 
 
-class LeaseDecision(NamedTuple, Generic[E]):
+class LeaseDecision(NamedTuple, Generic[E_co]):
     """The outcome of a call about some seqs. `event` is about the seqs that the caller holds, ascending and reserved;
     None if there are none. `skipped` are not (or no longer) the caller's. `busy` are, but another event about them is
     in flight."""
 
-    event: E | None
+    event: E_co | None
     skipped: list[int]
     busy: list[int]
 
@@ -206,6 +212,10 @@ class Leases(JobProjection):
     def behind(self, now_ms: int, wall_ms: int = 0) -> bool:
         """Return True if a sweep until `now_ms` has something to examine. It may free nothing."""
         return self._table.is_due(now_ms, wall_ms)
+
+    def let_go(self) -> None:
+        """Give back some of the memory of evicted jobs. A sweep does that too."""
+        self._table.let_go()
 
     def sweep(self, now_ms: int, most: int | None = None, wall_ms: int = 0) -> array[int]:
         """Free the jobs whose lease or delay is over at `now_ms` (monotonic), or whose time has come at `wall_ms`
@@ -345,6 +355,23 @@ class Leases(JobProjection):
         held, skipped, busy = self._held(node, seqs, lease_ids, now)
         return LeaseDecision(AckEvent(held) if held else None, skipped, busy)
 
+    def decide_complete(
+        self,
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[int] | None,
+        now: Instant,
+        results: Mapping[int, bytes],
+    ) -> LeaseDecision[CompleteEvent]:
+        """Decide the ack of those of `seqs` that `node` holds, whose results (JSON; null for those without one) are to
+        be delivered."""
+        held, skipped, busy = self._held(node, seqs, lease_ids, now)
+        if not held:
+            return LeaseDecision(None, skipped, busy)
+        return LeaseDecision(
+            CompleteEvent(node, held, tuple([results.get(seq, b"null") for seq in held])), skipped, busy
+        )
+
     def decide_nack(
         self,
         node: str,
@@ -397,6 +424,12 @@ class Leases(JobProjection):
         `skipped` are neither."""
         parked, skipped, busy = self._choose(seqs, self.is_parked)
         return LeaseDecision(DeadLetterEvent(parked) if parked else None, skipped, busy)
+
+    def decide_deliver(self, seqs: Sequence[int]) -> LeaseDecision[DeliverEvent]:
+        """Decide the end of those of `seqs` whose results wait: they are synced where they were to go. It is about
+        those too whose records are gone."""
+        waiting, skipped, busy = self._choose(seqs, self.results.__contains__)
+        return LeaseDecision(DeliverEvent(waiting) if waiting else None, skipped, busy)
 
     def abort(self, seqs: Iterable[int]) -> None:
         """End the reservation of `seqs`, whose event will not be committed: all seqs of an event, or those of a
@@ -476,7 +509,8 @@ class Leases(JobProjection):
         return array("Q", chosen), skipped, busy
 
     def _reserve(self, seqs: Sequence[int]) -> None:
-        """Reserve kept jobs."""
+        """Reserve kept jobs, and those whose records are gone and whose results are not delivered."""
         for page, slot, seq in self._table.each(seqs):
-            self._reserved[seq] = True
-            page.reserve(slot)
+            there = self._reserved[seq] = page.states[slot] != ABSENT
+            if there:
+                page.reserve(slot)

@@ -88,4 +88,13 @@ GROUPS: Final = (
         "consumers 3: records that a group has not finished are kept",
         "unit",
     ),
+    Mutation(
+        "group-stream-not-told-of-evictions",
+        "groups",
+        "topics/engine/group_queue.py",
+        "if passed >= MOST_PASSED or (passed > 0 and queue.has_holders):",
+        "if passed >= MOST_PASSED:",
+        "api 9: a stream is told of jobs that it no longer holds",
+        "unit",
+    ),
 )

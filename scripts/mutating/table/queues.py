@@ -391,4 +391,22 @@ QUEUES: Final = (
         "consumers 5: after a start the rate counts as used up",
         "unit",
     ),
+    Mutation(
+        "claim-waits-for-all-that-becomes-due",
+        "queues",
+        "topics/engine/job_queue.py",
+        "return self._swept_ms is None or now.mono - self._swept_ms > MOST_BEHIND_MS",
+        "return True",
+        "semantics 6: claims are answered while more becomes available than can be swept",
+        "unit",
+    ),
+    Mutation(
+        "sweep-without-a-goal",
+        "queues",
+        "topics/engine/job_queue.py",
+        "until = self._goal or now",
+        "until = now",
+        "semantics 6: leases that end do not keep late jobs waiting",
+        "unit",
+    ),
 )

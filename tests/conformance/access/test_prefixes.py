@@ -72,7 +72,8 @@ def test_a_watch_names_only_what_is_its_own(client: Client, callers: Callers) ->
 @pytest.mark.parametrize(
     "member",
     ['"dead_letter":"theirs"', '"dead_letter":"mine","dead_letter":"theirs"', '"dead_lette\\u0072":"theirs"',
-     '"dead_letter":"\\u0074heirs"', '"dead_letter":"no-such"', '"dead_letter":"mine"'],
+     '"dead_letter":"\\u0074heirs"', '"dead_letter":"no-such"', '"dead_letter":"mine"', '"completed":"theirs"',
+     '"dead_letter":"mine-dead","completed":"no-such"'],
 )  # fmt: skip
 def test_a_config_names_only_what_is_its_own(client: Client, callers: Callers, member: str) -> None:
     held, new = fresh_name("mine-q"), fresh_name("mine-q")

@@ -35,7 +35,7 @@ from topics.groups.group_events import (
     group_event_to_wire,
 )
 from topics.log.span import NotLoaded
-from topics.log.topic_config import resolve_config
+from topics.log.topic_config import resolve_config, targets_of
 from topics.model import (
     ConsumerStart,
     GroupPatch,
@@ -180,7 +180,7 @@ class GroupCalls:
             if known is not None or patch.start.place != "ts" or await self._is_loaded(topic, patch.start):
                 break
         terms = resolve_config(known.state.terms if known is not None else None, patch.terms, topic=name, of_group=True)
-        self._check_dead_letter(terms)
+        self._check_targets(terms)
         text = patch.filter.text if isinstance(patch.filter, Filter) else None
         if patch.filter is UNSET and known is not None:
             text = known.state.filter
@@ -290,10 +290,11 @@ class GroupCalls:
             if kept + growth > MAX_FILTER_TEXT:
                 raise self._registry.throttle("max_group_filters", MAX_FILTER_TEXT)
 
-    def _check_dead_letter(self, terms: TopicConfig) -> None:
-        target = None if terms.dead_letter is None else self._registry.topics.get(terms.dead_letter)
-        if target is not None and target.ephemeral:
-            raise invalid("dead_letter", f"{terms.dead_letter!r} is ephemeral")
+    def _check_targets(self, terms: TopicConfig) -> None:
+        for field, name in targets_of(terms).items():
+            target = self._registry.topics.get(name)
+            if target is not None and target.ephemeral:
+                raise invalid(field, f"{name!r} is ephemeral")
 
     async def _is_loaded(self, topic: Topic, start: ConsumerStart) -> bool:
         """Return True if what `_place` needs is in memory; else load it, and return False: the caller must check the

@@ -309,7 +309,7 @@ class Appends:
         if request.config is None:
             return None
         config = resolve_config(None, request.config, topic=name)
-        self._topic_lifecycle.check_dead_letter(name, config)
+        self._topic_lifecycle.check_targets(name, config)
         return config
 
     async def create(self, name: str, request: AppendRequest, config: TopicConfig | None) -> bool:

@@ -25,7 +25,7 @@ from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
-from topics.errors import ApiError, topic_not_found
+from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Block, block_with
 from topics.log.copies import Origin
 from topics.log.losses import Gap
@@ -33,7 +33,7 @@ from topics.log.missing_columns import missing_below
 from topics.log.retention import eviction_watermark
 from topics.log.seq_ceiling import MIN_CEILING_BLOCK
 from topics.log.span import FLAG_ORIGIN, NotLoaded
-from topics.log.topic_config import config_to_wire, resolve_config
+from topics.log.topic_config import config_to_wire, resolve_config, targets_of
 from topics.log.topic_log import SeqRun
 from topics.model import TopicConfig, TopicConfigPatch
 from topics.runtime.background import BackgroundTasks
@@ -79,8 +79,8 @@ class TopicLifecycle:
         """Called when a topic has got another config."""
         self.doubts = Doubts()
         self._creating: dict[str, Creation] = {}
-        self._dead_letters: dict[str, set[int]] = {}
-        """The topics that name a dead-letter topic, by the name of the dead-letter topic."""
+        self._targets: dict[str, set[tuple[int, str]]] = {}
+        """The topics that name a dead-letter topic or one for results, and the fields, by the name of that topic."""
         self._intended: list[tuple[str, TopicConfig]] = []
         """Topics that are being made or changed, with their future configs."""
 
@@ -91,8 +91,7 @@ class TopicLifecycle:
         self._registry.add(topic)
         self._keys.adopt(topic)
         self._ceilings.watch(topic)
-        if topic.config.dead_letter is not None:
-            self._dead_letters.setdefault(topic.config.dead_letter, set()).add(topic.id)
+        self._note_targets(topic)
 
     def forget(self, topic: Topic) -> None:
         """Unregister a deleted topic and its stages."""
@@ -101,8 +100,17 @@ class TopicLifecycle:
         self._registry.remove(topic)
         self._ceilings.forget(topic)
         self._keys.forget(topic)
-        if topic.config.dead_letter is not None:
-            self._dead_letters[topic.config.dead_letter].discard(topic.id)
+        self._forget_targets(topic)
+
+    def _note_targets(self, topic: Topic) -> None:
+        for field, target in targets_of(topic.config).items():
+            self._targets.setdefault(target, set()).add((topic.id, field))
+
+    def _forget_targets(self, topic: Topic) -> None:
+        for field, target in targets_of(topic.config).items():
+            self._targets[target].discard((topic.id, field))
+            if not self._targets[target]:
+                del self._targets[target]
 
     async def creations_ended(self) -> None:
         """Wait until the topics that are being made now exist, or have failed."""
@@ -128,7 +136,7 @@ class TopicLifecycle:
             if config == topic.config:
                 self.doubts.check(name)
                 return config, False
-            self.check_dead_letter(name, config)
+            self.check_targets(name, config)
             self._commits.check_changeable(topic)
             topic.barrier = trio.Event()
             return await self._carry_out(name, config, partial(self._reconfigure, topic, config)), False
@@ -152,26 +160,21 @@ class TopicLifecycle:
             work = partial(self._delete_synced, topic, if_empty)
             return True, await self._background.finish(work, self._commits.wait_begun)
 
-    def check_dead_letter(self, name: str, config: TopicConfig) -> None:
-        """Refuse a config with which a dead-letter topic would be ephemeral: it must survive a restart
-        (`docs/spec/semantics.md` section 6)."""
-        named = self._dead_letters.get(name) or any(other.dead_letter == name for _, other in self._intended)
-        if config.durability == "ephemeral" and named:
-            raise ApiError(
-                "invalid_request",
-                f"durability: {name!r} is a dead-letter topic and cannot be ephemeral",
-                detail={"field": "durability"},
-            )
-        if config.dead_letter is None:
-            return
-        target = self._registry.topics.get(config.dead_letter)
-        becomes = any(of == config.dead_letter and other.durability == "ephemeral" for of, other in self._intended)
-        if becomes or (target is not None and target.ephemeral):
-            raise ApiError(
-                "invalid_request",
-                f"dead_letter: {config.dead_letter!r} is ephemeral",
-                detail={"field": "dead_letter"},
-            )
+    def check_targets(self, name: str, config: TopicConfig) -> None:
+        """Refuse a config with which a dead-letter topic, or one for results, would be ephemeral: it must survive a
+        restart (`docs/spec/semantics.md` section 6)."""
+        if config.durability == "ephemeral":
+            fields = {field for _, field in self._targets.get(name, ())}
+            for _, other in self._intended:
+                fields.update(field for field, target in targets_of(other).items() if target == name)
+            if fields:
+                what = "a dead-letter topic" if "dead_letter" in fields else "named as `completed`"
+                raise invalid("durability", f"{name!r} is {what} and cannot be ephemeral")
+        for field, named in targets_of(config).items():
+            target = self._registry.topics.get(named)
+            becomes = any(of == named and other.durability == "ephemeral" for of, other in self._intended)
+            if becomes or (target is not None and target.ephemeral):
+                raise invalid(field, f"{named!r} is ephemeral")
 
     async def create(self, name: str, config: TopicConfig) -> bool:
         """Make a topic, synced, and return True. Or wait for the task that is making it and return False; the caller
@@ -181,7 +184,7 @@ class TopicLifecycle:
             await making.wait(self._commits)
             return False
         self.check_topics((name,))
-        self.check_dead_letter(name, config)
+        self.check_targets(name, config)
         self._creating[name] = Creation()
         await self._carry_out(name, config, partial(self._create_synced, name, config))
         return True
@@ -367,11 +370,9 @@ class TopicLifecycle:
         self._registry.expire(topic)
 
     def _apply_config(self, topic: Topic, config: TopicConfig, ceiling: int) -> None:
-        if topic.config.dead_letter is not None:
-            self._dead_letters[topic.config.dead_letter].discard(topic.id)
-        if config.dead_letter is not None:
-            self._dead_letters.setdefault(config.dead_letter, set()).add(topic.id)
+        self._forget_targets(topic)
         topic.config = config
+        self._note_targets(topic)
         topic.ceiling.set(ceiling)
         self._ceilings.watch(topic)
         if self.on_changed is not None:

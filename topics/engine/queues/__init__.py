@@ -6,4 +6,5 @@ looks           asks the filter of a group about records
 key_looks       tells the order of a queue the keys of its records
 lease_commits   turns decisions about jobs into commits
 dead_letters    moves jobs that have had all their deliveries to the dead-letter topic
+completions     delivers the results of finished jobs to their topic
 """

@@ -2,15 +2,16 @@
 
 A lease event is a commit like an append or a deletion, so a claim is published after the append of its record, and an
 ack after the claim. Claims, nacks and extensions are Lease frames that wait for nothing (with `leases_durable`: for the
-sync that covers them). An ack is a deletion, in the topic's class. Lease frames use reserved room in the shard's queue,
-not the room that appends may be waiting for (`docs/spec/crash.md` 25). An `ephemeral` queue logs only its moves to the
+sync that covers them). An ack is a deletion, in the topic's class; where results are delivered it is a Lease frame in
+the topic's class, and their delivery is the deletion. Lease frames use reserved room in the shard's queue, not the room
+that appends may be waiting for (`docs/spec/crash.md` 25). An `ephemeral` queue logs only its moves to the
 dead-letter topic, which it counts over its life.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -29,10 +30,13 @@ from topics.groups.group_events import group_event_to_wire
 from topics.log.dumped_values import little_endian
 from topics.log.missing_columns import missing_to_delete
 from topics.log.span import NotLoaded
+from topics.queue.job_results import size_of
 from topics.queue.lease_events import (
     AckEvent,
     ClaimEvent,
+    CompleteEvent,
     DeadLetterEvent,
+    DeliverEvent,
     Event,
     LeaseEvent,
     PauseEvent,
@@ -42,6 +46,9 @@ from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.storage.wal.frames import NOTHING, FrameType, UnsealedFrames, encode_control, joined
+
+EndEvent = AckEvent | DeadLetterEvent | DeliverEvent
+"""The events with which a job is gone."""
 
 
 class LeaseCommits:
@@ -176,32 +183,54 @@ class LeaseCommits:
         assert not isinstance(event, AckEvent), "an ack of a queue is a deletion"
         return encode_control(FrameType.LEASE, {**event.to_wire(), "at": at}, topic_id=topic.id, ts=ts)
 
-    def end(self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent) -> Commit:
+    def complete(self, topic: Topic, queue: JobQueue, event: CompleteEvent) -> Commit:
+        """Commit the ack of jobs whose results are to be delivered. The result of the commit is the seqs that were
+        still there."""
+        data = NOTHING if topic.ephemeral else self._frame(topic, queue, event)
+        commit_point = topic.commit_point if data else CommitPoint.HANDED
+        publish = partial(_publish_completed, queue, event)
+        commit = Commit(topic, data, 1 if data else 0, commit_point, publish, self._clock.perf_ns)
+        commit.on_fail = partial(_completed_failed, queue, event)
+        queue.results_on_the_way += size_of(event.results)
+        self._commits.send(commit)
+        return commit
+
+    def end(self, topic: Topic, queue: JobQueue, event: EndEvent) -> Commit:
         """Commit the end of jobs: their deletion, or that the group has finished them. The result of the commit is the
         seqs that were still there."""
         if queue.group is not None:
             return self._finish(topic, queue, event)
-        moved = [(FrameType.LEASE, event.to_wire())] if isinstance(event, DeadLetterEvent) else []
+        there = event.seqs
+        moved: list[tuple[FrameType, Mapping[str, Any]]] = []
+        if isinstance(event, DeadLetterEvent) or (isinstance(event, DeliverEvent) and not topic.ephemeral):
+            moved = [(FrameType.LEASE, event.to_wire())]
+        if isinstance(event, DeliverEvent):
+            there = array("Q", filter(queue.leases.is_kept, event.seqs))
         ts = self._registry.now_ms()
-        if not topic.ephemeral:
-            selector = {"bound": topic.log.head_seq, "seqs": little_endian(event.seqs)}
+        if not topic.ephemeral and there:
+            selector = {"bound": topic.log.head_seq, "seqs": little_endian(there)}
             data, count = deletion_batch(topic, selector, ts, moved)
             commit_point = topic.commit_point
         else:
             data = joined(encode_control(kind, payload, topic_id=topic.id, ts=ts) for kind, payload in moved)
             count, commit_point = len(moved), CommitPoint.HANDED
         commit = Commit(
-            topic, data, count, commit_point, partial(self._publish_end, topic, queue, event), self._clock.perf_ns
+            topic,
+            data,
+            count,
+            commit_point,
+            partial(self._publish_end, topic, queue, event, there),
+            self._clock.perf_ns,
         )
         commit.deletes = True
-        commit.foreseen = Foreseen(removes=partial(is_among, event.seqs))
+        commit.foreseen = Foreseen(removes=partial(is_among, there))
         commit.on_fail = partial(queue.abort, event.seqs)
         if topic.log.stored.last_seq:
-            commit.needs = partial(missing_to_delete, topic.log.index, event.seqs)
+            commit.needs = partial(missing_to_delete, topic.log.index, there)
         self._commits.send(commit)
         return commit
 
-    def _finish(self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent) -> Commit:
+    def _finish(self, topic: Topic, queue: JobQueue, event: EndEvent) -> Commit:
         """Commit that a group has finished records, which stay."""
         data = NOTHING if topic.ephemeral else self._frame(topic, queue, event)
         commit_point = topic.commit_point if data else CommitPoint.HANDED
@@ -211,9 +240,7 @@ class LeaseCommits:
         self._commits.send(commit)
         return commit
 
-    def _publish_finish(
-        self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent, commit: Commit
-    ) -> array[int]:
+    def _publish_finish(self, topic: Topic, queue: JobQueue, event: EndEvent, commit: Commit) -> array[int]:
         done = queue.apply(event)
         self._catch_up(topic, queue)
         self.on_finished(topic)
@@ -230,10 +257,10 @@ class LeaseCommits:
         return done, array("Q", map(queue.leases.deliveries, done))
 
     def _publish_end(
-        self, topic: Topic, queue: JobQueue, event: AckEvent | DeadLetterEvent, commit: Commit
+        self, topic: Topic, queue: JobQueue, event: EndEvent, there: array[int], commit: Commit
     ) -> array[int]:
-        topic.log.delete_seqs(event.seqs)
-        topic.blocks.free(event.seqs)
+        topic.log.delete_seqs(there)
+        topic.blocks.free(there)
         done = queue.apply(event)
         self._registry.account(topic)
         return done
@@ -273,3 +300,14 @@ def _nothing(topic: Topic) -> None:
 
 def _publish(queue: JobQueue, event: LeaseEvent, commit: Commit) -> array[int]:
     return queue.apply(event)
+
+
+def _publish_completed(queue: JobQueue, event: CompleteEvent, commit: Commit) -> array[int]:
+    queue.results_on_the_way -= size_of(event.results)
+    queue.results_more.set()
+    return queue.apply(event)
+
+
+def _completed_failed(queue: JobQueue, event: CompleteEvent) -> None:
+    queue.results_on_the_way -= size_of(event.results)
+    queue.abort(event.seqs)

@@ -21,13 +21,23 @@ from topics.engine.commits import Commits, time_commit
 from topics.engine.group_queue import GroupQueue
 from topics.engine.job_queue import Claimer, Holder, JobQueue
 from topics.engine.queues.claims import Claim, Claims
+from topics.engine.queues.completions import Completions
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.engine.queues.lease_commits import LeaseCommits, queue_of
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError, invalid
 from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, NackTerms, Performance, QueueState
-from topics.queue.lease_events import AckEvent, ExtendEvent, NackEvent, PauseEvent, ReleaseEvent, ResumeEvent
+from topics.queue.job_results import size_of
+from topics.queue.lease_events import (
+    AckEvent,
+    CompleteEvent,
+    ExtendEvent,
+    NackEvent,
+    PauseEvent,
+    ReleaseEvent,
+    ResumeEvent,
+)
 from topics.queue.leases import LeaseDecision
 from topics.runtime.background import BackgroundTasks
 
@@ -40,7 +50,7 @@ STREAM_BYTES: Final = 256 << 10
 JOB_BYTES: Final = 96
 """Bytes that a job takes besides its record: lease id, deadline, deliveries."""
 
-E = TypeVar("E", AckEvent, ReleaseEvent | NackEvent, ExtendEvent)
+E = TypeVar("E", AckEvent | CompleteEvent, ReleaseEvent | NackEvent, ExtendEvent)
 
 
 class QueueCalls:
@@ -55,6 +65,7 @@ class QueueCalls:
         lease_commits: LeaseCommits,
         claims: Claims,
         dead_letters: DeadLetters,
+        completions: Completions,
         background: BackgroundTasks,
         catch_up: Callable[[Iterable[str]], Awaitable[None]],
     ) -> None:
@@ -64,6 +75,7 @@ class QueueCalls:
         self._lease_commits = lease_commits
         self._claims = claims
         self._dead_letters = dead_letters
+        self._completions = completions
         self._background = background
         self._catch_up = catch_up
 
@@ -135,13 +147,30 @@ class QueueCalls:
         return jobs
 
     async def ack(self, name: str, request: HeldRequest, perf: Performance, group: str | None = None) -> HeldResult:
-        """Delete jobs that the node holds, or note that the group has finished them. Raises 404, 409, 429 when the
-        shard's queue stays full, and 503."""
+        """Delete jobs that the node holds, or note that the group has finished them. With `completed` in the config
+        their results are kept to be delivered first. Raises 400 for results that nobody wants, 404, 409, 429 when the
+        shard's queue stays full or too many results wait, and 503."""
+        results = request.results or {}
 
-        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> LeaseDecision[AckEvent]:
+        def decide(
+            topic: Topic, queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None
+        ) -> LeaseDecision[AckEvent | CompleteEvent]:
+            if queue.terms(topic.config).completed is not None:
+                self._commits.check_space(self._commits.writer(topic))
+                self._completions.check_room(queue, size_of(results.get(seq, b"null") for seq in seqs))
+                return queue.leases.decide_complete(request.node, seqs, lease_ids, queue.now, results)
+            if request.results is not None:
+                raise invalid("results", f"{_called(name, group)} has no `completed`")
             return queue.leases.decide_ack(request.node, seqs, lease_ids, queue.now)
 
-        return await self._say(name, request, decide, self._lease_commits.end, perf, group, takes_room=True)
+        return await self._say(name, request, decide, self._send_end, perf, group, takes_room=True)
+
+    def _send_end(self, topic: Topic, queue: JobQueue, event: AckEvent | CompleteEvent) -> Commit:
+        if isinstance(event, AckEvent):
+            return self._lease_commits.end(topic, queue, event)
+        commit = self._lease_commits.complete(topic, queue, event)
+        self._completions.attend(topic, queue)
+        return commit
 
     async def nack(
         self, name: str, request: HeldRequest, nack: NackTerms, perf: Performance, group: str | None = None
@@ -151,7 +180,7 @@ class QueueCalls:
         delay_ms, error, counts, dead = nack
 
         def decide(
-            queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None
+            topic: Topic, queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None
         ) -> LeaseDecision[ReleaseEvent | NackEvent]:
             return queue.leases.decide_nack(
                 request.node, seqs, lease_ids, queue.now, delay_ms, counts=counts, condemns=dead, error=error
@@ -192,7 +221,9 @@ class QueueCalls:
         """Hold jobs that the node holds until `lease_ms` from now. Raises 404, 409 and 503."""
         deadlines: dict[int, int] = {}
 
-        def decide(queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> LeaseDecision[ExtendEvent]:
+        def decide(
+            topic: Topic, queue: JobQueue, seqs: Sequence[int], lease_ids: Sequence[int] | None
+        ) -> LeaseDecision[ExtendEvent]:
             decision = queue.leases.decide_extend(request.node, seqs, lease_ids, queue.now, lease_ms)
             if decision.event is not None:
                 deadline = self._lease_commits.deadline(decision.event.deadline)
@@ -207,7 +238,7 @@ class QueueCalls:
         self,
         name: str,
         request: HeldRequest,
-        decide: Callable[[JobQueue, Sequence[int], Sequence[int] | None], LeaseDecision[E]],
+        decide: Callable[[Topic, JobQueue, Sequence[int], Sequence[int] | None], LeaseDecision[E]],
         send: Callable[[Topic, JobQueue, E], Commit],
         perf: Performance,
         group: str | None,
@@ -224,7 +255,7 @@ class QueueCalls:
             if takes_room and writer.queue.is_full and not topic.ephemeral:
                 await self._commits.admit(writer, self._settings.admission_ms)
                 continue
-            decision = decide(queue, seqs, lease_ids)
+            decision = decide(topic, queue, seqs, lease_ids)
             skipped += decision.skipped
             if decision.event is not None:
                 commit = send(topic, queue, decision.event)
@@ -282,6 +313,8 @@ class QueueCalls:
         """The same for one queue or group."""
         if queue.leases.parked():
             self._dead_letters.attend(topic, queue)
+        if queue.leases.results:
+            self._completions.attend(topic, queue)
         queue.ring()
         if queue.line:
             self._claims.attend(topic, queue)
@@ -384,10 +417,11 @@ class JobSubscription(NamedTuple):
 
 
 def _claimed(topic: Topic, queue: JobQueue, jobs: list[Job]) -> ClaimResult:
+    ready, wants_results = queue.ready(topic.log), queue.terms(topic.config).completed is not None
     if not isinstance(queue, GroupQueue):
-        return ClaimResult(jobs, queue.ready(topic.log), queue.paused)
+        return ClaimResult(jobs, ready, queue.paused, wants_results=wants_results)
     lag, missed = queue.state.lag(topic.log), queue.state.missed
-    return ClaimResult(jobs, queue.ready(topic.log), queue.paused, lag, missed)
+    return ClaimResult(jobs, ready, queue.paused, lag, missed, wants_results)
 
 
 def _called(name: str, group: str | None) -> str:

@@ -35,7 +35,6 @@ from topics.http.answer_types import (
 )
 from topics.http.answers.request_figures import RequestFigures
 from topics.http.calls import Call, Response, json_response
-from topics.http.handlers.data_plane import check_dead_letter
 from topics.http.openapi.document import document_bytes
 from topics.http.requests import query_strings, topic_requests
 from topics.log.names import check_topic_name
@@ -137,7 +136,7 @@ class ControlPlane:
     async def put_topic(self, topic: str) -> Response:
         """`PUT /v0/topics/{topic}`."""
         patch = topic_requests.decode_config_patch(_call().body)
-        check_dead_letter(_call().grant, patch)
+        _call().grant.check_targets(patch)
         config, created = await self._engine.topic_lifecycle.put(
             topic, patch, create=query_strings.decode_create(_query())
         )

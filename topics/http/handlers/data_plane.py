@@ -35,7 +35,6 @@ from topics.http.handlers.streams import Streams
 from topics.http.openapi.strict_names import check_keys, explained, is_strict, names_of
 from topics.http.requests import append_requests, read_requests, transaction_requests
 from topics.http.requests.body_reader import raw_type
-from topics.log.names import check_topic_name
 from topics.model import Performance, ReadRequest, ReadResult, TopicConfigPatch
 from topics.runtime.turns import BULK_BYTES
 
@@ -243,13 +242,7 @@ class DataPlane:
 def check_config_access(grant: Grant, patch: TopicConfigPatch) -> None:
     """Check that the key of a call allows a config in an append. Raises `403 forbidden`."""
     grant.check_scope(Scope.ADMIN)
-    check_dead_letter(grant, patch)
-
-
-def check_dead_letter(grant: Grant, patch: TopicConfigPatch) -> None:
-    """Check that the key of a call covers the dead letter topic of a config. Raises `403 forbidden`."""
-    if isinstance(patch.dead_letter, str):
-        grant.check_name(check_topic_name(patch.dead_letter, "dead_letter"), "dead_letter")
+    grant.check_targets(patch)
 
 
 def _diff_answer(result: ReadResult, performance: Performance) -> bytes:

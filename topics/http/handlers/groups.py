@@ -10,7 +10,6 @@ from topics.engine.engine import Engine
 from topics.http.answer_types import GroupAnswer, GroupDeletedAnswer, GroupListAnswer
 from topics.http.calls import Call, Response, json_response
 from topics.http.requests.group_requests import GROUP_CURSORS, decode_group_list, decode_put_group
-from topics.log.names import check_topic_name
 from topics.model import GroupState, Performance
 
 
@@ -23,8 +22,7 @@ class GroupHandlers:
     async def put(self, call: Call) -> Response:
         """`PUT /v0/topics/{topic}/groups/{group}`."""
         patch = decode_put_group(call.body)
-        if isinstance(patch.terms.dead_letter, str):
-            call.grant.check_name(check_topic_name(patch.terms.dead_letter, "dead_letter"), "dead_letter")
+        call.grant.check_targets(patch.terms)
         state, created = await self._engine.groups.put(call.params["topic"], call.params["group"], patch, call.perf)
         return self._state(call, state, 201 if created else 200)
 

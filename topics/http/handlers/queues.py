@@ -57,13 +57,14 @@ class Queues:
                 result = engine.queues.nothing_claimed(topic, group)
         else:
             result = await engine.queues.claim(topic, request, call.perf, group)
-        answer = b'{"topic":"%b",%b"claimed":[%b],"count":%d,"ready":%d,%b"performance":%b}' % (
+        answer = b'{"topic":"%b",%b"claimed":[%b],"count":%d,"ready":%d,%b%b"performance":%b}' % (
             topic.encode(),
             b"" if group is None else b'"group":"%b",%b' % (group.encode(), _behind(result)),
             b",".join([b"{%b" % entry(job) for job in result.jobs]),
             len(result.jobs),
             result.ready,
             b'"paused":true,' if result.paused else b"",
+            b'"wants_results":true,' if result.wants_results else b"",
             encode(call.performance(engine.clock.perf_ns())),
         )
         leased = [job._replace(record=b"") for job in result.jobs]  # the records are in the answer

@@ -172,6 +172,11 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "claim_jitter_ms": clamped("Queues: how long claims are gathered before jobs are given out.", 0, 5000),
     "max_deliveries": seq("Queues: deliveries after which a job is moved to `dead_letter`; 0 is unlimited."),
     "dead_letter": Fact("Queues: the topic that gets such jobs. Not this topic, and not `ephemeral`.", TOPIC),
+    "completed": Fact(
+        "Queues: the topic to which the results of acked jobs are delivered, `{topic, job_seq, node, result}` each. "
+        "Not this topic, and not `ephemeral`. Null: acks have no results.",
+        TOPIC,
+    ),
     "leases_durable": Fact("Queues: lease events are synced before anybody sees them."),
     "retry": Fact("Queues: how long jobs are delayed that were given back or whose leases have ended; null for not."),
     "priority_aging_ms": seq("Queues: a job counts as one priority higher for each such time it could be claimed."),
@@ -248,6 +253,10 @@ _HELD: Final[Mapping[str, Fact]] = {
         f"The jobs, at most {setting('max_claim')}; one that is repeated counts once.", {**_SEQS, "minItems": 1}
     ),
     "lease_ids": Fact("The lease id for each seq. A job with another lease is skipped."),
+    "results": Fact(
+        f"What became of the jobs, any JSON for each seq, at most {setting('max_record_bytes')} bytes each. Only "
+        "where the config names a topic for them (`completed`); absent, each result is null."
+    ),
     "delay_ms": clamped(
         "When the jobs can be claimed again. Absent: as `retry` in the config of the topic says.", 0, MAX_AHEAD_MS
     ),
@@ -267,6 +276,11 @@ _GROUP: Final[Mapping[str, Fact]] = {
     "claim_jitter_ms": clamped("How long claims are gathered before records are given out.", 0, 5000),
     "max_deliveries": seq("Deliveries after which a record is copied to `dead_letter` and finished; 0 is unlimited."),
     "dead_letter": Fact("The topic that gets such records. Not this topic, and not `ephemeral`.", TOPIC),
+    "completed": Fact(
+        "The topic to which the results of acks are delivered, `{topic, group, job_seq, node, result}` each. Not this "
+        "topic, and not `ephemeral`. Null: acks have no results.",
+        TOPIC,
+    ),
     "leases_durable": Fact("Claims, nacks and extensions are synced before they are answered."),
     "retry": Fact("How long records are delayed that were given back or whose leases have ended; null for not."),
     "max_in_flight": seq("Most records that are leased at a time; 0 is unlimited."),
@@ -697,6 +711,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "claimed": Fact("The jobs, by their seqs, or in the order of their priorities if these differ."),
         "count": seq("Jobs in `claimed`."),
         "paused": Fact("True if there are none because the queue is paused; otherwise absent."),
+        "wants_results": Fact("True if the results of acks are delivered (`completed`); otherwise absent."),
     },
     answer_types.PauseAnswer: {"queue": Fact("The counters after the call.")},
     queue_requests.PauseBody: {"until": seq("When the pause ends (ms since the epoch). Absent: with `resume`.")},
@@ -747,6 +762,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
 }  # fmt: skip
 
 _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
+    queue_requests.AckBody,
     queue_requests.NackBody,
     queue_requests.ExtendBody,
     answer_types.TopicStateAnswer,

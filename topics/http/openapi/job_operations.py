@@ -30,6 +30,7 @@ from topics.http.requests import (
 JOB_OPERATIONS: dict[str, Operation] = {}
 _QUEUE_CODES: Final = ("topic_not_found", "not_a_queue", *WRITES)
 _HELD_CODES: Final = ("batch_too_large", *_QUEUE_CODES)
+_ACK_CODES: Final = ("record_too_large", *_HELD_CODES)
 _HELD: Final = {"node": "worker-1", "seqs": [1]}
 
 JOB_OPERATIONS |= {
@@ -44,10 +45,11 @@ JOB_OPERATIONS |= {
     "ack": Operation(
         QUEUES,
         "Acknowledge jobs",
-        "The jobs are done, and their records are deleted.",
+        "The jobs are done, and their records are deleted. Where the config names a topic for results (`completed`), "
+        "they are delivered there first; until then the jobs count as delayed.",
         ok(answer_types.AckAnswer),
-        body=JsonBody(queue_requests.HeldBody, _HELD),
-        codes=_HELD_CODES,
+        body=JsonBody(queue_requests.AckBody, _HELD),
+        codes=_ACK_CODES,
     ),
     "nack": Operation(
         QUEUES,
@@ -147,10 +149,11 @@ JOB_OPERATIONS |= {
     "group_ack": Operation(
         LOG_GROUPS,
         "Finish records",
-        "The group has finished the records, as durably as `durability` of the topic says. They stay in the log.",
+        "The group has finished the records, as durably as `durability` of the topic says. They stay in the log. Where "
+        "the group names a topic for results (`completed`), they are delivered there first.",
         ok(answer_types.GroupAckAnswer),
-        body=JsonBody(queue_requests.HeldBody, _HELD),
-        codes=_GROUP_HELD_CODES,
+        body=JsonBody(queue_requests.AckBody, _HELD),
+        codes=("record_too_large", *_GROUP_HELD_CODES),
     ),
     "group_nack": Operation(
         LOG_GROUPS,

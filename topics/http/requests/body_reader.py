@@ -118,6 +118,8 @@ class BodyReader:
         """The most bytes of a JSON body."""
         if kind in (BodyKind.APPEND, BodyKind.RECORDS):
             return self._limit
+        if kind is BodyKind.RESULTS:
+            return min(self._call_limit + self._max_record, self._limit)
         return min(MAX_COMMIT_BYTES, self._limit) if kind is BodyKind.NAMES else self._call_limit
 
     def _limit_of_raw(self) -> int:
@@ -175,6 +177,7 @@ _LIMITS: Final = {
     BodyKind.APPEND: "max_body_bytes",
     BodyKind.RECORDS: "max_body_bytes",
     BodyKind.NAMES: "max_commit_bytes",
+    BodyKind.RESULTS: "max_call_bytes and max_record_bytes",
 }
 """The names of the limits on JSON bodies."""
 _OTHER_LIMIT: Final = "max_call_bytes"

@@ -30,6 +30,7 @@ class PutGroupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     claim_jitter_ms: int | UnsetType = UNSET
     max_deliveries: int | UnsetType = UNSET
     dead_letter: str | UnsetType | None = UNSET
+    completed: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
     retry: RetryPolicy | UnsetType | None = UNSET
     max_in_flight: int | UnsetType = UNSET

@@ -51,6 +51,12 @@ class HeldBody(msgspec.Struct, kw_only=True):
     lease_ids: list[str] | None = None
 
 
+class AckBody(HeldBody, kw_only=True):
+    """The body of an ack, before checks."""
+
+    results: list[msgspec.Raw] | None = None
+
+
 class NackBody(HeldBody, kw_only=True):
     """The body of a nack, before checks."""
 
@@ -73,12 +79,12 @@ class ExtendBody(HeldBody, kw_only=True):
 
 
 _claim_body: Final = msgspec.json.Decoder(ClaimBody)
-_ack_body: Final = msgspec.json.Decoder(HeldBody)
+_ack_body: Final = msgspec.json.Decoder(AckBody)
 _nack_body: Final = msgspec.json.Decoder(NackBody)
 _pause_body: Final = msgspec.json.Decoder(PauseBody)
 _extend_body: Final = msgspec.json.Decoder(ExtendBody)
 
-B = TypeVar("B", ClaimBody, HeldBody, NackBody, ExtendBody)
+B = TypeVar("B", ClaimBody, AckBody, NackBody, ExtendBody)
 
 
 class WorkRequest(NamedTuple):
@@ -116,7 +122,28 @@ def decode_work(query: bytes, settings: Settings) -> WorkRequest:
 
 def decode_ack(raw: bytes, settings: Settings) -> HeldRequest:
     """The body of an ack. Raises 400."""
-    return _held(_decode(_ack_body, raw), settings)
+    body = _decode(_ack_body, raw)
+    request = _held(body, settings)
+    if body.results is not None:
+        request.results = _results(body.seqs, body.results, settings)
+    return request
+
+
+def _results(seqs: list[int], results: list[msgspec.Raw], settings: Settings) -> dict[int, bytes]:
+    """Return the results of an ack by seq; of one that is named again, the first."""
+    if len(results) != len(seqs):
+        raise invalid("results", f"has {len(results)} results for {len(seqs)} seqs")
+    by_seq: dict[int, bytes] = {}
+    for i, (seq, result) in enumerate(zip(seqs, results, strict=True)):
+        data = bytes(result)
+        if len(data) > settings.max_record_bytes:
+            raise ApiError(
+                "record_too_large",
+                f"results[{i}]: {len(data)} bytes, at most {settings.max_record_bytes} are allowed",
+                detail={"field": f"results[{i}]", "size": len(data), "max": settings.max_record_bytes},
+            )
+        by_seq.setdefault(seq, data)
+    return by_seq
 
 
 def decode_nack(raw: bytes, settings: Settings) -> tuple[HeldRequest, NackTerms]:

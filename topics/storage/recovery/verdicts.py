@@ -144,6 +144,8 @@ def settle_queues(recovered: RecoveredState) -> None:
     for topic in recovered.topics.values():
         if topic.queue is not None:
             topic.queue.gone_below(topic.log.earliest_seq)
+            if topic.config.durability == "ephemeral":
+                topic.queue.results.forget(list(topic.queue.results))  # it does not log which were delivered
             recovered.columns.run(topic, partial(topic.queue.reconcile, topic.log.index.only_live))
         for group in topic.groups.values():
             if topic.config.durability == "ephemeral":

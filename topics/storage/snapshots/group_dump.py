@@ -36,8 +36,10 @@ class FrozenGroups(NamedTuple):
     @property
     def is_large(self) -> bool:
         """Return True if dumping them takes longer than a step of the loop may."""
-        pages = sum(len(one.leases.pages) for _, one in self.groups.values() if isinstance(one, FrozenGroup))
-        return pages > LARGE_PAGES or len(self.groups) > LARGE_PAGES
+        frozen = [one.leases for _, one in self.groups.values() if isinstance(one, FrozenGroup)]
+        if any(FrozenQueue(self.as_of, leases).is_large for leases in frozen if leases.results):
+            return True
+        return sum(len(leases.pages) for leases in frozen) > LARGE_PAGES or len(self.groups) > LARGE_PAGES
 
     def dump(self) -> list[Any]:
         """Return them for CBOR. May be called in a worker thread."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import cbor2
 
 from topics.queue.job_projection import FrozenLeases
+from topics.queue.job_results import RESULT_BYTES
 from topics.queue.leases import Leases
 from topics.runtime.instant import Instant
 
@@ -16,6 +17,9 @@ LARGE_PAGES: Final = 256
 
 DUMPED_PAGES: Final = 32
 """Pages of jobs that one call of the encoder takes: half a millisecond."""
+
+DUMPED_BYTES: Final = 1 << 20
+"""The same bound for results, in bytes, unless one alone has more. With more, a dump is made off the loop."""
 
 
 class FrozenQueue(NamedTuple):
@@ -28,6 +32,8 @@ class FrozenQueue(NamedTuple):
     def is_large(self) -> bool:
         """Return True if dumping it takes longer than a step of the loop may."""
         unique = self.leases.unique
+        if sum([len(result.data) + RESULT_BYTES for result in self.leases.results.values()]) > DUMPED_BYTES:
+            return True
         return len(self.leases.pages) + (len(unique.entries) + len(unique.answers) if unique else 0) > LARGE_PAGES
 
     def dump(self) -> list[Any]:
@@ -36,7 +42,22 @@ class FrozenQueue(NamedTuple):
         jobs = self.leases.dump()
         pages = jobs["pages"]
         jobs["pages"] = [cbor2.dumps(pages[at : at + DUMPED_PAGES]) for at in range(0, len(pages), DUMPED_PAGES)]
+        if "results" in jobs:
+            jobs["results"] = list(map(cbor2.dumps, _slices(jobs["results"])))
         return [self.as_of, jobs]
+
+
+def _slices(rows: list[list[Any]]) -> Iterator[list[list[Any]]]:
+    """Yield the rows of results, some at a time."""
+    some: list[list[Any]] = []
+    size = 0
+    for row in rows:
+        size += len(row[2]) + RESULT_BYTES
+        if some and size > DUMPED_BYTES:
+            yield some
+            some, size = [], len(row[2]) + RESULT_BYTES
+        some.append(row)
+    yield some
 
 
 def dumped_at(dumped: Sequence[Any]) -> int:
@@ -51,6 +72,7 @@ def load_queue(dumped: Sequence[Any], now: Instant) -> Leases:
     try:
         _, jobs = dumped
         pages = [page for chunk in jobs["pages"] for page in cbor2.loads(chunk)]
-        return Leases.load({**jobs, "pages": pages}, now)
+        results = [row for chunk in jobs.get("results", ()) for row in cbor2.loads(chunk)]
+        return Leases.load({**jobs, "pages": pages, "results": results}, now)
     except (TypeError, KeyError, cbor2.CBORDecodeError) as error:
         raise ValueError(f"jobs of a queue: {error!r}") from error
