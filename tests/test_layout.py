@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = sorted(path.parent for path in (ROOT / "topics").rglob("__init__.py"))
 MODULES = sorted((ROOT / "topics").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 MOST_LINES = 800
 MOST_CLASS_LINES = 500
+MOST_TEST_LINES = 1000
 MOST_MODULES = 24
 MOST_MODULES_AT_ROOT = 12
 MOST_README_LINES = 150
@@ -26,10 +29,16 @@ def length_of(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
+@cache
+def classes_in(path: Path) -> list[tuple[str, int]]:
+    """The classes of a module, and how many lines each has."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in classes]
+
+
 def longest_class(path: Path) -> int:
-    tree = ast.parse(path.read_text())
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    return max((node.end_lineno - node.lineno + 1 for node in classes if node.end_lineno), default=0)
+    return max((lines for _, lines in classes_in(path)), default=0)
 
 
 def test_files_and_classes_have_a_size_that_can_be_read() -> None:
@@ -45,6 +54,11 @@ def test_a_package_is_no_larger_than_its_map_and_the_map_names_every_room(packag
     doc = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
     assert doc, "a package says what it is responsible for"
     assert {room for room in modules | rooms if room not in doc} == set()
+
+
+def test_a_test_file_has_one_theme() -> None:
+    """As far as its length shows."""
+    assert {name_of(path): length_of(path) for path in TESTS if length_of(path) > MOST_TEST_LINES} == {}
 
 
 def test_the_readme_is_for_the_first_minute() -> None:
@@ -74,14 +88,10 @@ NOUNS_IN_ING = {"Finding", "SeqCeiling", "seq_ceiling", "Keyring", "Setting", "f
 """What ends like a gerund and is a noun of the field."""
 
 
-def classes_of(path: Path) -> list[str]:
-    return [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
-
-
 def test_a_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
     for path in MODULES:
-        for name in classes_of(path):
+        for name, _ in classes_in(path):
             places.setdefault(name, []).append(name_of(path))
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert {name: found for name, found in twice.items() if name not in BOTH_SIDES_OF_THE_WIRE} == {}
@@ -92,5 +102,5 @@ def test_a_class_name_has_one_meaning() -> None:
 
 def test_classes_and_modules_are_named_by_nouns() -> None:
     modules = {path.stem for path in MODULES} | {package.name for package in PACKAGES}
-    names = modules | {name for path in MODULES for name in classes_of(path)}
+    names = modules | {name for path in MODULES for name, _ in classes_in(path)}
     assert {name for name in names if name.endswith("ing")} == NOUNS_IN_ING

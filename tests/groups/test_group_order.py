@@ -16,7 +16,14 @@ import cbor2
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.groups.test_group import append
 from topics.groups.group import Group
@@ -341,8 +348,13 @@ class GroupOrderMachine(RuleBasedStateMachine):
         assert self.group.finished.floor == self.log.head_seq
 
 
-GroupOrderMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
-TestGroupOrder = GroupOrderMachine.TestCase
+def test_a_group_in_order_does_what_the_model_does() -> None:
+    run_state_machine_as_test(GroupOrderMachine, settings=settings(max_examples=30, stateful_step_count=50))
+
+
+@pytest.mark.sweep
+def test_a_group_in_order_does_what_the_model_does_for_long() -> None:
+    run_state_machine_as_test(GroupOrderMachine, settings=settings(max_examples=150, stateful_step_count=50))
 
 
 def test_a_record_that_is_unfinished_again_is_in_no_line() -> None:

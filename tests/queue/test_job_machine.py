@@ -11,7 +11,14 @@ import cbor2
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from topics.queue import job_pages, job_projection, leases
 from topics.queue.claim_order import Ages
@@ -316,5 +323,10 @@ class JobMachine(RuleBasedStateMachine):
             assert job.state == "fresh" or self.leases.priority(seq) == job.priority, seq
 
 
-JobMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestJobMachine = JobMachine.TestCase
+def test_a_queue_does_what_the_model_does() -> None:
+    run_state_machine_as_test(JobMachine, settings=settings(max_examples=30, stateful_step_count=40))
+
+
+@pytest.mark.sweep
+def test_a_queue_does_what_the_model_does_for_long() -> None:
+    run_state_machine_as_test(JobMachine, settings=settings(max_examples=150, stateful_step_count=40))

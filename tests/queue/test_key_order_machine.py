@@ -15,7 +15,14 @@ import cbor2
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from topics.queue import job_pages, job_projection, key_order, leases
 from topics.queue.lease_events import (
@@ -339,5 +346,10 @@ class KeyOrderMachine(RuleBasedStateMachine):
                 assert seqs == sorted(seqs)
 
 
-KeyOrderMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
-TestKeyOrder = KeyOrderMachine.TestCase
+def test_a_queue_in_order_does_what_the_model_does() -> None:
+    run_state_machine_as_test(KeyOrderMachine, settings=settings(max_examples=30, stateful_step_count=50))
+
+
+@pytest.mark.sweep
+def test_a_queue_in_order_does_what_the_model_does_for_long() -> None:
+    run_state_machine_as_test(KeyOrderMachine, settings=settings(max_examples=150, stateful_step_count=50))
