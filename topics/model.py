@@ -597,6 +597,51 @@ class ClaimResult(NamedTuple):
     wants_results: bool = False
 
 
+JobStateName = Literal["ready", "in_flight", "delayed"]
+"""The states of jobs that are not dead, as clients name them."""
+
+
+class JobPageRequest(NamedTuple):
+    """Which jobs to list: those in `state` (None: in any, but not dead) that match `filter`, behind the seq `after`, at
+    most `page_size`."""
+
+    state: JobStateName | None
+    filter: Filter | None
+    after: int
+    page_size: int
+
+
+class ShownJob(NamedTuple):
+    """A job in a list. Times are epoch ms; `record` is the JSON of its record without the opening brace."""
+
+    state: str
+    deliveries: int
+    priority: int
+    node: str | None
+    deadline: int | None
+    not_before: int | None
+    last_error: str | None
+    record: bytes
+
+
+class JobSelection(NamedTuple):
+    """The jobs to be retried or cancelled: those of `seqs` (ascending), or those that match `filter`; only those in
+    `state`, None for any."""
+
+    seqs: list[int] | None
+    filter: Filter | None
+    state: JobStateName | None = None
+
+
+class JobsChanged(NamedTuple):
+    """What became of a selection: how many jobs were found, how many of them were changed, and how many of them, or of
+    the seqs that were given, were not."""
+
+    matched: int
+    done: int
+    skipped: int
+
+
 class HeldRequest(msgspec.Struct, kw_only=True):
     """The jobs of an ack, a nack or an extension. `node` says that it has leased them; `lease_ids`, if given, are their
     lease ids in the order of `seqs`. An ack may have results (JSON), by seq."""

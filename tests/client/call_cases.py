@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from topics.client import calls, consumer_calls, group_calls, pause_calls, schedule_calls
+from topics.client import calls, consumer_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
 from topics.client.calls import ClientCall
 from topics.client.results import NewAppend, NewRecord
 
@@ -367,8 +367,42 @@ CASES = {
         body={"until": 5},
         repeatable=True,
     ),
+    "redrive": said(redrive_calls.redrive("d"), "POST /v0/topics/d/redrive", body={}, repeatable=True),
+    "redrive, some": said(
+        redrive_calls.redrive("d", to="q", filter=["tag", "Eq", "x"], max=5, rate={"jobs": 1, "per_ms": 2}),
+        "POST /v0/topics/d/redrive",
+        body={"to": "q", "filter": ["tag", "Eq", "x"], "max": 5, "rate": {"jobs": 1, "per_ms": 2}},
+        repeatable=True,
+    ),
+    "redrive_state": said(redrive_calls.redrive_state("d"), "GET /v0/topics/d/redrive", repeatable=True),
+    "stop_redrive": said(redrive_calls.stop_redrive("d"), "DELETE /v0/topics/d/redrive", repeatable=True),
     "resume": said(pause_calls.resume("q"), "POST /v0/topics/q/resume", repeatable=True),
     "resume, group": said(pause_calls.resume("a", group="g"), "POST /v0/topics/a/groups/g/resume", repeatable=True),
+    "job_page": said(job_calls.job_page("q"), "GET /v0/topics/q/jobs", [("page_size", "100")], repeatable=True),
+    "job_page, everything": said(
+        job_calls.job_page("a", state="dead", filter=["tag", "Eq", "x"], page_size=5, cursor="ajoz", group="g"),
+        "GET /v0/topics/a/groups/g/jobs",
+        [("state", "dead"), ("filter", '["tag","Eq","x"]'), ("page_size", "5"), ("cursor", "ajoz")],
+        repeatable=True,
+    ),
+    "retry_jobs": said(
+        job_calls.retry_jobs("q", [1, 2]), "POST /v0/topics/q/jobs/retry", body={"seqs": [1, 2]}, repeatable=False
+    ),
+    "retry_jobs, group": said(
+        job_calls.retry_jobs("a", filter=["tag", "Eq", "x"], state="delayed", group="g"),
+        "POST /v0/topics/a/groups/g/jobs/retry",
+        body={"filter": ["tag", "Eq", "x"], "state": "delayed"},
+        repeatable=False,
+    ),
+    "cancel_jobs": said(
+        job_calls.cancel_jobs("q", [1, 2]), "POST /v0/topics/q/jobs/cancel", body={"seqs": [1, 2]}, repeatable=False
+    ),
+    "cancel_jobs, group": said(
+        job_calls.cancel_jobs("a", filter='["tag","Eq","x"]', state="ready", group="g"),
+        "POST /v0/topics/a/groups/g/jobs/cancel",
+        body={"filter": ["tag", "Eq", "x"], "state": "ready"},
+        repeatable=False,
+    ),
     "delete_group": said(group_calls.delete_group("a", "g"), "DELETE /v0/topics/a/groups/g", repeatable=False),
     "claim, group": said(
         calls.claim("a", "n", group="g"),

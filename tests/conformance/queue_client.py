@@ -26,7 +26,7 @@ ANSWERS = {
     "extend": {"topic", "extended", "skipped", "deadlines", "performance"},
 }
 JOB = {"$seq", "lease_id", "deadline", "$ts", "deliveries", "data"}
-OPTIONAL = {"$tag", "$node", "meta"}
+OPTIONAL = {"$tag", "$node", "meta", "last_error"}
 TIMES = {"server_total_ms", "wal_append_ms", "fsync_ms", "throttle_wait_ms", "records_scanned", "cold_segments_read"}
 
 

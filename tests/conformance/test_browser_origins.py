@@ -280,7 +280,12 @@ EVERY_ROUTE = [
     ("POST", "/v0/topics/jobs/groups/g/pause"), ("POST", "/v0/topics/jobs/groups/g/resume"),
     ("GET", "/v0/topics/jobs/groups/g/work?node=page"), ("GET", "/v0/schedules"), ("PUT", "/v0/schedules/s"),
     ("GET", "/v0/schedules/s"), ("DELETE", "/v0/schedules/s"), ("POST", "/v0/schedules/s/run"),
-    ("POST", "/v0/schedules/s/pause"), ("POST", "/v0/schedules/s/resume"),
+    ("POST", "/v0/schedules/s/pause"), ("POST", "/v0/schedules/s/resume"), ("GET", "/v0/topics/jobs/jobs"),
+    ("POST", "/v0/topics/jobs/jobs/retry"), ("POST", "/v0/topics/jobs/jobs/cancel"),
+    ("GET", "/v0/topics/jobs/groups/g/jobs"), ("POST", "/v0/topics/jobs/groups/g/jobs/retry"),
+    ("POST", "/v0/topics/jobs/groups/g/jobs/cancel"),
+    ("POST", "/v0/topics/jobs/redrive"),
+    ("GET", "/v0/topics/jobs/redrive"), ("DELETE", "/v0/topics/jobs/redrive"),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from tests.crash.consumer_operations import CONSUMER_OPERATIONS
 from tests.crash.copy_operations import COPY_OPERATIONS
 from tests.crash.group_operations import GROUP_OPERATIONS
 from tests.crash.job_operations import JOB_OPERATIONS
+from tests.crash.redrive_operations import REDRIVE_OPERATIONS
 from tests.crash.rows import Operation
 from tests.crash.salvage_operations import SALVAGE_OPERATIONS
 from tests.crash.schedule_operations import SCHEDULE_OPERATIONS
@@ -33,6 +34,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *CONSUMER_OPERATIONS,
     *GROUP_OPERATIONS,
     *TRANSACTION_OPERATIONS,
+    *REDRIVE_OPERATIONS,
     *SCHEDULE_OPERATIONS,
     *SALVAGE_OPERATIONS,
 )

@@ -52,6 +52,8 @@ from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
 from topics.engine.operations.unique_jobs import UniqueJobs
 from topics.engine.queues.queue_calls import QueueCalls
+from topics.engine.redrives.letter_moves import LetterMoves
+from topics.engine.redrives.redrives import Redrives
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.schedules.firings import Firings
 from topics.engine.schedules.schedule_calls import ScheduleCalls
@@ -121,6 +123,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     ScheduleCalls: ("delete", "pause", "put", "run"),
     Firings: ("run",),
     GroupCalls: ("delete", "put"),
+    LetterMoves: ("move",),
     Ceilings: ("lower_all", "lower_idle"),
     Compactor: (
         "announce",
@@ -143,6 +146,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     ConsumerCalls: ("page", "placed", "state"),
     ScheduleCalls: ("page", "state", "topic_of"),
     ConsumerReads: ("read",),
+    Redrives: ("ended", "get", "start", "stop", "stop_all"),
     Deletions: ("is_ready",),
     Reads: ("read", "record", "wait_for_news"),
     Exports: ("open",),
@@ -185,6 +189,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     QueueCalls: ("figures", "look_after", "look_after_one", "state", "sweep"),
     GroupCalls: ("adopt_all", "samples"),
     ConsumerCalls: ("adopt_all", "advance", "find", "samples"),
+    LetterMoves: ("wait_for",),
     Firings: ("decided", "figures", "look", "note_change", "running"),
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),

@@ -20,7 +20,7 @@ from topics.groups.group_events import (
 )
 from topics.log.topic_log import Extent, TopicLog
 from topics.model import TopicConfig
-from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, ParkEvent
+from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, ParkEvent, ReopenEvent
 from topics.queue.leases import Leases
 from topics.runtime.instant import Instant
 
@@ -114,6 +114,7 @@ def test_events_are_what_they_were_after_the_wire() -> None:
         AckEvent(seqs),
         ParkEvent(seqs),
         DeadLetterEvent(seqs),
+        ReopenEvent(seqs, 2, 1),
         ClaimEvent("n", seqs, seqs, NOW.after(10)),
     ]
     for event in events:
@@ -133,6 +134,8 @@ class Groups(RuleBasedStateMachine):
         self.dealt: list[array[int]] = []
         self.ids = count(1)
         self.lost = 0
+        self.excepted: set[int] = set()
+        self.shown_floor = 0
 
     def commit(self, event: Any) -> None:
         wire = group_event_to_wire("g", 0, event)
@@ -179,6 +182,16 @@ class Groups(RuleBasedStateMachine):
         for seq in seqs:
             del self.held[seq]
 
+    @precondition(lambda self: self.done & self.live)
+    @rule(data=st.data())
+    def reopen(self, data: st.DataObject) -> None:
+        seqs = data.draw(st.lists(st.sampled_from(sorted(self.done & self.live)), min_size=1, unique=True))
+        group = self.group
+        self.commit(ReopenEvent(array("Q", sorted(seqs)), group.finished.floor, group.missed))
+        self.done -= set(seqs)
+        self.excepted |= {seq for seq in seqs if seq <= group.finished.floor}
+        assert all(group.leases.deliveries(seq) == 0 for seq in seqs)
+
     @rule()
     def wait(self) -> None:
         self.now = self.now.after(2000)
@@ -199,7 +212,7 @@ class Groups(RuleBasedStateMachine):
             dead = {one for one in self.live if one <= seq}
             self.log.evict_below(seq + 1, "cap")
         if kind != "delete":
-            self.lost += len(dead - self.done)
+            self.lost += len(dead & (self.live - self.done))
         self.group.gone(sorted(dead))
         self.replayed.gone(sorted(dead))
         self.group.advance(self.log)
@@ -220,8 +233,9 @@ class Groups(RuleBasedStateMachine):
         for other in (loaded, self.replayed):
             other.check()
             unfinished = self.live - self.done
-            assert {seq for seq in range(1, self.log.head_seq + 1) if seq not in other.finished} >= unfinished
-            assert not [seq for seq in self.done if seq not in other.finished]
+            assert {seq for seq in range(1, self.log.head_seq + 1) if not other.is_finished(seq)} >= unfinished
+            assert not [seq for seq in self.done & self.live if not other.is_finished(seq)]
+            assert other.finished.floor >= self.shown_floor
             assert other.count(self.log) == len(unfinished)
             assert {seq for seq in self.live if other.leases.holds(seq, self.held.get(seq, 0))} == self.held.keys()
             assert other.missed == self.group.missed
@@ -235,7 +249,12 @@ class Groups(RuleBasedStateMachine):
         group.advance(log)
         group.check()
         unfinished = self.live - self.done
-        assert group.finished.floor == min(unfinished, default=log.head_seq + 1) - 1
+        self.excepted &= unfinished
+        assert group.finished.floor == max(
+            self.shown_floor, min(unfinished - self.excepted, default=log.head_seq + 1) - 1
+        )
+        self.shown_floor = group.finished.floor
+        assert group.passed_to == min(group.finished.floor, min(unfinished, default=log.head_seq + 1) - 1)
         assert group.count(log) == len(unfinished)
         assert group.leases.in_flight == len(self.held)
         gone_above = sum(seq in group.finished for seq in range(group.finished.floor + 1, log.head_seq + 1))

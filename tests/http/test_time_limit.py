@@ -138,6 +138,10 @@ CHANGES = {
     "group_extend": Change("POST", f"{G}/extend", {"node": "n", "seqs": [1], "lease_ms": 9}, G, "queue.in_flight", 0),
     "group_pause": Change("POST", f"{G}/pause", {}, G, "queue.paused", True),
     "group_resume": Change("POST", f"{G}/resume", None, G, "queue.paused", False),
+    "retry_jobs": Change("POST", f"{Q}/jobs/retry", {"seqs": [1]}, Q, "queue.delayed", 0),
+    "cancel_jobs": Change("POST", f"{Q}/jobs/cancel", {"seqs": [1]}, Q, "queue.in_flight", 0),
+    "retry_group_jobs": Change("POST", f"{G}/jobs/retry", {"seqs": [1]}, G, "queue.delayed", 0),
+    "cancel_group_jobs": Change("POST", f"{G}/jobs/cancel", {"seqs": [1]}, G, "floor", 1),
     "put_consumer": Change("PUT", f"{C}2", {"from": "earliest"}, f"{C}2", "committed_seq", 0),
     "commit_consumer": Change("POST", f"{C}/commit", {"seq": 2}, C, "committed_seq", 2),
     "seek_consumer": Change("POST", f"{C}/seek", {"seq": 3}, C, "committed_seq", 3),
@@ -173,6 +177,10 @@ async def prepare(timed: Timed, what: str) -> None:
     await timed.done("POST", f"{G}/claim", {"node": "n", "max": 1, "lease_ms": 600_000})
     if what in ("resume", "group_resume"):
         await timed.done("POST", f"{Q if what == 'resume' else G}/pause", {})
+    if what in ("retry_jobs", "retry_group_jobs"):
+        await timed.done(
+            "POST", f"{Q if what == 'retry_jobs' else G}/nack", {"node": "n", "seqs": [1], "delay_ms": 600_000}
+        )
     if what == "release_consumer":
         await timed.done("POST", f"{C}/acquire", {"owner": "o", "lease_ms": 600_000})
 
@@ -203,6 +211,8 @@ async def test_every_call_that_changes_something_is_tried() -> None:
         "seal": "is a checkpoint",
         "work": "is a stream",
         "group_work": "is a stream",
+        "redrive": "begins a task, and does not wait for it",
+        "stop_redrive": "waits for what that task has begun",
     }
     tried = {what.partition(" ")[0] for what in CHANGES}
     assert {route.name for route in ROUTES if route.changes} - set(exempt) == tried - {"stage", "diff_post"}

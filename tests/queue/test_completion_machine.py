@@ -22,6 +22,7 @@ from topics.queue.lease_events import (
     DeliverEvent,
     Event,
     NackEvent,
+    ReopenEvent,
     event_from_wire,
 )
 from topics.queue.leases import Leases
@@ -135,7 +136,7 @@ class CompletionMachine(JobMachine):
 def _again(again: Leases, event: Event, now: Instant) -> None:
     if isinstance(event, AckEvent):
         again.gone(event.seqs)
-    else:
+    elif not isinstance(event, ReopenEvent):
         again.apply(event_from_wire(cbor2.loads(cbor2.dumps(event.to_wire())), now))
 
 

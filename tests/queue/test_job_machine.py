@@ -30,6 +30,7 @@ from topics.queue.lease_events import (
     Event,
     ParkEvent,
     PauseEvent,
+    ReopenEvent,
     ResumeEvent,
     event_from_wire,
 )
@@ -282,7 +283,7 @@ class JobMachine(RuleBasedStateMachine):
     def replay(self) -> None:
         again = Leases()
         for event in self.log:
-            if isinstance(event, AckEvent):
+            if isinstance(event, AckEvent | ReopenEvent):
                 again.gone(event.seqs)
             else:
                 assert not isinstance(event, DeadLetterEvent) or event.seqs

@@ -149,7 +149,7 @@ def test_a_recovery_that_lets_a_part_of_a_transaction_count_is_noticed(monkeypat
     original = TransactionReplay.decide
 
     def decide(self: TransactionReplay, *_: object) -> bool:
-        return original(self, lambda topic_id: True, lambda topic_id, last: True)
+        return original(self, lambda topic_id: True, lambda topic_id, last, ts: True)
 
     monkeypatch.setattr(TransactionReplay, "decide", decide)
     assert failures(range(80, 140))

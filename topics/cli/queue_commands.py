@@ -9,21 +9,25 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
+from topics.cli import job_commands
 from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
 from topics.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailure, tell
 from topics.cli.output import Column, count, moment, print_json, print_line, print_ndjson, print_table
-from topics.cli.values import Duration, Time
+from topics.cli.values import Duration, JsonObject, Time, filter_json
 
 if TYPE_CHECKING:
     from topics.cli.exec_jobs import Command as ExecCommand
     from topics.cli.exec_jobs import CommandOutcome, CommandRunner, WorkOptions
     from topics.client import Client, Job
+
+_REDRIVE_POLL_S: Final = 0.2
 
 _COMPLAINTS: Final = {
     "failed": "failed",
@@ -109,6 +113,11 @@ def _state(client: Client, name: str) -> Any:
     except NotFound:
         return None
     return state if state.queue is not None else None
+
+
+queue.add_command(job_commands.jobs)
+queue.add_command(job_commands.retry)
+queue.add_command(job_commands.cancel)
 
 
 # ----------------------------------------------------------------- one call each
@@ -197,6 +206,7 @@ def _job_document(job: Job) -> dict[str, Any]:
         "$tag": job.tag,
         "$node": job.node,
         "deliveries": job.deliveries,
+        "last_error": job.last_error,
         "data": job.raw,
         "meta": job.meta or None,
     }
@@ -358,6 +368,72 @@ def resume(options: CommandOptions, topic: str, group: str | None) -> None:
     with connect(options) as client:
         answer = client.resume(topic, group=group)
     _paused(options, answer)
+
+
+@queue.command(
+    epilog=examples(
+        "topics queue redrive mails-dead --wait",
+        "topics queue redrive mails-dead --filter 'tag = \"eu\"' --max 100",
+        'topics queue redrive mails-dead --to mails-by-hand --rate \'{"jobs": 10, "per_ms": 1000}\'',
+        "topics queue redrive mails-dead --state",
+        "topics queue redrive mails-dead --stop",
+    )
+)
+@topic_argument
+@click.option("--to", metavar="TOPIC", help="Move all letters to this topic.  [where each came from]")
+@click.option(
+    "--filter",
+    "wanted",
+    metavar="TEXT",
+    callback=filter_json,
+    help="Only letters that match, such as 'tag ~ \"eu:*\" and data./total >= 10' (docs, filters).",
+)
+@click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="Move at most so many letters.  [all]")
+@click.option(
+    "--rate", type=JsonObject("jobs", "per_ms"), metavar="JSON", help="At most so many letters in any such time."
+)
+@click.option("--wait", is_flag=True, help="Return when it has ended; Ctrl-C stops the waiting, not the redrive.")
+@click.option("--state", "shows", is_flag=True, help="Move nothing; say how far the last one has come.")
+@click.option("--stop", "stops", is_flag=True, help="Stop the one that is running.")
+@client_options
+@click.pass_obj
+def redrive(
+    options: CommandOptions,
+    /,
+    topic: str,
+    wait: bool,
+    shows: bool,
+    stops: bool,
+    **wish: Any,
+) -> None:
+    """Move the letters of a dead-letter topic back to the queues and groups that they came from.
+
+    Each letter is moved exactly once: it becomes a new job without deliveries, or its group gets the record again. A
+    letter whose queue or group is missing or full stays.
+
+    Exit code 1 if the redrive has failed, or, with --wait, if letters stay.
+    """
+    if shows + stops + any(value is not None for value in wish.values()) > 1:
+        raise click.UsageError("--state and --stop stand alone.")
+    wish["max"], wish["filter"] = wish.pop("most"), wish.pop("wanted")
+    with connect(options) as client:
+        if stops:
+            state = client.stop_redrive(topic)
+        else:
+            state = client.redrive_state(topic) if shows else client.redrive(topic, **wish)
+        while wait and state.state == "running":
+            time.sleep(_REDRIVE_POLL_S)
+            state = client.redrive_state(topic)
+    if options.as_json:
+        print_json(state)
+    else:
+        why = ", ".join(f"{count(letters)} {reason.replace('_', ' ')}" for reason, letters in state.reasons.items())
+        left = f", {count(state.left)} left ({why})" if state.left else ""
+        print_line(f"{state.state}: {count(state.moved)} moved{left}")
+    if state.error is not None:
+        raise CommandFailure(f"{state.error.code}: {state.error.message}", EXIT_FAILED)
+    if wait and state.left:
+        raise SystemExit(EXIT_FAILED)
 
 
 def _paused(options: CommandOptions, answer: Any) -> None:

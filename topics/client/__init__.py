@@ -6,8 +6,11 @@
     schedule_calls            the calls on schedules
     group_calls               the calls on groups of a log
     pause_calls               pausing queues and groups
+    job_calls                 looking at jobs, retrying and cancelling them
+    redrive_calls             moving dead letters back
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
+    job_results               those of the calls about many jobs
     transport                 the request of a call, the result or error of an answer
     retry                     which calls are repeated, and when
     errors                    the exceptions

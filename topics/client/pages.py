@@ -13,10 +13,12 @@ from topics.client import (
     calls,
     consumer_calls,
     group_calls,
+    job_calls,
     results,
     schedule_calls,
 )
 from topics.client.calls import ClientCall
+from topics.client.job_results import ListedJob
 from topics.client.results import Record, Tombstone
 
 T = TypeVar("T")
@@ -106,6 +108,24 @@ def all_groups(topic: str, *, prefix: str = "") -> Pages[results.GroupState]:
     return _CursorPages(
         lambda cursor: group_calls.group_page(topic, prefix=prefix, page_size=1000, cursor=cursor),
         lambda page: page.groups,
+    )
+
+
+def all_jobs(
+    topic: str,
+    *,
+    state: job_calls.JobState | None = None,
+    filter: calls.Filter | None = None,
+    group: str | None = None,
+) -> Pages[ListedJob]:
+    """Every job of a queue, or with `group` every record that a group has not finished, in the order of their seqs,
+    fetched page by page: those in `state` (None: in any but "dead") that match `filter`. Jobs that change meanwhile may
+    be missing, or be there as they were."""
+    return _CursorPages(
+        lambda cursor: job_calls.job_page(
+            topic, state=state, filter=filter, page_size=1000, cursor=cursor, group=group
+        ),
+        lambda page: page.jobs,
     )
 
 

@@ -90,6 +90,8 @@ class Job(Record, kw_only=True, gc=False):
     """When the lease ends, in ms since the epoch, by the daemon's clock."""
     deliveries: int
     """How often the job was given out, this time included."""
+    last_error: str | None = None
+    """The `error` of its last nack that had one."""
     lost: bool = False
     """Set by a Worker when it knows that the lease has ended: another worker may have the job."""
 
@@ -243,6 +245,27 @@ class QueuePaused(Struct, kw_only=True):
 
     topic: str
     queue: QueueCounts
+
+
+class RedriveError(Struct, kw_only=True):
+    """Why a redrive has failed."""
+
+    code: str
+    message: str
+
+
+class RedriveState(Struct, kw_only=True):
+    """How far the redrive of a dead-letter topic has come."""
+
+    topic: str
+    state: str
+    """`running`, `done`, `stopped`, `failed`, or `idle` for none since the start of the daemon."""
+    moved: int
+    left: int
+    """Letters that it has looked at and that are still there."""
+    reasons: dict[str, int] = {}
+    """How many of these stay for which reason."""
+    error: RedriveError | None = None
 
 
 class TopicState(Struct, kw_only=True):

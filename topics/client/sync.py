@@ -19,8 +19,10 @@ from topics.client import (
     consumer_calls,
     consumption,
     group_calls,
+    job_calls,
     pages,
     pause_calls,
+    redrive_calls,
     schedule_calls,
 )
 from topics.client.bulk import ExportDownload
@@ -279,6 +281,13 @@ class Client(BaseClient):
     extend = _method(calls.extend)
     pause = _method(pause_calls.pause)
     resume = _method(pause_calls.resume)
+    jobs = _method(job_calls.job_page)
+    all_jobs = _paged(pages.all_jobs)
+    retry_jobs = _method(job_calls.retry_jobs)
+    cancel_jobs = _method(job_calls.cancel_jobs)
+    redrive = _method(redrive_calls.redrive)
+    redrive_state = _method(redrive_calls.redrive_state)
+    stop_redrive = _method(redrive_calls.stop_redrive)
 
     # -- lists: last, because the name hides the type ----------------------------------------------------------------
 

@@ -19,6 +19,7 @@ job_queue          the jobs of one queue, its claimers and its streams
 group_queue        the groups of one topic, each of them such a queue
 operations/        append, read, export, delete, topics and stages as a whole
 queues/            claim, ack, nack, extend; dead letters
+redrives/          dead letters back to the queues and groups that they came from
 groups/            groups of a log: making, changing, listing, deleting them
 consumers/         named consumers: their calls, and reads at their positions
 schedules/         records that are appended by the clock

@@ -215,13 +215,19 @@ def unlogged_floor(topic: Topic) -> dict[str, Any] | None:
     return {"below": floor, "reason": "ttl"}
 
 
+def deletion_frames(
+    topic: Topic, selector: Mapping[str, Any], lead: Sequence[tuple[FrameType, Mapping[str, Any]]] = ()
+) -> list[tuple[FrameType, Mapping[str, Any]]]:
+    """Return the frames of a `deletion_batch`."""
+    mark = unlogged_floor(topic)
+    first = [] if mark is None else [(FrameType.EVICT_WATERMARK, mark)]
+    return [*first, *lead, (FrameType.DELETE, selector)]
+
+
 def deletion_batch(
     topic: Topic, selector: Mapping[str, Any], ts: int, lead: Sequence[tuple[FrameType, Mapping[str, Any]]] = ()
 ) -> tuple[UnsealedFrames, int]:
     """Return the batch from which replay repeats a deletion, and its number of frames. `lead` comes before the
     deletion."""
-    entries = [*lead, (FrameType.DELETE, selector)]
-    mark = unlogged_floor(topic)
-    if mark is not None:
-        entries.insert(0, (FrameType.EVICT_WATERMARK, mark))
+    entries = deletion_frames(topic, selector, lead)
     return seal_batch(entries, topic_id=topic.id, ts=ts, opened=False), len(entries)

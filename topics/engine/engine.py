@@ -12,7 +12,7 @@ a client should see:
     queues           the calls of a queue                       watching      sessions and streams, live
     consumers        named consumers                            consumer_reads reads at their positions
     schedules        records appended by the clock              firings       the task that appends them
-    groups           groups of a log
+    groups           groups of a log                            redrives      dead letters back to their queues
     registry         which topics there are, totals, the clock  keys          idempotency keys over all topics
     ceilings         reserves of seqs                           loader        what is not in memory
     store            the shards and their files                 metrics       figures for whoever scrapes
@@ -53,6 +53,7 @@ from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
 from topics.engine.operations.fence_removal import FenceRemovals
 from topics.engine.operations.judge import Judge
+from topics.engine.operations.member_commits import MemberCommits
 from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
 from topics.engine.operations.stage_lifecycle import StageLifecycle
@@ -63,10 +64,15 @@ from topics.engine.operations.unique_jobs import UniqueJobs
 from topics.engine.queues.claims import Claims
 from topics.engine.queues.completions import Completions
 from topics.engine.queues.dead_letters import DeadLetters
+from topics.engine.queues.job_changes import JobChanges
+from topics.engine.queues.job_lists import JobLists
 from topics.engine.queues.key_looks import KeyLooks
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.queues.looks import Looks
 from topics.engine.queues.queue_calls import QueueCalls
+from topics.engine.redrives.dead_jobs import DeadJobs
+from topics.engine.redrives.letter_moves import LetterMoves
+from topics.engine.redrives.redrives import Redrives
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
 from topics.engine.schedules.firings import Firings
@@ -146,6 +152,7 @@ class Engine:
         self._make_delivery()
         self._make_routing(self._make_maintenance())
         self._make_queues()
+        self._make_redrives()
         self._make_answers()
 
     def _make_records(self) -> None:
@@ -178,12 +185,13 @@ class Engine:
             judge=judge,
             unique=self.unique_jobs,
         )
+        self._member_commits = MemberCommits(self.clock, registry, ceilings=self.ceilings, appends=self.appends)
         self.transactions = Transactions(
             settings,
             self.clock,
             registry,
             commits=commits,
-            ceilings=self.ceilings,
+            members=self._member_commits,
             keys=self.keys,
             appends=self.appends,
             turns=self.turns,
@@ -338,6 +346,39 @@ class Engine:
             background=self._background,
             catch_up=self.routers.catch_up,
         )
+        self.job_lists = JobLists(
+            self.settings,
+            self.registry,
+            lease_commits=lease_commits,
+            loader=self.loader,
+            turns=self.turns,
+            catch_up=self.routers.catch_up,
+        )
+        self.job_changes = JobChanges(
+            self.settings,
+            self.registry,
+            commits=self._commits,
+            lease_commits=lease_commits,
+            loader=self.loader,
+            turns=self.turns,
+        )
+
+    def _make_redrives(self) -> None:
+        """Dead letters on their way back."""
+        moves = LetterMoves(
+            self.registry,
+            commits=self._commits,
+            lease_commits=self._lease_commits,
+            members=self._member_commits,
+            appends=self.appends,
+            loader=self.loader,
+            turns=self.turns,
+        )
+        self.letter_moves = moves
+        self.dead_jobs = DeadJobs(self.settings, self.registry, moves=moves, loader=self.loader)
+        self.redrives = Redrives(
+            self.settings, self.status, self.registry, moves=moves, loader=self.loader, background=self._background
+        )
 
     def _make_answers(self) -> None:
         """What only looks at topics."""
@@ -356,6 +397,7 @@ class Engine:
             queues=self.queues,
             consumers=self.consumers,
             firings=self.firings,
+            redrives=self.redrives,
             groups=self.groups,
             watch_sessions=self.watch_sessions,
             scheduler=self._scheduler,
@@ -426,6 +468,7 @@ class Engine:
         self.status.phase = "draining"
         if self.store.cold is not None:
             self.store.cold.hurry()
+        self.redrives.stop_all()
         self.wake_all()
 
     def wake_all(self) -> None:
@@ -445,6 +488,7 @@ class Engine:
         await self.stage_commits.ended()
         await self._dead_letters.ended()
         await self._completions.ended()
+        await self.redrives.ended()
         for topic in list(self.registry.by_id.values()):
             await settled(topic)
             if not self.store.failed(topic.shard):

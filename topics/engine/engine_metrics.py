@@ -20,6 +20,7 @@ from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.queues.queue_calls import QueueCalls
+from topics.engine.redrives.redrives import Redrives
 from topics.engine.registry import EngineStatus, Registry, names_with
 from topics.engine.schedules.firings import Firings
 from topics.engine.topic import Topic
@@ -55,6 +56,7 @@ class EngineMetrics:
         queues: QueueCalls,
         consumers: ConsumerCalls,
         firings: Firings,
+        redrives: Redrives,
         groups: GroupCalls,
         watch_sessions: WatchSessions,
         scheduler: Scheduler[Any],
@@ -70,6 +72,7 @@ class EngineMetrics:
         self._queues = queues
         self._consumers = consumers
         self._firings = firings
+        self._redrives = redrives
         self._groups = groups
         self._watching = watch_sessions
         self._scheduler = scheduler
@@ -115,6 +118,8 @@ class EngineMetrics:
             consumer_samples=consumers,
             consumers_truncated=consumers_truncated,
             schedules=self._firings.figures(),
+            redrives=self._redrives.running,
+            letters_redriven=self._redrives.letters_moved,
             groups=len(self._groups),
             group_samples=groups,
             groups_truncated=groups_truncated,

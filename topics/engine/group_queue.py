@@ -14,14 +14,15 @@ from sortedcontainers import SortedDict
 
 from topics.engine.job_queue import JobQueue
 from topics.errors import ApiError
+from topics.filters.record_filter import Filter
 from topics.groups.group import Group
 from topics.groups.group_events import DeleteGroupEvent, PutGroupEvent
 from topics.log.span import NotLoaded
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.queue.key_order import KeyField
-from topics.queue.lease_events import Event
-from topics.queue.leases import FreshRoom, NextLive
+from topics.queue.lease_events import AckEvent, Event
+from topics.queue.leases import FreshRoom, LeaseDecision, NextLive
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.group_dump import FrozenGroups
 
@@ -86,6 +87,41 @@ class GroupQueue(JobQueue):
     def _order_by(self, by: KeyField | None) -> None:
         self.state.order_by(by)
 
+    @property
+    def wanted(self) -> Filter | None:
+        """Its filter."""
+        return self.state.wanted
+
+    def is_unfinished(self, seq: int) -> bool:
+        """Return True if it has not finished a live record."""
+        return not self.state.is_finished(seq)
+
+    def jobs_after(self, log: TopicLog, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
+        """The same, of the records that it has not finished."""
+        if after >= self.leases.cursor:
+            after = max(after, self.state.finished.floor)
+        return super().jobs_after(log, after, to, mask, most)
+
+    def _jobs_among(self, first: int, last: int, mask: bytes) -> array[int]:
+        found: array[int] = array("Q")
+        for a, b in self.state.finished.outside(first, last):
+            found += super()._jobs_among(a, b, mask)
+        return found
+
+    def decide_cancel(self, seqs: Sequence[int]) -> LeaseDecision[AckEvent]:
+        """The same. Fresh records are finished only as far as there is room for what that leaves to remember: the
+        others are `busy`, because what is finished side by side takes little room, or skipped if there is none."""
+        room = max(self.state.room, 0)
+        fresh = [seq for seq in seqs if not self.leases.is_kept(seq)]
+        if len(fresh) <= room:
+            return super().decide_cancel(seqs)
+        left_out = fresh[room:]
+        among = set(left_out)
+        decision = super().decide_cancel([seq for seq in seqs if seq not in among])
+        if room:
+            return decision._replace(busy=decision.busy + left_out)
+        return decision._replace(skipped=decision.skipped + left_out)
+
     def must_look(self, log: TopicLog, most: int) -> bool:
         """Return True if records have to be looked at before `most` jobs can be claimed."""
         return self.state.must_look(log, most) and self.room() > 0
@@ -127,7 +163,7 @@ class GroupQueue(JobQueue):
             self.is_behind = False
         finally:
             if self._held and self.leases.in_flight < before:
-                self._freed([seq for seq in self._held if seq <= self.state.finished.floor])
+                self._freed([seq for seq in self._held if not self.leases.is_kept(seq)])
 
 
 class TopicGroups:
@@ -203,7 +239,8 @@ class TopicGroups:
         self._front = front
         for queue in self._queues:
             passed = front - 1 - queue.state.finished.floor
-            if passed >= MOST_PASSED or (passed > 0 and queue.has_holders):
+            is_told = queue.has_holders and (passed > 0 or queue.state.reopened_up_to(front - 1))
+            if passed >= MOST_PASSED or is_told:
                 queue.catch_up(log)
 
     def ring(self) -> None:
@@ -217,11 +254,11 @@ class TopicGroups:
             queue.end()
 
     def lowest_floor(self, log: TopicLog) -> int | None:
-        """Return the floor of the group that is furthest behind; None without groups."""
+        """Return the seq up to which no group needs records; None without groups."""
         for queue in self.by_name.values():
             if queue.state.finished.floor + 1 < log.earliest_seq:
                 queue.catch_up(log)
-        return min((queue.state.finished.floor for queue in self.by_name.values()), default=None)
+        return min((queue.state.passed_to for queue in self.by_name.values()), default=None)
 
     def freeze(self, now: Instant) -> FrozenGroups:
         """Return the groups for the topic's part of a snapshot; those without a change since are not encoded again."""

@@ -18,13 +18,15 @@ import trio
 from msgspec import UNSET
 
 from topics.errors import ApiError
+from topics.filters.record_filter import Filter
 from topics.log.topic_log import SeqRun, TopicLog
 from topics.model import QueueState, TopicConfig
 from topics.queue.claim_limits import ClaimLimits, RateWindow
 from topics.queue.claim_order import Ages
+from topics.queue.job_pages import ABSENT
 from topics.queue.key_order import KeyField
-from topics.queue.lease_events import ClaimEvent, Event, ExtendEvent, KeyEvent
-from topics.queue.leases import UNBOUNDED, FreshRoom, Leases, NextLive
+from topics.queue.lease_events import AckEvent, ClaimEvent, Event, ExtendEvent, KeyEvent
+from topics.queue.leases import UNBOUNDED, FreshRoom, LeaseDecision, Leases, NextLive
 from topics.queue.retry_delay import RetryDelay
 from topics.queue.unique_keys import DIGEST_BYTES
 from topics.runtime.instant import Instant
@@ -36,6 +38,9 @@ set."""
 
 SWEEP_SLICE: Final = 2000
 """Leases and delays that one step frees at most. If more end together, it takes several steps."""
+
+FRESH_STEP: Final = 500
+"""Records behind the cursor among which one step looks for jobs."""
 
 
 MOST_BEHIND_MS: Final = 1000
@@ -186,6 +191,35 @@ class JobQueue:
     def live_after(self, log: TopicLog, after: int, limit: int) -> array[int]:
         """Return the first `limit` unfinished jobs above `after`, ascending. Raises NotLoaded."""
         return live_after(log, after, limit)
+
+    @property
+    def wanted(self) -> Filter | None:
+        """What records have to match to be jobs here; None for all."""
+        return None
+
+    def is_unfinished(self, seq: int) -> bool:
+        """Return True if a live record is still a job here. A queue deletes the others."""
+        return True
+
+    def jobs_after(self, log: TopicLog, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
+        """Return jobs above `after` and up to `to` whose states `mask` (`job_pages.mask_of`) has, ascending, and the
+        seq up to which there are no others: as far as one step goes. Records of jobs in the table may have died. Fresh
+        jobs of a group are not asked whether they match. Raises NotLoaded."""
+        known = min(self.leases.cursor, to) if mask[ABSENT] else to
+        if after < known:
+            return self.leases.jobs_after(after, known, mask, most)
+        step = log.step(after, FRESH_STEP)
+        if step is None or step.first > to:
+            return array("Q"), to
+        last = min(step.last, to)
+        return (self._jobs_among(step.first, last, mask) if isinstance(step, SeqRun) else array("Q")), last
+
+    def _jobs_among(self, first: int, last: int, mask: bytes) -> array[int]:
+        return self.leases.jobs_among(first, last, mask)
+
+    def decide_cancel(self, seqs: Sequence[int]) -> LeaseDecision[AckEvent]:
+        """Decide the end of those of these live jobs that are ready, delayed or leased."""
+        return self.leases.decide_cancel(seqs, self.now)
 
     def counters(self, log: TopicLog) -> QueueState:
         """Return the counters as of the last sweep."""

@@ -1,5 +1,5 @@
 """A transaction from its seqs to its end: the commits of its topics, which are decided, published or undone together
-(`docs/design/transactions.md`).
+(`docs/design/transactions.md`). Which changes they are is the business of `topics.engine.operations.member_commits`.
 
 Theory of operation
 -------------------
@@ -34,10 +34,11 @@ from topics.storage.wal.frames import FrameType, UnsealedFrames, encode_control
 class MemberCommit(Commit):
     """The commit of one topic of a transaction. `transaction` must be set before it is queued."""
 
-    __slots__ = ("first_seq", "transaction", "undo")
+    __slots__ = ("place", "transaction", "undo")
 
     transaction: Transaction
-    first_seq: int
+    place: tuple[int, int]
+    """Its first and last seq, or what stands for them (`topics.storage.wal.members`)."""
     undo: Callable[[Commit], Any]
     """Called once instead of `apply` if the transaction is undone and this commit's shard still works."""
 
@@ -133,6 +134,14 @@ class Transaction:
         if self.error is not None:
             raise self.error
 
+    async def ended(self) -> None:
+        """Wait until all commits are published or have failed, however long that takes. Raises the `ApiError` of the
+        shard that has failed. Cancelling stops only the waiting."""
+        for member in self.members:
+            await member.done.wait()
+        if self.error is not None:
+            raise self.error
+
     # -- what the commits report ---------------------------------------------------------------------------------------
 
     def note_synced(self, member: MemberCommit) -> None:
@@ -186,7 +195,8 @@ class Transaction:
     # -- decisions in the log ------------------------------------------------------------------------------------------
 
     def _decision(self, member: MemberCommit, *, undone: bool = False) -> UnsealedFrames:
-        payload = {"first": member.first_seq, "last": member.last_seq, "undone": undone}
+        first, last = member.place
+        payload = {"first": first, "last": last, "undone": undone}
         kind = FrameType.TRANSACTION_DECISION
         return encode_control(kind, payload, topic_id=member.topic_id, ts=self._now_ms())
 

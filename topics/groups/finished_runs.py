@@ -90,6 +90,21 @@ class FinishedRuns:
             self.add(ordered[at], ordered[end])
             at = end + 1
 
+    def remove(self, seq: int) -> None:
+        """Take a seq out of its run. One up to the floor stays: the floor never goes back."""
+        at = self._lasts.bisect_right(seq) - 1
+        if at < 0:
+            return
+        begin, end = self._lasts.peekitem(at)
+        if end < seq:
+            return
+        del self._lasts[begin]
+        if begin < seq:
+            self._lasts[begin] = seq - 1
+        if seq < end:
+            self._lasts[seq + 1] = end
+        self.total -= 1
+
     def outside(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the parts of the inclusive range `first` to `last` that are not finished."""
         first = max(first, self.floor + 1)

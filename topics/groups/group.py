@@ -20,6 +20,10 @@ the latter, records lost to caps, ttl or holes are added to `missed`; records th
 crash they are looked at again. The caller looks (`looked`), because it may have to read a disk; records that match wait
 in `matched`, so that claims find them without a look. Without a filter nothing is looked at.
 
+*Reopened records.* A redrive gives back a record that the group has finished (`ReopenEvent`): it is free, and held.
+Above the floor it leaves its run, and the floor waits for it. Up to the floor it is an exception: whatever is held
+there was reopened, and the floor does not go back.
+
 *Results.* A record whose holder has finished it, and whose result is not delivered yet, is held. If it is lost
 meanwhile, it counts as finished, and its result is delivered all the same.
 
@@ -33,7 +37,7 @@ to finish that adds no run, and without it a group whose runs alone reach the bo
 held, it finds one record. Matches that wait leave runs of refused records between them, so they are at most half as
 many as there is room for.
 
-What can never happen: a finished seq is given out again; a seq up to the floor is held; the floor passes a live record
+What can never happen: a finished seq is given out again without having been reopened; the floor passes a live record
 that is neither finished nor was refused.
 """
 
@@ -53,7 +57,7 @@ from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import SeqRun, TopicLog
 from topics.queue.job_projection import FrozenLeases
 from topics.queue.key_order import KeyField, KeyOrder
-from topics.queue.lease_events import AckEvent, DeadLetterEvent, DeliverEvent, Event
+from topics.queue.lease_events import AckEvent, DeadLetterEvent, DeliverEvent, Event, ReopenEvent
 from topics.queue.leases import FreshRoom, Leases, NextLive
 from topics.runtime.instant import Instant
 
@@ -68,6 +72,7 @@ class Group:
     """One group as it is published."""
 
     __slots__ = (
+        "_may_have_exceptions",
         "filter",
         "finished",
         "held_to",
@@ -90,7 +95,7 @@ class Group:
         self.wanted: Filter | None = None if put.filter is None else parse_filter(put.filter)
         self.max_unfinished = put.max_unfinished
         self.leases = Leases()
-        self.leases.gone_below(put.seq + 1)
+        self.leases.pass_to(put.seq)
         self.finished = FinishedRuns(put.seq)
         self.missed = 0
         """Records that were lost before they were finished."""
@@ -100,6 +105,8 @@ class Group:
         """With an order: up to here there may be held records that are not in the lines yet."""
         self.matched: array[int] = array("Q")
         """With a filter: records that were looked at, match, and were not given out yet; ascending."""
+        self._may_have_exceptions = False
+        """False if nothing up to the floor is held. Looking costs a step for each page of held records."""
         self.version = next(_VERSIONS)
         """Another one after every change, so that a dump can be used again. No two groups have the same."""
 
@@ -154,11 +161,29 @@ class Group:
             live -= max(runs.total - dead, 0)
         else:
             live -= sum([live_in(log, first, last, at_least=True) for first, last in runs.runs()])
-        return max(live, len(self.leases))
+        return max(live + len(self.reopened_up_to(runs.floor)), len(self.leases))
 
     def ready(self, log: TopicLog) -> int:
         """Return how many records can be claimed, or are about to be."""
         return self.leases.ready(self.count(log))
+
+    def reopened_up_to(self, seq: int) -> list[int]:
+        """Return the records up to `seq`, or up to the floor, that were reopened below the floor and are not finished
+        again, ascending."""
+        if not self._may_have_exceptions:
+            return []
+        exceptions = self.leases.kept_up_to(self.finished.floor)
+        self._may_have_exceptions = bool(exceptions)
+        return exceptions[: bisect_right(exceptions, seq)]
+
+    def is_finished(self, seq: int) -> bool:
+        """Return True if the group is done with this seq, unless it was reopened."""
+        return seq in self.finished and not self.leases.is_kept(seq)
+
+    @property
+    def passed_to(self) -> int:
+        """Up to here it needs no records: the floor, or what is before the first reopened record below it."""
+        return min(self.reopened_up_to(self.finished.floor), default=self.finished.floor + 1) - 1
 
     @property
     def room(self) -> int:
@@ -286,10 +311,28 @@ class Group:
     def apply(self, event: Event) -> array[int]:
         """Carry out an event about leases, at its commit point or in replay. Return the seqs that it changed."""
         self.touch()
+        if isinstance(event, ReopenEvent):
+            return self._reopen(event)
         done = self.leases.apply(event)
         if isinstance(event, AckEvent | DeadLetterEvent | DeliverEvent):
             self.finished.add_seqs(event.seqs)
+            self._unmatch(event.seqs)
         return done
+
+    def _unmatch(self, seqs: Sequence[int]) -> None:
+        """Forget that records match that were cancelled before they were given to anybody."""
+        ended = {seq for seq in seqs if seq > self.leases.cursor}
+        if ended and self.matched:
+            self.matched = array("Q", [seq for seq in self.matched if seq not in ended])
+
+    def _reopen(self, event: ReopenEvent) -> array[int]:
+        self.finished.add(1, event.floor)
+        self.missed = max(self.missed, event.missed)
+        seqs = array("Q", [seq for seq in event.seqs if self.is_finished(seq)])
+        for seq in seqs:
+            self.finished.remove(seq)
+        self._may_have_exceptions = True
+        return self.leases.apply(event._replace(seqs=seqs))
 
     def gone(self, seqs: Sequence[int]) -> array[int]:
         """Forget the records of `seqs` (ascending), which were deleted. Return those whose lease has ended by that.
@@ -323,8 +366,11 @@ class Group:
         """Move the floor over records that are finished or gone, and count those that were missed. Raises NotLoaded;
         the floor has then moved as far as it could."""
         runs = self.finished
-        if log.earliest_seq > runs.floor + 1:
+        lost = self.reopened_up_to(log.earliest_seq - 1)
+        if lost or log.earliest_seq > runs.floor + 1:
+            missed = sum([lost_between(log, seq, seq) for seq in lost])
             self._pass(log, log.earliest_seq - 1)
+            self.missed += missed
             self.leases.gone_below(log.earliest_seq)
         while runs.floor < log.head_seq:
             live = log.index.next_live(runs.floor + 1)
@@ -355,13 +401,14 @@ class Group:
 
     def move(self, leases: Leases) -> None:
         """Take its leases with other times: those of a start."""
-        leases.gone_below(self.finished.floor + 1)
+        leases.pass_to(self.finished.floor)
         self.leases = leases
+        self._may_have_exceptions = True
         self.touch()
 
     def settle(self, log: TopicLog, run: Callable[[Callable[[], Any]], Any]) -> None:
         """Forget records that are gone, at the end of a replay. `run` calls something that may need columns."""
-        self.leases.gone_below(max(log.earliest_seq, self.finished.floor + 1))
+        self.leases.pass_to(self.finished.floor)
         run(lambda: self.leases.reconcile(log.index.only_live))
         run(lambda: self.advance(log))
         self.looked_to = max(self.finished.floor, self.leases.cursor)
@@ -383,7 +430,8 @@ class Group:
                 group.missed = whole(missed)
                 group.finished = FinishedRuns.load(finished)
                 group.leases = leases
-                group.leases.gone_below(group.finished.floor + 1)
+                group._may_have_exceptions = True
+                group.leases.pass_to(group.finished.floor)
                 group.looked_to = max(group.finished.floor, group.leases.cursor)
                 return group
         raise ValueError("group: not a dump")
@@ -393,7 +441,8 @@ class Group:
         self.finished.check()
         self.leases.check()
         for seq in self.leases.kept_between(0, (1 << 64) - 1):
-            assert seq not in self.finished or not self.leases.is_kept(seq), (seq, self.finished.floor)
+            reopened = seq <= self.finished.floor
+            assert reopened or seq not in self.finished or not self.leases.is_kept(seq), (seq, self.finished.floor)
         assert all(seq not in self.finished for seq in self.matched if seq > self.leases.cursor)
         assert list(self.matched) == sorted(set(self.matched))
 

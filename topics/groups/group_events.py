@@ -6,12 +6,14 @@ A frame's payload is one map with `group` and `at` (ms of the window clock), and
     {"op": "put", "seq", "terms", "filter", "max_unfinished"}    `seq` counts only if there is no such group
     {"op": "deleted"}
     {"op": "acked", "seqs"}                                      the group has finished them
+    {"op": "reopened", "seqs", "floor", "missed"}                it is to have them again, in the batch of a transaction
 
 or what a Lease frame has (`topics.queue.lease_events`): who holds what in this group.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from topics.filters.record_filter import parse_filter
 from topics.log.dumped_values import from_little_endian, little_endian, whole
 from topics.log.topic_config import config_from_wire, config_to_wire
 from topics.model import TopicConfig
-from topics.queue.lease_events import AckEvent, Event, event_from_wire
+from topics.queue.lease_events import AckEvent, Event, ReopenEvent, event_from_wire
 from topics.runtime.instant import Instant
 
 MAX_UNFINISHED = 100_000
@@ -77,6 +79,9 @@ def group_event_to_wire(group: str, at: int, event: GroupEvent) -> dict[str, Any
     """Return the payload of a Group frame."""
     if isinstance(event, AckEvent):
         payload: dict[str, Any] = {"op": "acked", "seqs": little_endian(event.seqs)}
+    elif isinstance(event, ReopenEvent):
+        seqs = little_endian(event.seqs)
+        payload = {"op": "reopened", "seqs": seqs, "floor": event.floor, "missed": event.missed}
     else:
         payload = event.to_wire()
     return {**payload, "group": group, "at": at}
@@ -98,13 +103,19 @@ def group_event_from_wire(value: Mapping[str, Any], now: Instant) -> tuple[str, 
         case {"op": "deleted"}:
             event = DeleteGroupEvent()
         case {"op": "acked", "seqs": seqs}:
-            named = from_little_endian("Q", seqs)
-            if not named or 0 in named:
-                raise ValueError("group event: bad seqs")
-            event = AckEvent(named)
+            event = AckEvent(_named(seqs))
+        case {"op": "reopened", "seqs": seqs, "floor": floor, "missed": missed}:
+            event = ReopenEvent(_named(seqs), whole(floor), whole(missed))
         case _:
             event = event_from_wire(value, now)
     return group, at, event
+
+
+def _named(seqs: object) -> array[int]:
+    named = from_little_endian("Q", seqs)
+    if not named or 0 in named:
+        raise ValueError("group event: bad seqs")
+    return named
 
 
 def terms_to_wire(terms: TopicConfig) -> dict[str, Any]:

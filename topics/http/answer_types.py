@@ -331,6 +331,50 @@ class ClaimedJob(Record, kw_only=True):
     lease_id: str
     deadline: int
     deliveries: int
+    last_error: str | UnsetType = UNSET
+
+
+class JobEntry(Record, kw_only=True):
+    """A job in a list. It is formatted from bytes (`topics.http.handlers.jobs`)."""
+
+    state: Literal["ready", "in_flight", "delayed", "dead"]
+    deliveries: int
+    priority: int
+    node: str | UnsetType = UNSET
+    deadline: int | UnsetType = UNSET
+    not_before: int | UnsetType = UNSET
+    last_error: str | UnsetType = UNSET
+
+
+class JobListAnswer(Struct, kw_only=True):
+    """A page of a list of jobs. It is formatted from bytes (`topics.http.handlers.jobs`)."""
+
+    topic: str
+    jobs: list[JobEntry]
+    next_cursor: str | UnsetType = UNSET
+    performance: Performance
+
+
+class GroupJobListAnswer(JobListAnswer, kw_only=True):
+    """A page of a list of jobs of a group."""
+
+    group: str
+
+
+class JobsChangedAnswer(Struct, kw_only=True):
+    """The answer to a retry and a cancellation of jobs."""
+
+    topic: str
+    matched: int
+    done: int
+    skipped: int
+    performance: Performance
+
+
+class GroupJobsChangedAnswer(JobsChangedAnswer, kw_only=True):
+    """The same of a group."""
+
+    group: str
 
 
 class ClaimAnswer(Struct, kw_only=True):
@@ -392,6 +436,25 @@ class PauseAnswer(Struct, kw_only=True):
 
     topic: str
     queue: QueueState
+    performance: Performance
+
+
+class RedriveFault(Struct, frozen=True):
+    """Why a redrive has failed."""
+
+    code: str
+    message: str
+
+
+class RedriveAnswer(Struct, kw_only=True):
+    """The answer to the calls on the redrive of a dead-letter topic."""
+
+    topic: str
+    state: Literal["idle", "running", "done", "stopped", "failed"]
+    moved: int
+    left: int
+    reasons: dict[str, int]
+    error: RedriveFault | None
     performance: Performance
 
 

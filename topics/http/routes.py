@@ -100,7 +100,10 @@ READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
 _DATA, _CONTROL, _JSON = Plane.DATA, Plane.CONTROL, BodyKind.JSON
 _CONSUMER: Final = "/v0/topics/{topic}/consumers/{consumer}"
 _SCHEDULE: Final = "/v0/schedules/{schedule}"
+_REDRIVE: Final = "/v0/topics/{topic}/redrive"
 _GROUP: Final = "/v0/topics/{topic}/groups/{group}"
+_JOBS: Final = "/v0/topics/{topic}/jobs"
+_GROUP_JOBS: Final = f"{_GROUP}/jobs"
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("append", "POST", "/v0/topics/{topic}", _DATA, WRITE, BodyKind.APPEND),
@@ -119,7 +122,13 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("extend", "POST", "/v0/topics/{topic}/extend", _DATA, WRITE, _JSON),
     Route("pause", "POST", "/v0/topics/{topic}/pause", _DATA, ADMIN, _JSON, audited=True),
     Route("resume", "POST", "/v0/topics/{topic}/resume", _DATA, ADMIN, audited=True),
+    Route("redrive", "POST", _REDRIVE, _DATA, READ | WRITE | DELETE, _JSON, audited=True),
+    Route("get_redrive", "GET", _REDRIVE, _DATA, READ),
+    Route("stop_redrive", "DELETE", _REDRIVE, _DATA, READ | WRITE | DELETE, audited=True),
     Route("work", "GET", "/v0/topics/{topic}/work", _DATA, READ | WRITE, token_in_query=True),
+    Route("list_jobs", "GET", _JOBS, _DATA, READ),
+    Route("retry_jobs", "POST", f"{_JOBS}/retry", _DATA, READ | WRITE | DELETE, _JSON, audited=True),
+    Route("cancel_jobs", "POST", f"{_JOBS}/cancel", _DATA, DELETE, _JSON, audited=True),
     Route("list_consumers", "GET", "/v0/topics/{topic}/consumers", _DATA, READ),
     Route("put_consumer", "PUT", _CONSUMER, _DATA, WRITE, _JSON),
     Route("get_consumer", "GET", _CONSUMER, _DATA, READ),
@@ -146,6 +155,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("group_pause", "POST", f"{_GROUP}/pause", _DATA, ADMIN, _JSON, audited=True),
     Route("group_resume", "POST", f"{_GROUP}/resume", _DATA, ADMIN, audited=True),
     Route("group_work", "GET", f"{_GROUP}/work", _DATA, READ | WRITE, token_in_query=True),
+    Route("list_group_jobs", "GET", _GROUP_JOBS, _DATA, READ),
+    Route("retry_group_jobs", "POST", f"{_GROUP_JOBS}/retry", _DATA, READ | WRITE | DELETE, _JSON, audited=True),
+    Route("cancel_group_jobs", "POST", f"{_GROUP_JOBS}/cancel", _DATA, DELETE, _JSON, audited=True),
     Route("open_watch", "POST", "/v0/watch", _DATA, READ, _JSON),
     Route("watch", "GET", "/v0/watch/{wid}", _DATA, READ, token_in_query=True),
     Route("ws", "GET", "/v0/ws", _DATA, ANY_KEY, token_in_query=True),

@@ -46,7 +46,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import compress, count, islice
 from typing import Any, Final
 
@@ -79,6 +79,19 @@ LANES: Final = tuple((priority ^ DEFAULT_PRIORITY) << 4 for priority in range(MO
 """The lane of each priority."""
 OTHER_LANES: Final = tuple(lane for lane in LANES if lane)
 """The lanes of all priorities but the default one."""
+
+
+def mask_of(states: Iterable[int]) -> bytes:
+    """Return the table that `bytes.translate` makes a mask with: which state codes are in one of `states`, reserved or
+    not."""
+    wanted = frozenset(states)
+    return bytes(code & PLAIN in wanted for code in range(256))
+
+
+@lru_cache(maxsize=16)
+def without_fresh(mask: bytes) -> bytes:
+    """Return a mask without `ABSENT`: only kept jobs have its states."""
+    return bytes(mask[code] and code & PLAIN != ABSENT for code in range(256)) if mask[ABSENT] else mask
 
 
 def priority_of(code: int) -> int:
@@ -170,6 +183,12 @@ class JobPage:
     def seqs_in(self, number: int, state: int) -> array[int]:
         """Return the seqs in `state`, reserved or not, ascending."""
         return array("Q", compress(count(number * len(self.states)), self.states.translate(_IF_STATE[state])))
+
+    def seqs_among(self, number: int, mask: bytes, first: int, last: int) -> array[int]:
+        """Return the seqs of page `number` from `first` to `last` whose states `mask` (`mask_of`) has, ascending."""
+        base = number * len(self.states)
+        a, b = max(first - base, 0), min(last - base + 1, len(self.states))
+        return array("Q", compress(count(base + a), self.states[a:b].translate(mask)))
 
     def next_due(self) -> int | None:
         """Return when time frees the first job that is not reserved (monotonic ms), None if it frees none."""
@@ -407,7 +426,6 @@ class JobPage:
             assert state in (LEASED, DELAYED, LATER, FREE) or self.due_ms[slot] == 0, slot
             assert state == LEASED or self.lease_ids[slot] == self.holders[slot] == 0, slot
             assert state != LEASED or self.holders[slot] < len(self.nodes), slot
-            assert self.states[slot] & ~LANE not in (DELAYED | RESERVED, LATER | RESERVED), slot
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from topics.queue import job_pages
 from topics.queue.job_pages import (
@@ -22,7 +22,9 @@ from topics.queue.job_pages import (
     LATER,
     LEASED,
     PARKED,
+    PLAIN,
     JobPage,
+    without_fresh,
 )
 from topics.queue.job_results import JobResult, JobResults
 from topics.queue.job_table import JobTable
@@ -42,7 +44,9 @@ from topics.queue.lease_events import (
     ParkEvent,
     PauseEvent,
     ReleaseEvent,
+    ReopenEvent,
     ResumeEvent,
+    RetryEvent,
 )
 from topics.queue.retry_delay import RetryDelay
 from topics.queue.unique_keys import FrozenKeys, UniqueKeys
@@ -52,6 +56,18 @@ from topics.runtime.instant import MAX_AHEAD_MS, Instant
 _RUN: Final = 4096
 
 _MOST_SEQ: Final = (1 << 64) - 1
+
+
+class JobLook(NamedTuple):
+    """One job: its state (`job_pages`), how often it was claimed, who holds it, the time of its state (`due_ms` of its
+    slot), its priority and its last error."""
+
+    state: int
+    deliveries: int
+    node: str | None
+    due_ms: int
+    priority: int
+    error: str | None
 
 
 class JobProjection:
@@ -161,6 +177,33 @@ class JobProjection:
         """The highest job that is kept; 0 if none is. O(pages)."""
         return self._table.last()
 
+    def jobs_after(self, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
+        """Return the known jobs above `after` and up to `to` whose states `mask` (`job_pages.mask_of`) has, ascending,
+        and the seq up to which there are no others: as far as a step goes that finds about `most` jobs."""
+        found, end = self._table.after(after, to, without_fresh(mask), most)
+        if mask[ABSENT]:
+            state, floor = self._table.state, self._floor
+            fresh = [seq for seq, there in self._reserved.items() if there and max(after + 1, floor) <= seq <= end]
+            fresh = [seq for seq in fresh if state(seq) == ABSENT]
+            found = array("Q", sorted([*found, *fresh])) if fresh else found
+        return found, end
+
+    def jobs_among(self, first: int, last: int, mask: bytes) -> array[int]:
+        """Return those from `first` to `last`, which are all unfinished, whose states `mask` has; that of a fresh job
+        is `ABSENT`."""
+        return self._table.among(first, last, mask)
+
+    def look(self, seq: int) -> JobLook:
+        """Return how a job is, as of the last sweep. One that is not kept is fresh."""
+        page, slot = self._table.at(seq)
+        state = page.states[slot] & PLAIN
+        node, error = page.holder(slot), self.errors.of(seq)
+        return JobLook(state, page.deliveries[slot], node, page.due_ms[slot], page.priority(slot), error)
+
+    def kept_up_to(self, seq: int) -> list[int]:
+        """Return the kept jobs up to `seq`, ascending. O(kept pages)."""
+        return [one for run in self._table.runs(0, seq, _RUN) for one in run]
+
     def is_paused(self, now: Instant) -> bool:
         """Return True if claims get nothing at this time."""
         return self.paused_until is not None and (self.paused_until == 0 or now.wall < self.paused_until)
@@ -218,6 +261,8 @@ class JobProjection:
                 done = self._release(event)
             case NackEvent():
                 done = self._nack(event)
+            case RetryEvent():
+                done = self._retry(event)
             case EnqueueEvent():
                 done = self._enqueue(event)
             case ParkEvent():
@@ -240,6 +285,8 @@ class JobProjection:
                 done = self._end(event.seqs)
             case AckEvent():
                 done = self._end(event.seqs)
+            case ReopenEvent():
+                done = self._reopen(event)
         self._pass_known()
         if self.order is not None:
             self._note_for_order(self.order, event, done)
@@ -278,6 +325,11 @@ class JobProjection:
             self.order.ended_below(seq)
         self._floor = seq
         self._cursor = max(self._cursor, seq - 1)
+        self._pass_known()
+
+    def pass_to(self, seq: int) -> None:
+        """Note that no job up to `seq` is fresh: a group has finished those that are not kept."""
+        self._cursor = max(self._cursor, seq)
         self._pass_known()
 
     def reconcile(self, live_among: Callable[[array[int]], array[int]]) -> None:
@@ -452,6 +504,15 @@ class JobProjection:
             done.append(seq)
         return done
 
+    def _retry(self, event: RetryEvent) -> array[int]:
+        done: array[int] = array("Q")
+        for page, slot, seq in self._events(event.seqs):
+            # Leased: this is replay, where no time passes, and the job was delayed by the end of its lease.
+            if page.unreserve(slot) in (DELAYED, LATER, LEASED):
+                page.move(slot, FREE)
+                done.append(seq)
+        return done
+
     def _enqueue(self, event: EnqueueEvent) -> array[int]:
         done: array[int] = array("Q")
         first_ms = min(filter(None, event.not_before), default=None)
@@ -468,6 +529,14 @@ class JobProjection:
                 continue
             page.prioritize(slot, priority)
             done.append(seq)
+        return done
+
+    def _reopen(self, event: ReopenEvent) -> array[int]:
+        done: array[int] = array("Q")
+        for page, slot, seq in self._table.each(event.seqs, add=True):
+            if page.states[slot] == ABSENT and seq >= self._floor and seq not in self._reserved:
+                page.move(slot, FREE)
+                done.append(seq)
         return done
 
     def _key(self, event: KeyEvent) -> array[int]:
@@ -501,8 +570,11 @@ class JobProjection:
         return done
 
     def _end(self, seqs: array[int]) -> array[int]:
+        # Fresh jobs that are cancelled are only reserved.
+        there = {seq for seq in seqs if self._reserved.get(seq) and seq >= self._floor}
         self._forget(seqs)
-        return array("Q", [seq for page, slot, seq in self._events(seqs) if page.forget(slot) != ABSENT])
+        ended = self._events(seqs)
+        return array("Q", [seq for page, slot, seq in ended if page.forget(slot) != ABSENT or seq in there])
 
     def _forget(self, seqs: Sequence[int]) -> None:
         self.errors.forget(seqs)
@@ -520,8 +592,10 @@ class JobProjection:
         match event:
             case AckEvent() | DeadLetterEvent() | DeliverEvent():
                 order.ended(event.seqs)
-            case ReleaseEvent() | NackEvent() | ParkEvent() | CompleteEvent():
+            case ReleaseEvent() | NackEvent() | RetryEvent() | ParkEvent() | CompleteEvent():
                 order.freed(done)
+            case ReopenEvent():
+                order.reopen(done)
 
     def _pass_known(self) -> None:
         """Move the cursor over the known seqs right behind it. In replay, where no claim does it."""

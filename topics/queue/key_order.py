@@ -144,8 +144,10 @@ class KeyOrder:
 
     def reopen(self, seqs: Iterable[int]) -> None:
         """Note jobs that are unfinished again, after they had ended. They are in no line: those behind them may have
-        ended too."""
+        ended too. Those above `looked_to` are told of later, like others (`add`)."""
         for seq in seqs:
+            if seq > self.looked_to:
+                continue
             if not self._key(seq):
                 self.known += 1
                 self._pages.setdefault(seq // _PAGE, _HashPage()).put(seq % _PAGE, _KEYLESS)

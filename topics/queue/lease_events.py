@@ -18,6 +18,7 @@ A frame's payload is one map. Seqs and lease ids in it are little-endian u64, ti
     {"op": "nacked",        "seqs", "moment", "delays", "counts", "condemns", "error"}
                                             released `delays` (i64 each, ms) after `moment`; `counts`: the delivery
                                             counts; `condemns`: due for the dead-letter topic; `error` may be missing
+    {"op": "retried",       "seqs"}                                      delayed or later; can be claimed at once
     {"op": "keyed",         "seqs", "digests", "windows", "moment", "answer"}
                                             the unique keys of new jobs (16 bytes each), their windows (u32 each, ms),
                                             when they were appended, and for an append with an idempotency key what it
@@ -26,8 +27,8 @@ A frame's payload is one map. Seqs and lease ids in it are little-endian u64, ti
     {"op": "resumed"}
 
 `enqueued` and `keyed` are in the batch of the records that they are about. `keyed` has no seqs if all records of the
-append were duplicates. An older version of the daemon does not know it and the ones
-below it, and refuses them. That is so for `completed` and `delivered` too.
+append were duplicates. An older version of the daemon does not know `retried` and the ones below it, and refuses them.
+That is so for `completed` and `delivered` too.
 
 An ack has no frame of its own, unless its results are delivered: it is the deletion of the record.
 """
@@ -203,6 +204,16 @@ class NackEvent(NamedTuple):
         return payload if self.error is None else {**payload, "error": self.error}
 
 
+class RetryEvent(NamedTuple):
+    """`seqs` are not delayed or later any more, and can be claimed at once."""
+
+    seqs: array[int]
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the payload of the Lease frame."""
+        return {"op": "retried", "seqs": little_endian(self.seqs)}
+
+
 class PauseEvent(NamedTuple):
     """Claims get nothing until `until` (epoch ms of the wall clock; 0 for no end), or until the queue is resumed."""
 
@@ -232,10 +243,22 @@ class ResumeEvent(NamedTuple):
 
 
 class AckEvent(NamedTuple):
-    """The holder has finished `seqs`: their records are deleted. Has no Lease frame; replay meets the Delete frame
-    instead."""
+    """The holder has finished `seqs`, or they are cancelled: their records are deleted. Has no Lease frame; replay
+    meets the Delete frame instead."""
 
     seqs: array[int]
+
+
+class ReopenEvent(NamedTuple):
+    """A group is to have `seqs` again, which it has finished: they are free, without a delivery. Has no Lease frame,
+    but the Group frame of a redrive (`topics.groups.group_events`).
+
+    `floor` and `missed` are those of the group when it was decided: a replay may not have come so far, because the
+    floor moves over records that are gone without an event."""
+
+    seqs: array[int]
+    floor: int
+    missed: int
 
 
 JobEvent = (
@@ -250,10 +273,10 @@ JobEvent = (
     | EnqueueEvent
     | KeyEvent
 )
-LeaseEvent = JobEvent | PauseEvent | ResumeEvent
+LeaseEvent = JobEvent | RetryEvent | PauseEvent | ResumeEvent
 """The events that a Lease frame can hold."""
 
-Event = LeaseEvent | AckEvent
+Event = LeaseEvent | AckEvent | ReopenEvent
 
 
 def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
@@ -282,6 +305,8 @@ def event_from_wire(value: Mapping[str, Any], now: Instant) -> LeaseEvent:
             return ExtendEvent(seqs, now.at_window(deadline))
         case {"op": "released", "available_at": int(at)}:
             return ReleaseEvent(seqs, now.at_window(at) if at else None)
+        case {"op": "retried"}:
+            return RetryEvent(seqs)
         case {"op": "parked"}:
             return ParkEvent(seqs)
         case {"op": "dead_lettered"}:

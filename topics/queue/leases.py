@@ -34,11 +34,13 @@ for a fresh job; a cursor says where the fresh ones begin.
 Completed is an ack whose results are to be delivered: leased becomes completing, and Delivered makes it gone. A result
 is kept apart from its job (`job_results`): if the record dies first, Delivered only ends the result.
 
-Nacked is Released with a delay for each job, or to condemned, from where the arrows are those of parked. Enqueued is
-about new jobs that are not fresh: they are later, and become free at their times, or free at once if only their
-priority is not the default one. Extended gives a lease another deadline. A job in any state also goes when its record
-is deleted, evicted or expires (`gone`, `gone_below`). Of the counters, `in_flight` is leased jobs, `delayed` is
-delayed, later, parked, condemned and completing jobs, and `ready` is the rest of the live records: fresh and free jobs.
+Retried makes a delayed or later job free, and Acked also ends jobs in other states than leased: those that are
+cancelled, fresh ones included. Nacked is Released with a delay for each job, or to condemned, from where the arrows are
+those of parked. Enqueued is about new jobs that are not fresh: they are later, and become free at their times, or free
+at once if only their priority is not the default one. Extended gives a lease another deadline. A job in any state also
+goes when its record is deleted, evicted or expires (`gone`, `gone_below`). Of the counters, `in_flight` is leased jobs,
+`delayed` is delayed, later, parked, condemned and completing jobs, and `ready` is the rest of the live records: fresh
+and free jobs.
 
 **Priorities.** A kept job has its priority in its state code (`job_pages`). While no free job has another than the
 default one, a claim takes free jobs first, smallest seq first, then fresh ones. Otherwise `claim_order` says what is
@@ -112,7 +114,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from topics.queue import claim_order
 from topics.queue.claim_order import Ages
-from topics.queue.job_pages import ABSENT, CONDEMNED, FREE, LEASED, PARKED, PLAIN
+from topics.queue.job_pages import ABSENT, CONDEMNED, DELAYED, FREE, LATER, LEASED, PARKED, PLAIN
 from topics.queue.job_projection import JobProjection
 from topics.queue.key_order import KeyField, KeyOrder
 from topics.queue.lease_events import (
@@ -124,6 +126,7 @@ from topics.queue.lease_events import (
     ExtendEvent,
     NackEvent,
     ReleaseEvent,
+    RetryEvent,
 )
 from topics.runtime.instant import Instant
 
@@ -431,6 +434,22 @@ class Leases(JobProjection):
         waiting, skipped, busy = self._choose(seqs, self.results.__contains__)
         return LeaseDecision(DeliverEvent(waiting) if waiting else None, skipped, busy)
 
+    def decide_cancel(self, seqs: Sequence[int], now: Instant) -> LeaseDecision[AckEvent]:
+        """Decide the end of those of `seqs`, which are all unfinished, that are ready, delayed, later or leased to
+        whomever. `skipped` are parked or condemned."""
+        if not self.caller_sweeps:
+            self.sweep(now.mono, SWEEP_MOST, now.wall)
+        states = (ABSENT, FREE, LEASED, DELAYED, LATER)
+        chosen, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) in states)
+        return LeaseDecision(AckEvent(chosen) if chosen else None, skipped, busy)
+
+    def decide_retry(self, seqs: Sequence[int], now: Instant) -> LeaseDecision[RetryEvent]:
+        """Decide that those of `seqs` that are delayed or later can be claimed at once. `skipped` are neither."""
+        if not self.caller_sweeps:
+            self.sweep(now.mono, SWEEP_MOST, now.wall)
+        chosen, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) in (DELAYED, LATER))
+        return LeaseDecision(RetryEvent(chosen) if chosen else None, skipped, busy)
+
     def abort(self, seqs: Iterable[int]) -> None:
         """End the reservation of `seqs`, whose event will not be committed: all seqs of an event, or those of a
         selection that went into no event."""
@@ -441,9 +460,12 @@ class Leases(JobProjection):
             state = page.unreserve(slot)
             if state == ABSENT and seq in there:
                 page.move(slot, FREE)
-            elif state == LEASED:
+            elif state in (LEASED, DELAYED):
                 self._table.due_at(seq, page.due_ms[slot])
-                still_held.add(seq)
+                if state == LEASED:
+                    still_held.add(seq)
+            elif state == LATER:
+                self._table.later_at(seq, page.due_ms[slot])
         if self.order is not None:
             self.order.freed([seq for seq in seqs if seq not in still_held])
 
@@ -509,8 +531,10 @@ class Leases(JobProjection):
         return array("Q", chosen), skipped, busy
 
     def _reserve(self, seqs: Sequence[int]) -> None:
-        """Reserve kept jobs, and those whose records are gone and whose results are not delivered."""
+        """Reserve jobs; those that are not kept are fresh ones, or their records are gone and their results are not
+        delivered."""
         for page, slot, seq in self._table.each(seqs):
-            there = self._reserved[seq] = page.states[slot] != ABSENT
-            if there:
+            kept = page.states[slot] != ABSENT
+            self._reserved[seq] = kept or seq not in self.results
+            if kept:
                 page.reserve(slot)

@@ -191,6 +191,10 @@ class EngineFigures:
     consumer_samples: list[ConsumerFigures] = field(default_factory=list)
     consumers_truncated: bool = False
     schedules: ScheduleFigures = field(default_factory=ScheduleFigures)
+    redrives: int = 0
+    """Running redrives."""
+    letters_redriven: int = 0
+    """Dead letters that redrives have moved since the start."""
     groups: int = 0
     group_samples: list[GroupFigures] = field(default_factory=list)
     groups_truncated: bool = False

@@ -45,7 +45,7 @@ NOT_RUN: Final = {
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert len(RECIPES) == 17
+    assert len(RECIPES) == 18
     for title, blocks in RECIPES.items():
         assert {block.language for block in blocks} <= {"sh", "python", ""}, title
         assert all(block.file for block in blocks if block.language == "python")
@@ -57,6 +57,7 @@ def test_every_block_says_what_it_is() -> None:
     "title",
     [
         "Job queue",
+        "Redrive after a fix",
         "In order for each customer",
         "Priority lanes",
         "Back-pressure by limits",

@@ -63,7 +63,8 @@ class Replay:
         found."""
         heads = dict(stored)
         return self.transactions.decide(
-            lambda topic_id: bool(self.shards[topic_id].fillers), lambda topic_id, last: last <= heads.get(topic_id, 0)
+            lambda topic_id: bool(self.shards[topic_id].fillers),
+            lambda topic_id, last, ts: last <= heads.get(topic_id, 0),
         )
 
 

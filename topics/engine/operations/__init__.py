@@ -3,6 +3,7 @@
 append            one append, from admission to its answer
 append_attachment what a firing of a schedule adds to an append
 transactions      appends to several topics, all or none
+member_commits    the commits of the topics of a transaction
 schema_checks     judging the records of an append by the schema of their topic
 judge             the conditions of appends and commits
 tag_search        the newest records with some tags, out of segment files

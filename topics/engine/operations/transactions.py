@@ -9,43 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import trio
 
 from topics.config import Settings
-from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits, time_commit
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.operations.append import (
     Appends,
     check_may_be_made,
-    eviction_frames,
     evicts,
-    fence_frame,
     only_appends,
-    placed,
-    publish_records,
 )
-from topics.engine.operations.judge import FoundTags, check_missing, publish_fence, raise_fence, take_back_fence
+from topics.engine.operations.judge import FoundTags, check_missing
 from topics.engine.operations.large_batches import LARGE_BATCH_BYTES, LargeBatch
-from topics.engine.operations.new_jobs import check_jobs, enqueue_event, enqueue_frame, publish_jobs, refuse_unique
+from topics.engine.operations.member_commits import MemberCommits
+from topics.engine.operations.new_jobs import check_jobs, refuse_unique
 from topics.engine.operations.schema_checks import check_records
-from topics.engine.record_columns import COMMIT_TURN_BYTES, AppendColumns, columns_of, encode_blocks, utf8
+from topics.engine.record_columns import COMMIT_TURN_BYTES, AppendColumns, columns_of
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, CommitPoint, Topic
+from topics.engine.topic import Commit, Topic
 from topics.engine.transaction import MemberCommit, Transaction
 from topics.errors import ApiError, invalid
-from topics.log.block import Block
-from topics.log.missing_columns import missing_below
 from topics.log.topic_config import resolve_config
 from topics.log.transaction_keys import MemberSeqs, TransactionKeys
 from topics.model import (
     AppendRequest,
     Durability,
-    Fence,
     MemberResult,
     Performance,
     TopicConfig,
@@ -53,11 +45,8 @@ from topics.model import (
     TransactionRequest,
     TransactionResult,
 )
-from topics.queue.lease_events import EnqueueEvent
 from topics.runtime.clock import Clock
 from topics.runtime.turns import Turns
-from topics.storage.wal import frames
-from topics.storage.wal.frames import AppendFrames, FrameType, seal_batch
 
 
 class _Member(NamedTuple):
@@ -81,23 +70,6 @@ class _Judged:
         self.tags: FoundTags = {}
 
 
-class _DecidedMember(NamedTuple):
-    """An append that has its seqs. It does not change any more."""
-
-    first_seq: int
-    last_seq: int
-    ts: int
-    appended: AppendFrames
-    tags: Sequence[str | None] | None
-    blocks: list[Block]
-    watermark: int
-    floor: int
-    """The floor of the topic when the append got its seqs. The batch logs it."""
-    fence: Fence | None
-    jobs: EnqueueEvent | None
-    """The fence that it raises, if it raises one."""
-
-
 class Transactions:
     """The call. Made once by the engine; `expire` must be called regularly."""
 
@@ -108,7 +80,7 @@ class Transactions:
         registry: Registry,
         *,
         commits: Commits,
-        ceilings: Ceilings,
+        members: MemberCommits,
         keys: IdempotencyKeys,
         appends: Appends,
         turns: Turns,
@@ -117,7 +89,7 @@ class Transactions:
         self._clock = clock
         self._registry = registry
         self._commits = commits
-        self._ceilings = ceilings
+        self._members = members
         self._keys = keys
         self._appends = appends
         self._turns = turns
@@ -346,55 +318,13 @@ class Transactions:
             payload: dict[str, object] = {"members": places}
             if key is not None and not i:
                 payload |= {"key": key, "at": at, "answer": [list(one) for one in seqs]}
-            commits.append(self._member_commit(topic, member, payload, ahead[i] if ahead is not None else None))
+            large = ahead[i] if ahead is not None else None
+            commits.append(self._members.append(topic, member.batch, member.request.conditions, payload, large))
         if key is not None:
             self._remember_at_publication(commits[0], key, seqs, at)
         transaction = Transaction(commits, self._commits, self._registry.now_ms)
         transaction.send()
         return transaction
-
-    def _member_commit(
-        self, topic: Topic, member: _Member, payload: dict[str, object], ahead: LargeBatch | None
-    ) -> MemberCommit:
-        """Assign the seqs of one append, and return its commit, which is not queued yet."""
-        batch, conditions = member.batch, member.request.conditions
-        count = len(batch.datas)
-        ts = topic.last_ts = ahead.ts if ahead is not None else max(self._registry.now_ms(), topic.last_ts)
-        first_seq, last_seq = topic.assigned + 1, topic.assigned + count
-        topic.assigned = last_seq
-        self._ceilings.commit_point(topic, last_seq, ts)
-        watermark = self._appends.decided_watermark(topic, batch.sizes)
-        floor = topic.log.losses.evict_floor
-        fence = raise_fence(topic, conditions) if conditions is not None else None
-        tail = eviction_frames(topic, watermark)
-        if fence is not None:
-            tail.append(fence_frame(fence))
-        jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms())
-        if jobs is not None:
-            tail.append(enqueue_frame(jobs, self._registry.windows.now_ms()))
-        tail.append((FrameType.TRANSACTION, payload))
-        if ahead is not None:
-            appended, blocks = ahead.frames(closes_batch=False), ahead.blocks()
-        else:
-            appended, blocks = _encoded(topic, first_seq, ts, batch)
-        decided = _DecidedMember(first_seq, last_seq, ts, appended, batch.tags, blocks, watermark, floor, fence, jobs)
-        commit = MemberCommit(
-            topic,
-            appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True),
-            count + len(tail),
-            CommitPoint.SYNCED,
-            partial(self._publish, decided),
-            self._clock.perf_ns,
-            last_seq=last_seq,
-            records=count,
-            sizes=appended.sizes,
-            frame_lens=appended.frame_lens,
-        )
-        commit.first_seq = first_seq
-        commit.undo = partial(self._publish_undone, decided)
-        if watermark:
-            commit.needs = partial(missing_below, topic.log.index, watermark)
-        return commit
 
     def _remember_at_publication(self, commit: MemberCommit, key: str, members: Sequence[MemberSeqs], at: int) -> None:
         """Make repeats of the transaction wait for its end, and remember its key when it is published."""
@@ -425,46 +355,6 @@ class Transactions:
 
         commit.apply, commit.undo, commit.on_fail = apply, undone, forget
 
-    def _publish(self, decided: _DecidedMember, commit: Commit) -> None:
-        """The commit point of one topic; that of the others is in the same step."""
-        first_seq, _, ts, appended, tags, blocks, watermark, _, fence, jobs = decided
-        publish_records(commit.topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
-        publish_jobs(commit.topic, jobs)
-        if fence is not None:
-            publish_fence(commit.topic, fence)
-        self._registry.account(commit.topic)
-
-    def _publish_undone(self, decided: _DecidedMember, commit: Commit) -> None:
-        """Publish the seqs of an undone append as deleted records."""
-        first_seq, last_seq, ts, appended, tags, blocks, watermark, floor, fence, _ = decided
-        topic = commit.topic
-        publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, 0)
-        if fence is not None:
-            take_back_fence(topic, fence)
-        seqs = range(first_seq, last_seq + 1)
-        topic.log.delete_seqs(seqs)
-        topic.blocks.free(seqs)
-        if watermark:  # the eviction by caps is undone too; earlier evictions by ttl stay
-            topic.on_disk.floor_logged = min(topic.on_disk.floor_logged, floor)
-        topic.jobs_gone(seqs)
-        self._registry.account(topic)
-
-
-def _encoded(topic: Topic, first_seq: int, ts: int, batch: AppendColumns) -> tuple[AppendFrames, list[Block]]:
-    """Return the frames and blocks of one append."""
-    appended = frames.encode_appends(
-        topic.id,
-        first_seq,
-        ts,
-        batch.datas,
-        nodes=utf8(batch.nodes),
-        tags=utf8(batch.tags),
-        metas=batch.metas,
-        durable=True,
-        closes_batch=False,
-    )
-    return appended, encode_blocks(first_seq, ts, batch.datas, batch.nodes, batch.tags, batch.metas, pinned=False)
-
 
 def _future(member: _Member) -> TopicConfig:
     """Return the config that a topic gets if it is made for an append."""
@@ -483,7 +373,7 @@ def _check_class(name: str, durability: Durability) -> None:
 
 
 def _seqs_of(commit: MemberCommit) -> MemberSeqs:
-    return MemberSeqs(commit.topic.name, commit.first_seq, commit.last_seq)
+    return MemberSeqs(commit.topic.name, *commit.place)
 
 
 def _answer(

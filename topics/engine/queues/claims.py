@@ -24,6 +24,7 @@ from functools import partial
 from itertools import count
 from typing import Final, NamedTuple
 
+import msgspec
 import trio
 
 from topics.engine.job_queue import Claimer, JobQueue
@@ -308,7 +309,7 @@ class Claims:
         room = most_bytes
         left = claimer.hand
         while left:
-            gather = partial(_gather, topic, left, loaded, room, extra, fetched)
+            gather = partial(_gather, topic, queue, left, loaded, room, extra, fetched)
             left, room = await self._loader.prepared(topic, gather)
             if left:
                 loaded = await self._loader.load(topic, left[0], _end_of_run(left), perf)
@@ -349,7 +350,13 @@ def _must_look(topic: Topic, queue: JobQueue, most: int) -> bool:
 
 
 def _gather(
-    topic: Topic, seqs: array[int], loaded: Sequence[Block], room: int, extra: int, fetched: FetchedJobs
+    topic: Topic,
+    queue: JobQueue,
+    seqs: array[int],
+    loaded: Sequence[Block],
+    room: int,
+    extra: int,
+    fetched: FetchedJobs,
 ) -> tuple[array[int], int]:
     """Add the records of `seqs` that are in memory to `fetched`, up to the first that is not. Return the seqs still to
     be fetched, and the room for them. Raises NotLoaded, and has done nothing then."""
@@ -357,12 +364,16 @@ def _gather(
         raise topic_not_found(topic.name)
     live = _only_live(topic.log, seqs)
     block: Block | None = None
+    errors = queue.leases.errors
     for i, seq in enumerate(live):
         if block is None or not block.first_seq <= seq <= block.last_seq:
             block = topic.blocks.find(seq) or block_with(loaded, seq)
             if block is None:
                 return live[i:], room
         record = block.record_of(seq)
+        error = errors.of(seq)
+        if error is not None:
+            record = b'"last_error":%b,%b' % (msgspec.json.encode(error), record)
         room -= len(record) + extra
         if room < 0 and fetched.seqs:
             break

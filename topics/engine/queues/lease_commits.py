@@ -40,7 +40,9 @@ from topics.queue.lease_events import (
     Event,
     LeaseEvent,
     PauseEvent,
+    ReopenEvent,
     ResumeEvent,
+    RetryEvent,
 )
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
@@ -97,8 +99,16 @@ class LeaseCommits:
         404 if the topic is deleted, and 503 on a failed shard."""
         check_there(topic, queue)
         self._commits.check_writable(topic)
-        if not await settled(topic):
-            return False
+        return await settled(topic) and await self._observe(topic, queue)
+
+    async def until_observed(self, topic: Topic, queue: JobQueue) -> None:
+        """Return when expired leases are free and expired records gone, so that the queue can be shown, also on a
+        failed shard. There is no await between that and the return. Raises 404, and 503 if the disk does not answer."""
+        check_there(topic, queue)
+        while not await self._observe(topic, queue):
+            check_there(topic, queue)
+
+    async def _observe(self, topic: Topic, queue: JobQueue) -> bool:
         if topic.working is not None:
             await topic.working.wait()
         elif queue.sweep(self.now(), queue.terms(topic.config)):
@@ -150,9 +160,14 @@ class LeaseCommits:
         """Commit an event about leases. The result of the commit is the seqs that it changed."""
         return self._lease(topic, queue, event, partial(_publish, queue, event))
 
+    def retry(self, topic: Topic, queue: JobQueue, event: RetryEvent) -> Commit:
+        """Commit that jobs can be claimed at once, in the class of the topic."""
+        return self._lease(topic, queue, event, partial(_publish, queue, event), commit_point=topic.commit_point)
+
     def pause(self, topic: Topic, queue: JobQueue, event: PauseEvent | ResumeEvent) -> Commit:
         """Commit a pause or its end, synced whatever the class of the topic."""
-        return self._lease(topic, queue, event, partial(_publish, queue, event), synced=True)
+        synced = CommitPoint.SYNCED
+        return self._lease(topic, queue, event, partial(_publish, queue, event), commit_point=synced, always=True)
 
     def _lease(
         self,
@@ -161,12 +176,14 @@ class LeaseCommits:
         event: LeaseEvent,
         publish: Callable[[Commit], Any],
         *,
-        synced: bool = False,
+        commit_point: CommitPoint = CommitPoint.HANDED,
+        always: bool = False,
     ) -> Commit:
         # A pause outlives the jobs of an `ephemeral` topic.
-        data = NOTHING if topic.ephemeral and not synced else self._frame(topic, queue, event)
-        waits = synced or queue.terms(topic.config).leases_durable
-        commit_point = CommitPoint.SYNCED if waits and data else CommitPoint.HANDED
+        data = NOTHING if topic.ephemeral and not always else self._frame(topic, queue, event)
+        if queue.terms(topic.config).leases_durable:
+            commit_point = CommitPoint.SYNCED
+        commit_point = commit_point if data else CommitPoint.HANDED
         commit = Commit(topic, data, 1 if data else 0, commit_point, publish, self._clock.perf_ns)
         commit.on_fail = partial(queue.abort, event.seqs)
         commit.patient = commit_point is CommitPoint.HANDED
@@ -180,14 +197,14 @@ class LeaseCommits:
         if queue.group is not None:
             payload = group_event_to_wire(queue.group, at, event)
             return encode_control(FrameType.GROUP, payload, topic_id=topic.id, ts=ts)
-        assert not isinstance(event, AckEvent), "an ack of a queue is a deletion"
+        assert not isinstance(event, AckEvent | ReopenEvent), "an ack of a queue is a deletion"
         return encode_control(FrameType.LEASE, {**event.to_wire(), "at": at}, topic_id=topic.id, ts=ts)
 
     def complete(self, topic: Topic, queue: JobQueue, event: CompleteEvent) -> Commit:
         """Commit the ack of jobs whose results are to be delivered. The result of the commit is the seqs that were
         still there."""
         data = NOTHING if topic.ephemeral else self._frame(topic, queue, event)
-        commit_point = topic.commit_point if data else CommitPoint.HANDED
+        commit_point = CommitPoint.HANDED if topic.ephemeral else topic.commit_point
         publish = partial(_publish_completed, queue, event)
         commit = Commit(topic, data, 1 if data else 0, commit_point, publish, self._clock.perf_ns)
         commit.on_fail = partial(_completed_failed, queue, event)

@@ -43,9 +43,10 @@ class SeqCollector(Collector):
         from_seq: int,
         *,
         most_scanned: int,
-        order: KeyOrder | None,
+        order: KeyOrder | None = None,
+        up_to: int | None = None,
     ) -> None:
-        super().__init__(registry, topic, wish, from_seq, most_scanned=most_scanned)
+        super().__init__(registry, topic, wish, from_seq, most_scanned=most_scanned, up_to=up_to)
         self.seqs: array[int] = array("Q")
         self.keys: list[str | None] = []
         self._order = order

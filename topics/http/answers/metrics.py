@@ -190,6 +190,8 @@ def _of_consumers(figures: EngineFigures) -> Iterator[Metric]:
 
 def _of_schedules(figures: EngineFigures) -> Iterator[Metric]:
     schedules = figures.schedules
+    yield _gauge("redrives", "Redrives that are running", figures.redrives)
+    yield _counter("letters_redriven", "Dead letters that redrives have moved", (), [((), figures.letters_redriven)])
     yield _gauge("schedules", "Schedules", schedules.schedules)
     yield _gauge("schedules_failing", "Schedules whose last firing was refused or is in doubt", schedules.failing)
     yield _counter("schedule_firings", "Records that schedules have appended", (), [((), schedules.fired)])

@@ -7,7 +7,9 @@ bulk            exports and ingests
 raw_bytes       raw bytes: appending them, and giving them back
 stages          stages and their commits
 queues          claim, ack, nack, extend, and the stream `/work`
+jobs            looking at jobs, retrying and cancelling them
 consumers       named consumers
+redrives        dead letters back to their queues
 schedules       schedules
 groups          groups of a log
 streams         server-sent events

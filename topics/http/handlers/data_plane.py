@@ -26,8 +26,10 @@ from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
 from topics.http.handlers.consumers import ConsumerHandlers
 from topics.http.handlers.groups import GroupHandlers
+from topics.http.handlers.jobs import JobHandlers
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.raw_bytes import RawBytes
+from topics.http.handlers.redrives import RedriveHandlers
 from topics.http.handlers.schedules import ScheduleHandlers
 from topics.http.handlers.stages import Stages
 from topics.http.handlers.states import States
@@ -56,9 +58,11 @@ class DataPlane:
         states = States(engine, refusal)
         streams = Streams(engine)
         queues = Queues(engine)
+        jobs = JobHandlers(engine)
         consumers = ConsumerHandlers(engine)
         schedules = ScheduleHandlers(engine)
         groups = GroupHandlers(engine)
+        redrives = RedriveHandlers(engine)
         self._stages = Stages(engine)
         self._raw_bytes = RawBytes(engine, self._stages)
         self.handlers: Mapping[str, Handler] = {
@@ -80,7 +84,16 @@ class DataPlane:
             "pause": queues.pause,
             "resume": queues.resume,
             "extend": queues.extend,
+            "redrive": redrives.start,
+            "get_redrive": redrives.get,
+            "stop_redrive": redrives.stop,
             "work": queues.work,
+            "list_jobs": jobs.page,
+            "retry_jobs": jobs.retry,
+            "cancel_jobs": jobs.cancel,
+            "list_group_jobs": jobs.page,
+            "retry_group_jobs": jobs.retry,
+            "cancel_group_jobs": jobs.cancel,
             "put_consumer": consumers.put,
             "get_consumer": consumers.get,
             "list_consumers": consumers.page,

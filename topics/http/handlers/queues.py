@@ -106,7 +106,7 @@ class Queues:
         topic, group = call.params["topic"], call.params.get("group")
         result = await self._engine.queues.extend(topic, request, lease_ms, call.perf, group)
         answer = {
-            **_place(call),
+            **place_of(call),
             "extended": len(result.done),
             "skipped": result.skipped,
             "deadlines": result.deadlines,
@@ -115,7 +115,7 @@ class Queues:
 
     def _answer(self, call: Call, what: str, result: HeldResult) -> Response:
         answer = {
-            **_place(call),
+            **place_of(call),
             what: len(result.done),
             "skipped": result.skipped,
             "ready": result.ready,
@@ -192,7 +192,7 @@ def _behind(result: ClaimResult) -> bytes:
     return b'"lag":%d,"missed":%d,' % (result.lag or 0, result.missed or 0)
 
 
-def _place(call: Call) -> dict[str, Any]:
+def place_of(call: Call) -> dict[str, Any]:
     """The topic of a call, and its group if it has one."""
     return {name: call.params[name] for name in ("topic", "group") if name in call.params}
 

@@ -297,7 +297,8 @@ def _example(call: Json) -> str:
         elif parameter["in"] == "query":
             query[parameter["name"]] = parameter["example"]
     url = path + (f"?{urlencode(query)}" if query else "")
-    streams = any(kind.startswith("text/event-stream") for kind in call["responses"]["200"].get("content", ()))
+    success = call["responses"].get("200", {})
+    streams = any(kind.startswith("text/event-stream") for kind in success.get("content", ()))
     words = ["curl -N" if streams else "curl" if call["method"] == "GET" else f"curl -X {call['method']}"]
     words[0] += f' "$TOPICS_URL{url}"'
     if call["security"][0]:

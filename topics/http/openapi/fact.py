@@ -37,3 +37,19 @@ def seq(text: str) -> Fact:
 def clamped(text: str, low: int, high: int) -> Fact:
     """Return the fact of a number that is clamped to a range."""
     return Fact(f"{text} Clamped to {low}..{high}.")
+
+
+FILTER: Final = Fact(
+    "Only records that match this filter, such as "
+    '`["And",["tag","Glob","eu:*"],["data","/total","Ge",10]]` (docs, filters); null for all.',
+    {
+        "anyOf": [
+            {
+                "type": "array",
+                "prefixItems": [{"enum": ["tag", "node", "meta", "data", "And", "Or", "Not"]}],
+                "minItems": 2,
+            },
+            {"type": "null"},
+        ]
+    },
+)

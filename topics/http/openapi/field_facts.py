@@ -16,7 +16,8 @@ from topics.conditions.fences import MAX_FENCES, MAX_NAME_BYTES
 from topics.engine.delivery.prefix_wishes import MOST_PREFIXES
 from topics.groups.group_events import MAX_UNFINISHED
 from topics.http import answer_types
-from topics.http.openapi.fact import NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
+from topics.http.openapi.fact import FILTER, NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
+from topics.http.openapi.job_facts import JOB_FACTS
 from topics.http.requests import (
     append_requests,
     condition_requests,
@@ -26,6 +27,7 @@ from topics.http.requests import (
     queue_requests,
     raw_appends,
     read_requests,
+    redrive_requests,
     schedule_requests,
     topic_requests,
     transaction_requests,
@@ -66,20 +68,6 @@ _SEQS: Final[Mapping[str, Any]] = {"items": {"type": "integer", **U64}}
 _MATCH_TEXT: Final = (
     '`["tag","Eq","x"]`, `["tag","Glob","x*"]` (a literal prefix and one final `*`), or a bare string, which means '
     "`Eq`. Records without a tag never match."
-)
-FILTER: Final = Fact(
-    "Only records that match this filter, such as "
-    '`["And",["tag","Glob","eu:*"],["data","/total","Ge",10]]` (docs, filters); null for all.',
-    {
-        "anyOf": [
-            {
-                "type": "array",
-                "prefixItems": [{"enum": ["tag", "node", "meta", "data", "And", "Or", "Not"]}],
-                "minItems": 2,
-            },
-            {"type": "null"},
-        ]
-    },
 )
 
 _MATCH: Final[Mapping[str, Any]] = {
@@ -706,6 +694,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "lease_id": Fact("Opaque. Identifies the lease in an ack, nack or extend.", {"pattern": "^lease_[0-9a-f]+$"}),
         "deadline": seq("When the lease ends, in ms since the epoch."),
         "deliveries": seq("How often the job was leased, including this time."),
+        "last_error": Fact("The `error` of its last nack that had one."),
     },
     answer_types.ClaimAnswer: {
         "claimed": Fact("The jobs, by their seqs, or in the order of their priorities if these differ."),
@@ -715,6 +704,28 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     answer_types.PauseAnswer: {"queue": Fact("The counters after the call.")},
     queue_requests.PauseBody: {"until": seq("When the pause ends (ms since the epoch). Absent: with `resume`.")},
+    answer_types.RedriveAnswer: {
+        "state": Fact(
+            "`running`; `done`: it has looked at all letters, or moved `max`; `stopped`; `failed`, because of `error`; "
+            "`idle`: there was none since the start of the daemon."
+        ),
+        "moved": seq("Letters that it has moved."),
+        "left": seq("Letters that it has looked at, and that are still there."),
+        "reasons": Fact(
+            "How many of these stay for which reason. `missing`: their queue or group is not there. `full`: it has no "
+            "room. `gone`: the record of the group is not there any more. `forbidden`: the key does not cover the "
+            "topic. `incompatible`: that topic has the class `memory` or `ephemeral`. `in_flight`: a worker holds the "
+            "letter. `no_origin`: the record does not say where it came from."
+        ),
+        "error": Fact("Why it has failed; null if it has not."),
+    },
+    answer_types.RedriveFault: {"code": Fact("As in the answer of an error."), "message": Fact("What went wrong.")},
+    redrive_requests.RedriveBody: {
+        "to": Fact("The topic that gets all letters. Absent: each goes to where it came from.", TOPIC),
+        "filter": FILTER,
+        "max": seq("How many letters are moved at most. Absent: all."),
+        "rate": Fact("How many letters are moved in any `per_ms` at most. Absent: as fast as the disk allows."),
+    },
     answer_types.AckAnswer: {"acked": seq("Jobs that are done, and deleted.")},
     answer_types.NackAnswer: {"nacked": seq("Jobs that were given back.")},
     answer_types.ExtendAnswer: {
@@ -758,6 +769,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "file": seq("Number of the WAL file."),
         "offset": seq("Byte offset in that file."),
     },
+    **JOB_FACTS,
     answer_types.Sample: {"labels": Fact("Values of the labels, by name."), "value": Fact("The present value.")},
 }  # fmt: skip
 
@@ -776,6 +788,8 @@ _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
     answer_types.GroupNackAnswer,
     answer_types.GroupExtendAnswer,
     answer_types.GroupPauseAnswer,
+    answer_types.GroupJobListAnswer,
+    answer_types.GroupJobsChangedAnswer,
 )
 DESCRIBED: Final[Mapping[str, type[Struct]]] = {kind.__name__: kind for kind in (*_BY_TYPE, *_OF_DERIVED)}
 """The types by their names in the description."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from topics.http import answer_types
-from topics.http.openapi.fact import setting
+from topics.http.openapi.fact import FILTER, setting
 from topics.http.openapi.operation import (
     JSON,
     LOG_GROUPS,
@@ -17,13 +17,16 @@ from topics.http.openapi.operation import (
     Answer,
     JsonBody,
     Operation,
+    Parameter,
     events,
     ok,
     query_of,
 )
 from topics.http.requests import (
     group_requests,
+    job_requests,
     queue_requests,
+    redrive_requests,
     schedule_requests,
 )
 
@@ -76,6 +79,32 @@ JOB_OPERATIONS |= {
         ok(answer_types.PauseAnswer, "The queue is not paused, synced."),
         codes=_QUEUE_CODES,
     ),
+    "redrive": Operation(
+        QUEUES,
+        "Move dead letters back",
+        "A task moves the letters that are in the topic now: each to the queue or the group that it came from, or all "
+        "to `to`. Each move is a transaction, so that a letter is never lost and never there twice. The job has a new "
+        "seq and no deliveries; a group gets its record again. If a redrive of the topic is running already, the "
+        "answer is the state of that one. Letters of a topic whose name the key does not cover stay.",
+        {202: Answer("The redrive is running.", {JSON: answer_types.RedriveAnswer})},
+        body=JsonBody(redrive_requests.RedriveBody, {"max": 1000}, required=False),
+        codes=("topic_not_found", "topic_exists_incompatible", *WRITES),
+    ),
+    "get_redrive": Operation(
+        QUEUES,
+        "State of a redrive",
+        "How far the last redrive of the topic since the start of the daemon has come.",
+        ok(answer_types.RedriveAnswer),
+        codes=("topic_not_found",),
+    ),
+    "stop_redrive": Operation(
+        QUEUES,
+        "Stop a redrive",
+        "Answers when the letters that are on their way are moved. What was moved stays moved. Stopping where none is "
+        "running is no failure.",
+        ok(answer_types.RedriveAnswer, "No redrive is running."),
+        codes=("topic_not_found", "read_only"),
+    ),
     "extend": Operation(
         QUEUES,
         "Extend leases",
@@ -94,6 +123,56 @@ JOB_OPERATIONS |= {
         events("The stream is open."),
         parameters=query_of(queue_requests.ClaimBody, "node", "max", "lease_ms", example={"node": "worker-1"}),
         codes=("not_acceptable", *_QUEUE_CODES),
+    ),
+}
+
+_STATE: Final = Parameter(
+    "state",
+    "Only jobs in this state; without it, jobs in all states but `dead`, which needs read on the dead-letter topic.",
+    {"type": "string", "enum": list(job_requests.STATES)},
+)
+_LIST: Final = (_STATE, Parameter("filter", f"{FILTER.text} As JSON.", {"type": "string", "minLength": 1}), *PAGE)
+_LIST_TEXT: Final = (
+    "In the order of their seqs, each with its record. A page is a view of one moment; nothing is promised from one "
+    f"page to the next. A page looks at no more than {setting('max_scan')} records, so it may be empty and have a "
+    "`next_cursor`."
+)
+_RETRY_TEXT: Final = (
+    "Delayed jobs can be claimed at once: those with a delay, and those that wait for a time. Those that are about to "
+    "move to the dead letters are skipped. Dead jobs are moved back as by a redrive; with `state: dead`, `seqs` are "
+    "those of their letters. A filter without `state` is about both, `seqs` are about delayed jobs. Needs `filter` or "
+    "`seqs`."
+)
+_CANCEL_TEXT: Final = (
+    "that are ready, delayed or leased; a later ack of the holder is skipped. Those that are about to move to the dead "
+    "letters are skipped. Needs `filter` or `seqs`. Many jobs are cancelled in pieces."
+)
+_FORGET: Final = {"filter": ["tag", "Eq", "old"]}
+
+JOB_OPERATIONS |= {
+    "list_jobs": Operation(
+        QUEUES,
+        "List jobs",
+        _LIST_TEXT,
+        ok(answer_types.JobListAnswer, "A page of the list."),
+        parameters=_LIST,
+        codes=("topic_not_found", "not_a_queue", "forbidden"),
+    ),
+    "retry_jobs": Operation(
+        QUEUES,
+        "Retry jobs",
+        _RETRY_TEXT,
+        ok(answer_types.JobsChangedAnswer),
+        body=JsonBody(job_requests.RetryJobsBody, {"seqs": [1]}),
+        codes=_HELD_CODES,
+    ),
+    "cancel_jobs": Operation(
+        QUEUES,
+        "Cancel jobs",
+        f"Deletes jobs {_CANCEL_TEXT}",
+        ok(answer_types.JobsChangedAnswer),
+        body=JsonBody(job_requests.CancelJobsBody, _FORGET),
+        codes=_HELD_CODES,
     ),
 }
 
@@ -193,6 +272,33 @@ JOB_OPERATIONS |= {
         events("The stream is open."),
         parameters=query_of(queue_requests.ClaimBody, "node", "max", "lease_ms", example={"node": "worker-1"}),
         codes=("not_acceptable", *_GROUP_CODES),
+    ),
+}
+
+JOB_OPERATIONS |= {
+    "list_group_jobs": Operation(
+        LOG_GROUPS,
+        "List records of a group",
+        f"Those that the group has not finished. {_LIST_TEXT}",
+        ok(answer_types.GroupJobListAnswer, "A page of the list."),
+        parameters=_LIST,
+        codes=("topic_not_found", "group_not_found", "not_a_log", "forbidden"),
+    ),
+    "retry_group_jobs": Operation(
+        LOG_GROUPS,
+        "Retry records of a group",
+        _RETRY_TEXT,
+        ok(answer_types.GroupJobsChangedAnswer),
+        body=JsonBody(job_requests.RetryJobsBody, {"seqs": [1]}),
+        codes=_GROUP_HELD_CODES,
+    ),
+    "cancel_group_jobs": Operation(
+        LOG_GROUPS,
+        "Cancel records of a group",
+        f"The group finishes records {_CANCEL_TEXT}",
+        ok(answer_types.GroupJobsChangedAnswer),
+        body=JsonBody(job_requests.CancelJobsBody, _FORGET),
+        codes=_GROUP_HELD_CODES,
     ),
 }
 

@@ -13,7 +13,9 @@ transaction_requests  appends to several topics
 filter_fields         filters of reads
 read_requests         reads and exports
 topic_requests        topics, routers, deletions, commits of stages
+redrive_requests      which dead letters are moved back, and how
 queue_requests        claims, acks, nacks, extensions, pauses, work streams
+job_requests          lists of jobs, retries, cancellations
 consumer_requests     named consumers
 schedule_requests     schedules
 group_requests        groups of a log

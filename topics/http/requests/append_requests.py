@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from topics.config import Settings
+from topics.engine.redrives.letters import MARKERS
 from topics.errors import ApiError, invalid, placed
 from topics.http.requests.condition_requests import (
     ConditionFields,
@@ -69,7 +70,7 @@ MAX_IDEMPOTENCY_KEY: Final = 256
 
 RESERVED_META_PREFIX: Final = "_topics"
 
-_RESERVED: Final = RESERVED_META_PREFIX.encode()
+_RESERVED: Final = (RESERVED_META_PREFIX.encode(), MARKERS.encode())
 
 _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 
@@ -388,7 +389,9 @@ def _extras_in_steps(
     has_tags = escaped or (yield from find_in_steps(raw, b'"tag"'))
     has_nodes = escaped or (yield from find_in_steps(raw, b'"node"'))
     has_metas = escaped or (yield from find_in_steps(raw, b'"meta"'))
-    reserved = escaped or (yield from find_in_steps(raw, _RESERVED))
+    reserved = escaped
+    for prefix in _RESERVED:
+        reserved = reserved or (yield from find_in_steps(raw, prefix))
     tags: list[str | None] = []
     nodes: list[str | None] = []
     metas: list[bytes] = []
@@ -533,7 +536,7 @@ def _check_extras(raw: bytes, records: list[RecordIn], datas: list[bytes], setti
         nodes = _column("node", [record.node for record in records], settings.max_node_bytes)
     metas = None
     if escaped or b'"meta"' in raw:
-        metas = _metas(records, datas, settings, reserved=escaped or _RESERVED in raw)
+        metas = _metas(records, datas, settings, reserved=escaped or any(prefix in raw for prefix in _RESERVED))
     return _Extras(nodes, tags, metas)
 
 
@@ -574,6 +577,8 @@ def check_meta(field: str, meta: dict[str, str], text: bytes, maximum: int) -> N
         raise invalid(field, f"has {len(meta)} keys, at most {MAX_META_KEYS} are allowed", max=MAX_META_KEYS)
     if any(key.startswith(RESERVED_META_PREFIX) for key in meta):
         raise invalid(field, f"keys that start with {RESERVED_META_PREFIX} are reserved")
+    if any(key.startswith(MARKERS) for key in meta):
+        raise invalid(field, f"keys that start with {MARKERS} say where a dead letter came from, and are reserved")
     if len(text) > maximum:
         raise invalid(field, f"is {len(text)} bytes long as JSON, at most {maximum} are allowed", max=maximum)
 

@@ -62,6 +62,7 @@ from topics.storage.recovery.topic_replay import TopicReplay
 from topics.storage.recovery.transaction_replay import Members, TransactionReplay
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.snapshots.snapshot import ReplayPosition, Snapshot, SnapshotDamaged, load_newest, snapshot_numbers
+from topics.storage.wal.members import FIRST_TOKEN
 from topics.storage.wal.wal_files import WalFiles
 from topics.telemetry.logs import get_logger
 
@@ -207,14 +208,18 @@ class _Replay:
 
         return self._transactions.decide(damaged, partial(self._may_be_there, damaged))
 
-    def _may_be_there(self, damaged: Callable[[int], bool], topic_id: int, last: int) -> bool:
-        """Return True if records of a topic up to `last`, whose batch was not found, may be in a range that salvage
-        gave up, or before the replayed range."""
+    def _may_be_there(self, damaged: Callable[[int], bool], topic_id: int, last: int, ts: int) -> bool:
+        """Return True if a member of a transaction whose batch was not found may be in a range that salvage gave up, or
+        before the replayed range. `last` is its last seq or its token, `ts` the time of the transaction."""
         if damaged(topic_id):
             topic = self._topics.by_id.get(topic_id)
-            return topic is None or last <= topic.log.head_seq
+            return topic is None or last >= FIRST_TOKEN or last <= topic.log.head_seq
         head = self._stored_heads.get(topic_id)
-        return topic_id not in self._topics.replayed if head is None else last <= head
+        if head is None:
+            return topic_id not in self._topics.replayed
+        if last >= FIRST_TOKEN:  # what the snapshot has was written before the snapshot
+            return self._base.snapshot is not None and ts <= self._base.snapshot.clock
+        return last <= head
 
     def result(self, *, ids_of_unknown_count: bool) -> RecoveredState:
         """Return the result. With `ids_of_unknown_count`, ids that only frames mention are not given out again.

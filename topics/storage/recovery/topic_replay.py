@@ -116,13 +116,15 @@ class TopicReplay:
             apply(topic, frame, payload)
 
     def undo(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
-        """Apply a batch of a transaction that was undone: its seqs count as used, without records. The batch itself has
-        evicted no records, but it logs earlier evictions by ttl. Raises like `apply`."""
+        """Apply a batch of a transaction that was undone: its seqs count as used, without records. What it would have
+        deleted stays, and its event of a group has not happened. The batch itself has evicted no records, but it logs
+        earlier evictions by ttl. Raises like `apply`."""
         appends = [row for row in batch.rows if row[2] == _APPEND]
-        self._append(topic, shard, batch, appends)
-        seqs = range(appends[0][5], appends[-1][5] + 1)
-        self._columns.run(topic, partial(topic.log.delete_seqs, seqs))
-        topic.jobs_gone(seqs)
+        if appends:
+            self._append(topic, shard, batch, appends)
+            seqs = range(appends[0][5], appends[-1][5] + 1)
+            self._columns.run(topic, partial(topic.log.delete_seqs, seqs))
+            topic.jobs_gone(seqs)
         for row in batch.rows:
             if row[2] == FrameType.EVICT_WATERMARK and batch.extras[row[0]]["reason"] == "ttl":
                 self._evict(topic, Frame._make(row), batch.extras[row[0]])

@@ -25,7 +25,7 @@ _TRANSACTION: Final = int(FrameType.TRANSACTION)
 _DECISION: Final = int(FrameType.TRANSACTION_DECISION)
 
 Member = tuple[int, int, int]
-"""The records of a transaction in one topic: topic id, first seq and last seq."""
+"""The part of a transaction in one topic: topic id, first and last seq, or a token (`topics.storage.wal.members`)."""
 
 Members = tuple[Member, ...]
 """All members of a transaction. Two transactions with a frame on disk never have the same members."""
@@ -61,6 +61,8 @@ class TransactionReplay:
         self._undo = undo
         self._found: dict[Members, set[int]] = {}
         """Ids of the topics whose batch was found, by transaction, in the order in which they were met."""
+        self._times: dict[Members, int] = {}
+        """When a transaction was written (ms of the retention clock)."""
         self._at: dict[tuple[int, int], Members] = {}
         """The transaction whose batch was found at a topic id and first seq. If a batch was not found, another
         transaction may have the same place."""
@@ -81,12 +83,13 @@ class TransactionReplay:
         for row in batch.rows[-batch.controls :]:
             payload = batch.extras[row[0]]
             if row[2] == _TRANSACTION:
-                self._find(row[4], members_of(payload["members"]))
+                self._find(row[4], members_of(payload["members"]), row[6])
             elif row[2] == _DECISION:
                 self._hear(row[4], whole(payload["first"]), whole(payload["last"]), undone=bool(payload["undone"]))
 
-    def _find(self, topic_id: int, members: Members) -> None:
+    def _find(self, topic_id: int, members: Members, ts: int) -> None:
         self._found.setdefault(members, set()).add(topic_id)
+        self._times.setdefault(members, ts)
         self._at.update(((topic_id, first), members) for owner, first, _ in members if owner == topic_id)
 
     def _hear(self, topic_id: int, first: int, last: int, *, undone: bool) -> None:
@@ -123,14 +126,14 @@ class TransactionReplay:
             self._release(topic_id, all_count=True)
         return bool(ids)
 
-    def decide(self, damaged: Callable[[int], bool], may_be_there: Callable[[int, int], bool]) -> bool:
+    def decide(self, damaged: Callable[[int], bool], may_be_there: Callable[[int, int, int], bool]) -> bool:
         """Decide the transactions in doubt, when all shards have been read. Return False if a batch was applied as if
         it counted, and does not count: then the result of this replay must not be used, except `outcomes` for another
         replay.
 
-        `damaged` tells whether the shard of a topic id has a range that was given up. `may_be_there` tells of records
-        whose batch was not found, by topic id and last seq, whether they may be in such a range or before the replayed
-        one. Raises what applying raises.
+        `damaged` tells whether the shard of a topic id has a range that was given up. `may_be_there` tells of a member
+        whose batch was not found, by topic id, last seq or token, and the time of the transaction, whether the batch
+        may be in such a range or before the replayed one. Raises what applying raises.
         """
         for members, found in self._found.items():
             undone = self.outcomes.get(members)
@@ -151,7 +154,7 @@ class TransactionReplay:
         members: Members,
         found: set[int],
         damaged: Callable[[int], bool],
-        may_be_there: Callable[[int, int], bool],
+        may_be_there: Callable[[int, int, int], bool],
     ) -> bool:
         """Decide about a transaction of which no Decision frame behind its batches was found."""
         if not self._undone_apart.isdisjoint(members):
@@ -159,7 +162,8 @@ class TransactionReplay:
         # Without damage a batch that is before the replayed range has its Decision frame in all shards.
         may_lack = any(map(damaged, found))
         return not all(
-            topic_id in found or (may_be_there(topic_id, last) and (may_lack or damaged(topic_id)))
+            topic_id in found
+            or (may_be_there(topic_id, last, self._times[members]) and (may_lack or damaged(topic_id)))
             for topic_id, _, last in members
         )
 
@@ -193,5 +197,5 @@ def members_of(value: list[list[int]]) -> Members:
     """Return the members that a Transaction frame names. Raises any exception if it names none."""
     members = tuple((whole(topic_id), whole(first), whole(last)) for topic_id, first, last in value)
     if not members or any(first > last for _, first, last in members):
-        raise ValueError("a transaction without records")
+        raise ValueError("a transaction without members, or a bad one")
     return members
