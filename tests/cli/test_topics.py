@@ -21,7 +21,8 @@ CONFIG = {
     **{"type": "log", "ttl_ms": 604_800_000, "cap_records": 0, "cap_bytes": 10_000_000, "discard": "old"},
     **{"durability": "disk", "durable": False, "priority": None, "auto_priority": True, "auto_create": True},
     **{"idempotency_window_ms": 120_000, "dedupe_node": True, "lease_ms": 30_000, "claim_jitter_ms": 0},
-    **{"max_deliveries": 0, "dead_letter": None, "leases_durable": False, "retention": "limits", "schema": None},
+    **{"max_deliveries": 0, "dead_letter": None, "completed": None, "leases_durable": False, "retention": "limits"},
+    "schema": None,
     **{"retry": None, "priority_aging_ms": 60_000, "max_in_flight": 0, "rate": None, "order_by": None},
     **{"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},
 }
