@@ -24,6 +24,7 @@ from topics.queue.job_pages import (
     JobPage,
 )
 from topics.queue.job_table import JobTable
+from topics.queue.key_limit import KeyLimit
 from topics.queue.key_order import KeyOrder
 from topics.queue.last_errors import LastErrors
 from topics.queue.lease_events import (
@@ -54,9 +55,9 @@ class JobProjection:
     """The jobs of one queue as its events have left them, and the seqs that are reserved for events in flight.
 
     `dead_lettered` counts over the topic's life. `backoff` is the delay of jobs that fail, None for none: it is part of
-    the topic's config, not of the state, and so is `order`, None if jobs have no order for each key. `paused_until` is
-    None if the queue is not paused, otherwise the epoch ms of the end of the pause, or 0. `unique` are the keys of the
-    jobs, once one has had a unique key. The seqs in answers ascend, or have the order of the event.
+    the topic's config, not of the state, and so is `key_rule`, None if nothing binds the jobs of one key.
+    `paused_until` is None if the queue is not paused, otherwise the epoch ms of the end of the pause, or 0. `unique`
+    are the keys of the jobs, once one has had a unique key. The seqs in answers ascend, or have the order of the event.
     """
 
     __slots__ = (
@@ -69,7 +70,7 @@ class JobProjection:
         "backoff",
         "dead_lettered",
         "errors",
-        "order",
+        "key_rule",
         "paused_until",
         "unique",
     )
@@ -77,7 +78,7 @@ class JobProjection:
     def __init__(self) -> None:
         self.dead_lettered = 0
         self.backoff: RetryDelay | None = None
-        self.order: KeyOrder | None = None
+        self.key_rule: KeyOrder | KeyLimit | None = None
         self.paused_until: int | None = None
         self.errors = LastErrors()
         self.unique: UniqueKeys | None = None
@@ -221,19 +222,19 @@ class JobProjection:
             case AckEvent():
                 done = self._end(event.seqs)
         self._pass_known()
-        if self.order is not None:
-            self._note_for_order(self.order, event, done)
+        if self.key_rule is not None:
+            self._note_for_keys(self.key_rule, event, done)
         return done
 
     def gone(self, seqs: Iterable[int]) -> array[int]:
         """Forget the jobs of `seqs`, whose records were deleted or lost, but not by an ack or a dead-letter move, which
         are events. Return the seqs whose lease has ended by that."""
         ended: array[int] = array("Q")
-        if self.errors or self.unique is not None or self.order is not None:
+        if self.errors or self.unique is not None or self.key_rule is not None:
             seqs = list(seqs)
             self._forget(seqs)
-        if self.order is not None:
-            self.order.ended(seqs)
+        if self.key_rule is not None:
+            self.key_rule.ended(seqs)
         for page, slot, seq in self._table.each(seqs):
             if seq in self._reserved:
                 self._reserved[seq] = False
@@ -254,8 +255,8 @@ class JobProjection:
             self.errors.forget_below(seq)
         if self.unique is not None:
             self.unique.end_below(seq)
-        if self.order is not None:
-            self.order.ended_below(seq)
+        if self.key_rule is not None:
+            self.key_rule.ended_below(seq)
         self._floor = seq
         self._cursor = max(self._cursor, seq - 1)
         self._pass_known()
@@ -287,8 +288,8 @@ class JobProjection:
         known.update(*self._table.runs(first, last, _RUN))
         if self.unique is not None:
             known.update(*self.unique.runs(first, last))
-        if self.order is not None:
-            known.update(self.order.known_between(first, last))
+        if self.key_rule is not None:
+            known.update(self.key_rule.known_between(first, last))
         return self._gone_unless(live_among, array("Q", sorted(known)))
 
     # -- keeping -----------------------------------------------------------------------------------------------------
@@ -351,7 +352,8 @@ class JobProjection:
 
     def check(self) -> None:
         """Assert every invariant. O(n)."""
-        self._table.check(self._reserved)
+        aside = self.key_rule.aside() if isinstance(self.key_rule, KeyLimit) else ()
+        self._table.check({**self._reserved, **dict.fromkeys(aside)})
         if self.unique is not None:
             self.unique.check()
         kept = [seq for run in self._table.runs(0, _MOST_SEQ, _RUN) for seq in run]
@@ -361,8 +363,8 @@ class JobProjection:
         for seq, there in self._reserved.items():
             state = self._table.state(seq)
             assert there or state == ABSENT, seq
-        if self.order is not None:
-            self.order.check(lambda seq: seq not in self._reserved and self._table.state(seq) in (ABSENT, FREE))
+        if self.key_rule is not None:
+            self.key_rule.check(lambda seq: seq not in self._reserved and self._table.state(seq) in (ABSENT, FREE))
 
     # -- within --------------------------------------------------------------------------------------------------------
 
@@ -479,12 +481,12 @@ class JobProjection:
         return self._table.each(seqs, due_ms=due_ms)
 
     @staticmethod
-    def _note_for_order(order: KeyOrder, event: Event, done: array[int]) -> None:
+    def _note_for_keys(rule: KeyOrder | KeyLimit, event: Event, done: array[int]) -> None:
         match event:
             case AckEvent() | DeadLetterEvent():
-                order.ended(event.seqs)
+                rule.ended(event.seqs)
             case ReleaseEvent() | NackEvent() | ParkEvent():
-                order.freed(done)
+                rule.freed(done)
 
     def _pass_known(self) -> None:
         """Move the cursor over the known seqs right behind it. In replay, where no claim does it."""

@@ -38,6 +38,7 @@ from topics.model import (
     DeleteRequest,
     Fence,
     GroupState,
+    KeyLimitConfig,
     MovedConsumer,
     Performance,
     QueueState,
@@ -181,6 +182,10 @@ _CONFIG: Final[Mapping[str, Fact]] = {
         "Queues: of the jobs with one tag (or node) one is leased at a time, and none before those with a smaller seq "
         "are done or dead. Jobs without one are free; priorities are ignored. Null for no such order."
     ),
+    "max_in_flight_per_key": Fact(
+        "Queues: most jobs with one tag (or node) that are leased at a time; jobs without one are not counted. Null is "
+        "unlimited; not together with `order_by`."
+    ),
     "schema": Fact(
         "A JSON Schema (2020-12) for `data`, at most 64 KiB, or null. A record that breaks it is refused with `422 "
         "schema_violation`. It refers to nothing outside of itself.",
@@ -275,6 +280,10 @@ _GROUP: Final[Mapping[str, Fact]] = {
         "Of the records with one tag (or node) one is leased at a time, and none before those with a smaller seq are "
         "acked, dead or deleted. Records without one are free. Null for no such order."
     ),
+    "max_in_flight_per_key": Fact(
+        "Most records with one tag (or node) that are leased at a time; records without one are not counted. Null is "
+        "unlimited; not together with `order_by`."
+    ),
     "max_unfinished": Fact(
         "With so many records held and runs of finished ones above the floor, claims get nothing fresh. Default on "
         f"creation: `{MAX_UNFINISHED}`.",
@@ -327,6 +336,10 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     ClaimRate: {
         "jobs": _between("Most jobs that are claimed in any `per_ms`.", "rate", "jobs"),
         "per_ms": _between("The time in which they are counted.", "rate", "per_ms"),
+    },
+    KeyLimitConfig: {
+        "by": Fact("What is the key of a record."),
+        "max": _between("Most jobs of one key that are leased at a time.", "max_in_flight_per_key", "max"),
     },
     Tombstone: {
         "gap_from": seq("First seq of the gap."),
