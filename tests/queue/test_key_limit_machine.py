@@ -98,7 +98,7 @@ class KeyLimitMachine(RuleBasedStateMachine):
         self.most = most
         self.leases.begin_keys(KeyTerms("tag", most) if most else None)
         # What is on its way counts for its key too, whatever it is.
-        self.early = set(self.reserved) if most else set()
+        self.early = {seq for seq in self.reserved if seq in self.jobs} if most else set()
 
     @property
     def limit(self) -> KeyLimit | None:
