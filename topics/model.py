@@ -42,6 +42,13 @@ class ClaimRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     per_ms: int
 
 
+class KeyLimitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many jobs of a queue are leased at a time at most that have one tag or node."""
+
+    by: OrderBy
+    max: int
+
+
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The complete configuration of a topic, as answers show it (`docs/spec/api.md` section 2)."""
 
@@ -69,6 +76,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int = 0
     rate: ClaimRate | None = None
     order_by: OrderBy | None = None
+    max_in_flight_per_key: KeyLimitConfig | None = None
     schema: msgspec.Raw | None = None
     """The JSON of a schema for `data` (`docs/spec/consumers.md` section 6), without blanks."""
     segment_max_events: int | None = None
@@ -107,6 +115,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_in_flight: int | UnsetType = UNSET
     rate: ClaimRate | UnsetType | None = UNSET
     order_by: OrderBy | UnsetType | None = UNSET
+    max_in_flight_per_key: KeyLimitConfig | UnsetType | None = UNSET
     schema: msgspec.Raw | UnsetType = UNSET
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET
@@ -712,6 +721,7 @@ class GroupState(msgspec.Struct, kw_only=True):
     max_in_flight: int
     rate: ClaimRate | None
     order_by: OrderBy | None
+    max_in_flight_per_key: KeyLimitConfig | None
     max_unfinished: int
     filter: msgspec.Raw | None
 

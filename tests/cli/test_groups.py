@@ -23,6 +23,7 @@ GROUP = {
     },
     **{"max_unfinished": 100_000, "filter": None, "retry": None, "max_in_flight": 0, "rate": None},
     "order_by": None,
+    "max_in_flight_per_key": None,
 }
 BIG = ["data", "/total", "Ge", 10]
 
@@ -68,6 +69,11 @@ def test_show_and_json(here: InProcess) -> None:
         (["--max-unfinished", "5"], {"from": "tail", "max_unfinished": 5}),
         (["--order-by", "tag"], {"from": "tail", "order_by": "tag"}),
         (["--order-by", "none"], {"from": "tail", "order_by": None}),
+        (
+            ["--max-in-flight-per-key", '{"by": "node", "max": 2}'],
+            {"from": "tail", "max_in_flight_per_key": {"by": "node", "max": 2}},
+        ),
+        (["--max-in-flight-per-key", "none"], {"from": "tail", "max_in_flight_per_key": None}),
     ],
 )
 def test_create_sends_what_is_given(here: InProcess, options: list[str], body: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ CONFIG = {
     **{"max_deliveries": 0, "dead_letter": None, "completed": None, "leases_durable": False, "retention": "limits"},
     "schema": None,
     **{"retry": None, "priority_aging_ms": 60_000, "max_in_flight": 0, "rate": None, "order_by": None},
+    "max_in_flight_per_key": None,
     **{"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},
 }
 STATE = {
@@ -138,6 +139,7 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
         ("--retention consumed", {"retention": "consumed"}),
         ("--order-by node", {"order_by": "node"}),
         ("--order-by none", {"order_by": None}),
+        ("--max-in-flight-per-key none", {"max_in_flight_per_key": None}),
         (
             '--retry {"delay_ms":5} --rate {"jobs":1,"per_ms":9}',
             {"retry": {"delay_ms": 5}, "rate": {"jobs": 1, "per_ms": 9}},

@@ -31,7 +31,7 @@ from topics.groups.group_events import PutGroupEvent
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
 from topics.queue import job_pages, key_order
-from topics.queue.key_order import KeyOrder
+from topics.queue.key_order import KeyOrder, KeyTerms
 from topics.queue.lease_events import AckEvent, ClaimEvent, DeadLetterEvent, Event, ParkEvent, ReleaseEvent
 from topics.queue.leases import Leases
 from topics.runtime.instant import Instant
@@ -77,7 +77,7 @@ class GroupOrderMachine(RuleBasedStateMachine):
         self.order_by("tag")
 
     def order_by(self, by: str | None) -> None:
-        self.group.order_by(by)  # type: ignore[arg-type]
+        self.group.begin_keys(KeyTerms(by) if by is not None else None)  # type: ignore[arg-type]
         self.lines_begin()
 
     def lines_begin(self) -> None:
@@ -92,7 +92,9 @@ class GroupOrderMachine(RuleBasedStateMachine):
 
     @property
     def order(self) -> KeyOrder | None:
-        return self.group.leases.order
+        rule = self.group.leases.key_rule
+        assert rule is None or isinstance(rule, KeyOrder)
+        return rule
 
     # -- records and time ------------------------------------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class GroupOrderMachine(RuleBasedStateMachine):
             known_to = self.order.looked_to if self.order is not None else 0
             expected = self.expected(limit - len(taken), deliveries, known_to)
             found = group.leases.decide_claim(
-                limit - len(taken), self.now, group.fresh(self.log), deliveries, None, group.fresh_room
+                limit - len(taken), self.now, group.fresh(self.log), deliveries, None, group.fresh_room(self.log)
             )
             if self.order is not None:
                 assert (list(found.seqs), list(found.exhausted)) == expected

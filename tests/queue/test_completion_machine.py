@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.queue.test_job_machine import JobMachine
 from topics.queue import job_pages, job_projection, leases
 from topics.queue.job_results import RESULT_BYTES, JobResults
+from topics.queue.key_order import KeyTerms
 from topics.queue.lease_events import (
     AckEvent,
     ClaimEvent,
@@ -150,7 +151,7 @@ class OrderMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.leases = Leases()
-        self.leases.order_by("tag")
+        self.leases.begin_keys(KeyTerms("tag"))
         self.now = Instant(0, 0)
         self.keys: dict[int, str] = {}
         self.states: dict[int, str] = {}
@@ -165,8 +166,8 @@ class OrderMachine(RuleBasedStateMachine):
         seqs = range(first, self.head + 1)
         self.keys |= dict(zip(seqs, keys, strict=True))
         self.states |= dict.fromkeys(seqs, "ready")
-        assert self.leases.order is not None
-        self.leases.order.add(seqs, keys)
+        assert self.leases.key_rule is not None
+        self.leases.key_rule.add(seqs, keys)
 
     @rule(limit=st.integers(1, 4))
     def claim(self, limit: int) -> None:
@@ -227,8 +228,8 @@ class OrderMachine(RuleBasedStateMachine):
     def begin_the_order_again(self) -> None:
         """As a start does, which reads the keys from the records; those of held jobs first."""
         self.leases = Leases.load(cbor2.loads(cbor2.dumps(self.leases.dump(self.now))), self.now)
-        self.leases.order_by("tag")
-        order = self.leases.order
+        self.leases.begin_keys(KeyTerms("tag"))
+        order = self.leases.key_rule
         assert order is not None
         for seq in order.unsure:
             order.add_held(seq, self.keys[seq])

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from topics.queue import job_pages, job_projection, key_order, leases
+from topics.queue.key_order import KeyTerms
 from topics.queue.lease_events import (
     AckEvent,
     ClaimEvent,
@@ -82,7 +83,7 @@ class KeyOrderMachine(RuleBasedStateMachine):
 
     def set_order(self, ordered: bool) -> None:
         self.ordered = ordered
-        self.leases.order_by("tag" if ordered else None)
+        self.leases.begin_keys(KeyTerms("tag") if ordered else None)
         self.early = set(self.reserved) if ordered else set()
         # Claims of before may lease several jobs of a key.
         self.first_id = self.next_id if ordered else 1 << 62
@@ -152,7 +153,7 @@ class KeyOrderMachine(RuleBasedStateMachine):
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def look(self, most: int) -> None:
-        order = self.leases.order
+        order = self.leases.key_rule
         if order is None:
             return
         while order.must_look(most, self.head):
@@ -177,7 +178,7 @@ class KeyOrderMachine(RuleBasedStateMachine):
             taken += found.seqs
             parked += found.exhausted
             self.reserved |= {*found.seqs, *found.exhausted}
-            order = self.leases.order
+            order = self.leases.key_rule
             looks = order is not None and order.must_look(limit - len(taken), self.head)
             if found.exhausted:
                 self.decided(ParkEvent(found.exhausted), late)

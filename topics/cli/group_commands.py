@@ -22,7 +22,7 @@ from topics.cli.output import (
     printable,
 )
 from topics.cli.topic_commands import filter_text
-from topics.cli.values import NONE, Duration, filter_json
+from topics.cli.values import NONE, Duration, JsonObject, filter_json
 
 if TYPE_CHECKING:
     from topics.client.results import GroupState
@@ -96,6 +96,8 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     yield "paused", str(found.queue.paused).lower()
     yield "max_in_flight", str(found.max_in_flight or "-")
     yield "order_by", found.order_by or "-"
+    limit = found.max_in_flight_per_key
+    yield "max_in_flight_per_key", f"{limit['max']} of one {limit['by']}" if limit else "-"
     yield "max_deliveries", str(found.max_deliveries)
     yield "dead_letter", found.dead_letter or "-"
     yield "completed", found.completed or "-"
@@ -148,6 +150,12 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     help="Give out the records of one tag or node one at a time, in their order.",
 )
 @click.option(
+    "--max-in-flight-per-key",
+    type=JsonObject("by", "max"),
+    metavar="JSON",
+    help='Most leased records of one tag or node, such as \'{"by": "tag", "max": 2}\'; `none` removes it.',
+)
+@click.option(
     "--max-unfinished",
     type=click.IntRange(min=1),
     metavar="N",
@@ -189,6 +197,8 @@ def create(
     settings["claim_jitter_ms"] = settings.pop("jitter_ms")
     if settings["order_by"] in NONE:
         settings["order_by"] = ""
+    if isinstance(settings["max_in_flight_per_key"], str):
+        settings["max_in_flight_per_key"] = {}
     with connect(options) as client:
         done = client.create_group(topic, name, from_=place, filter="null" if no_filter else wanted, **settings)
     if options.as_json:

@@ -132,7 +132,7 @@ def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
             yield field, "off"
         elif field.endswith("_ms"):
             yield field, duration(value)
-        elif field in ("schema", "retry", "rate"):
+        elif field in ("schema", "retry", "rate", "max_in_flight_per_key"):
             yield field, json.dumps(value, ensure_ascii=False)
         elif field in ("cap_bytes", "segment_max_bytes"):
             yield field, f"{count(value)} ({size(value)})"
@@ -298,6 +298,13 @@ _CONFIG_OPTIONS: Final = (
         help="Queue: give out the jobs of one tag or node one at a time, in their order.",
     ),
     click.option(
+        "--max-in-flight-per-key",
+        type=JsonObject("by", "max"),
+        metavar="JSON",
+        help="Queue: how many jobs of one tag or node are leased at most, such as "
+        '\'{"by": "tag", "max": 2}\'; `none` removes it.',
+    ),
+    click.option(
         "--schema",
         type=SchemaFile(),
         metavar="FILE",
@@ -326,7 +333,16 @@ def config_options(command: Command) -> Command:
 def _said(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the interface takes them."""
     said = {field: value for field, value in config.items() if value is not None}
-    for field in ("priority", "dead_letter", "completed", "order_by", "schema", "retry", "rate"):
+    for field in (
+        "priority",
+        "dead_letter",
+        "completed",
+        "order_by",
+        "schema",
+        "retry",
+        "rate",
+        "max_in_flight_per_key",
+    ):
         if isinstance(said.get(field), str) and said[field].lower() in NONE:
             said[field] = None
     for field in _LIMITS & said.keys():

@@ -83,6 +83,7 @@ class TopicSettings(TypedDict, total=False):
     priority_aging_ms: int
     max_in_flight: int
     rate: Mapping[str, int] | None
+    max_in_flight_per_key: Mapping[str, object] | None
     schema: Mapping[str, Any] | None
     segment_max_events: int | None
     segment_max_bytes: int | None

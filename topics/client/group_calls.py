@@ -29,12 +29,14 @@ def create_group(
     max_in_flight: int | None = None,
     rate: Mapping[str, int] | None = None,
     order_by: Literal["tag", "node", ""] | None = None,
+    max_in_flight_per_key: Mapping[str, object] | None = None,
 ) -> ClientCall[results.GroupState]:
     """Create a group of a log, or change it. `from_` is where a new one begins; one that exists stays where it is. What
     is None stays as it is. `filter`: only records that match; `"null"`: all records again. `order_by`: records of one
-    tag or node are given out one at a time, in their order. `dead_letter=""` takes the dead-letter topic away,
-    `completed=""` the topic to which results of acks are delivered, and so do `order_by=""`, `retry={}` and `rate={}`
-    these. Raises NotFound where there is no such topic, and Conflict for a queue."""
+    tag or node are given out one at a time, in their order; `max_in_flight_per_key`: at most `max` of them at a time.
+    `dead_letter=""` takes the dead-letter topic away, `completed=""` the topic to which results of acks are delivered,
+    and so do `order_by=""`, `retry={}`, `rate={}` and `max_in_flight_per_key={}` these. Raises NotFound where there is
+    no such topic, and Conflict for a queue."""
     given: dict[str, object] = {
         "filter": filter_json(filter),
         "lease_ms": lease_ms,
@@ -45,7 +47,8 @@ def create_group(
         "max_in_flight": max_in_flight,
     }
     body: dict[str, object] = {"from": from_, **{name: value for name, value in given.items() if value is not None}}
-    body |= {name: dict(value) or None for name, value in (("retry", retry), ("rate", rate)) if value is not None}
+    objects = (("retry", retry), ("rate", rate), ("max_in_flight_per_key", max_in_flight_per_key))
+    body |= {name: dict(value) or None for name, value in objects if value is not None}
     names = (("dead_letter", dead_letter), ("completed", completed), ("order_by", order_by))
     body |= {name: value or None for name, value in names if value is not None}
     return ClientCall(

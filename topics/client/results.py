@@ -212,6 +212,7 @@ class TopicConfig(Struct, kw_only=True):
     priority_aging_ms: int = 60_000
     max_in_flight: int = 0
     rate: dict[str, int] | None = None
+    max_in_flight_per_key: dict[str, Any] | None = None
     order_by: str | None = None
     schema: dict[str, Any] | None = None
     segment_max_events: int | None = None
@@ -542,6 +543,8 @@ class GroupState(Struct, kw_only=True):
     """Most records that are claimed in some time; None: unlimited."""
     order_by: str | None = None
     """The key of a record, where those of one key are claimed one at a time, in their order; None: no such order."""
+    max_in_flight_per_key: dict[str, Any] | None = None
+    """Most records with one tag or node (`by`) that are leased at a time (`max`); None: unlimited."""
     filter: Any
     """Only records that match it; None for all."""
 

@@ -20,9 +20,10 @@ from topics.groups.group_events import DeleteGroupEvent, PutGroupEvent
 from topics.log.span import NotLoaded
 from topics.log.topic_log import TopicLog
 from topics.model import TopicConfig
-from topics.queue.key_order import KeyField
+from topics.queue.key_order import KeyTerms
 from topics.queue.lease_events import AckEvent, Event
-from topics.queue.leases import FreshRoom, LeaseDecision, NextLive
+from topics.queue.leases import LeaseDecision, NextLive
+from topics.queue.limited_claims import FreshRoom
 from topics.runtime.instant import Instant
 from topics.storage.snapshots.group_dump import FrozenGroups
 
@@ -70,10 +71,9 @@ class GroupQueue(JobQueue):
             self.advance(log)
         return self.state.fresh(log)
 
-    @property
-    def fresh_room(self) -> FreshRoom:
-        """Which fresh records a claim may have, where there is an order."""
-        return self.state.fresh_room
+    def fresh_room(self, log: TopicLog) -> FreshRoom:
+        """Return which fresh records a claim may have, where something binds those of one key."""
+        return self.state.fresh_room(log)
 
     @property
     def has_filter(self) -> bool:
@@ -84,8 +84,8 @@ class GroupQueue(JobQueue):
         """Return the first `limit` unfinished records above `after`, ascending. Raises NotLoaded."""
         return self.state.live_after(log, after, limit)
 
-    def _order_by(self, by: KeyField | None) -> None:
-        self.state.order_by(by)
+    def _begin_keys(self, terms: KeyTerms | None) -> None:
+        self.state.begin_keys(terms)
 
     @property
     def wanted(self) -> Filter | None:

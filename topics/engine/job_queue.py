@@ -24,9 +24,10 @@ from topics.model import QueueState, TopicConfig
 from topics.queue.claim_limits import ClaimLimits, RateWindow
 from topics.queue.claim_order import Ages
 from topics.queue.job_pages import ABSENT
-from topics.queue.key_order import KeyField
+from topics.queue.key_order import KeyTerms
 from topics.queue.lease_events import AckEvent, ClaimEvent, Event, ExtendEvent, KeyEvent
-from topics.queue.leases import UNBOUNDED, FreshRoom, LeaseDecision, Leases, NextLive
+from topics.queue.leases import UNBOUNDED, LeaseDecision, Leases, NextLive
+from topics.queue.limited_claims import FreshRoom
 from topics.queue.retry_delay import RetryDelay
 from topics.queue.unique_keys import DIGEST_BYTES
 from topics.runtime.instant import Instant
@@ -178,10 +179,9 @@ class JobQueue:
         """Return what `Leases.decide_claim` asks for fresh jobs. Its calls raise NotLoaded."""
         return partial(live_after, log)
 
-    @property
-    def fresh_room(self) -> FreshRoom:
-        """Which fresh jobs a claim may have, where there is an order."""
-        return UNBOUNDED
+    def fresh_room(self, log: TopicLog) -> FreshRoom:
+        """Return which fresh jobs a claim may have, where something binds those of one key."""
+        return UNBOUNDED._replace(head=log.head_seq)
 
     @property
     def has_filter(self) -> bool:
@@ -371,8 +371,9 @@ class JobQueue:
         self.leases.backoff = None
         if retry is not None:
             self.leases.backoff = RetryDelay(retry.backoff, retry.delay_ms, retry.max_delay_ms, retry.jitter)
-        if config.order_by != (self.leases.order and self.leases.order.by):
-            self._order_by(config.order_by)
+        terms = _key_terms(config)
+        if terms != self.leases.key_terms:
+            self._begin_keys(terms)
         limits.max_in_flight = config.max_in_flight
         if rate is None:
             limits.window = None
@@ -385,8 +386,8 @@ class JobQueue:
                 limits.window.note(self.now.mono, rate.jobs)
         self._config = config
 
-    def _order_by(self, by: KeyField | None) -> None:
-        self.leases.order_by(by)
+    def _begin_keys(self, terms: KeyTerms | None) -> None:
+        self.leases.begin_keys(terms)
 
     @property
     def paused(self) -> bool:
@@ -404,7 +405,7 @@ class JobQueue:
 
     def must_look(self, log: TopicLog, most: int) -> bool:
         """Return True if records have to be looked at before `most` jobs can be claimed."""
-        return self.leases.order is not None and self.leases.order.must_look(most, log.head_seq)
+        return self.leases.must_look(most, log.head_seq)
 
     def ages(self, log: TopicLog, now_ms: int) -> Ages:
         """Return how old jobs are at `now_ms`, by the retention clock."""
@@ -426,8 +427,8 @@ class JobQueue:
             left = min(left, later_ms - now.wall, LOOK_AT_WALL_MS)
         if leases.paused_until and leases.is_paused(now):
             left = min(left, leases.paused_until - now.wall, LOOK_AT_WALL_MS)
-        if leases.order is not None and ttl_ms:
-            # A job that expires frees the next one of its key.
+        if leases.key_rule is not None and ttl_ms:
+            # A job that expires makes room for others of its key.
             left = min(left, LOOK_AT_WALL_MS)
         return max(left, 0)
 
@@ -446,6 +447,13 @@ class JobQueue:
         """Forget the jobs from `first` to `last` that are not live any more, because records there were found
         damaged."""
         self._freed(self.leases.forget_dead(first, last, live_among))
+
+
+def _key_terms(config: TopicConfig) -> KeyTerms | None:
+    if config.order_by is not None:
+        return KeyTerms(config.order_by)
+    limit = config.max_in_flight_per_key
+    return None if limit is None else KeyTerms(limit.by, limit.max)
 
 
 def live_after(log: TopicLog, after: int, limit: int) -> array[int]:

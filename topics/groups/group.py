@@ -32,6 +32,8 @@ the order or of the filter. They are told of every record that the group has not
 that somebody holds. The latter have no key if the filter refuses them now. The filter and the keys are looked at in one
 pass; then what matches waits in the lines instead of in `matched`.
 
+*So many of each key at a time.* With a limit (`topics.queue.key_limit`) fresh records that match wait there instead.
+
 *Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing but the record right above the floor:
 to finish that adds no run, and without it a group whose runs alone reach the bound would stand still. If nothing is
 held, it finds one record. Matches that wait leave runs of refused records between them, so they are at most half as
@@ -56,9 +58,11 @@ from topics.log.dumped_values import whole
 from topics.log.topic_config import config_from_wire
 from topics.log.topic_log import SeqRun, TopicLog
 from topics.queue.job_projection import FrozenLeases
-from topics.queue.key_order import KeyField, KeyOrder
+from topics.queue.key_limit import KeyLimit
+from topics.queue.key_order import KeyOrder, KeyTerms
 from topics.queue.lease_events import AckEvent, DeadLetterEvent, DeliverEvent, Event, ReopenEvent
-from topics.queue.leases import FreshRoom, Leases, NextLive
+from topics.queue.leases import Leases, NextLive
+from topics.queue.limited_claims import FreshRoom
 from topics.runtime.instant import Instant
 
 EXACT_RUNS: Final = 256
@@ -123,24 +127,23 @@ class Group:
             return
         self.filter = put.filter
         self.wanted = None if put.filter is None else parse_filter(put.filter)
-        self.order_by(self.leases.order.by if self.leases.order is not None else None)
+        self.begin_keys(self.leases.key_terms)
 
-    def order_by(self, by: KeyField | None) -> None:
-        """Give out the records of one key in their order from here on; None: without such an order. Records that were
-        looked at, and that nobody has got yet, are looked at again."""
-        self.leases.order_by(by, self.finished.floor)
+    def begin_keys(self, terms: KeyTerms | None) -> None:
+        """Give out the records of one key by other terms from here on; None: without any. Records that were looked at,
+        and that nobody has got yet, are looked at again."""
+        self.leases.begin_keys(terms, self.finished.floor)
         self.matched = array("Q")
-        if self.leases.order is None:
-            self.looked_to = max(self.finished.floor, self.leases.cursor)
-        else:
-            self.looked_to = self.finished.floor
+        rule = self.leases.key_rule
+        self.looked_to = max(self.finished.floor, self.leases.cursor) if rule is None else rule.looked_to
+        if isinstance(rule, KeyOrder):
             self.held_to = self.leases.last_kept
-            self.leases.order.reopen(self.leases.kept_between(1, self.finished.floor))
+            rule.reopen(self.leases.kept_between(1, self.finished.floor))
 
     def reopened(self, seqs: Iterable[int]) -> None:
         """Note records that the group has to finish again, in whatever state they are."""
-        if self.leases.order is not None:
-            self.leases.order.reopen(seqs)
+        if isinstance(self.leases.key_rule, KeyOrder):
+            self.leases.key_rule.reopen(seqs)
 
     # -- as it is ----------------------------------------------------------------------------------------------------
 
@@ -194,15 +197,16 @@ class Group:
         room = self.max_unfinished - held - len(self.finished)
         return room if held else max(room, 1)
 
-    @property
-    def fresh_room(self) -> FreshRoom:
-        """Which fresh records a claim may have. The floor has to be where it can be (`advance`)."""
-        return FreshRoom(self.room, self.finished.floor + 1)
+    def fresh_room(self, log: TopicLog) -> FreshRoom:
+        """Return which fresh records a claim may have. The floor has to be where it can be (`advance`)."""
+        rule = self.leases.key_rule
+        head = log.head_seq if rule is not None and self._may_look(rule.looked_to) else 0
+        return FreshRoom(self.room, self.finished.floor + 1, head)
 
     def fresh(self, log: TopicLog) -> NextLive:
         """Return what a claim asks for fresh records: of all its calls together they are as many as there is room for.
         Calls raise NotLoaded."""
-        room, always = self.fresh_room
+        room, always, _ = self.fresh_room(log)
 
         def next_live(after: int, limit: int) -> array[int]:
             nonlocal room
@@ -243,9 +247,11 @@ class Group:
 
     def must_look(self, log: TopicLog, most: int) -> bool:
         """Return True if records have to be looked at before `most` of them can be claimed, and there are some."""
-        order = self.leases.order
-        if order is not None:
-            return order.must_look(most, log.head_seq) and (bool(order.unsure) or self._may_look(order.looked_to))
+        rule = self.leases.key_rule
+        if rule is not None:
+            if self.leases.must_look_at_kept(most):
+                return True
+            return rule.must_look(most, log.head_seq) and self._may_look(rule.looked_to)
         if self.wanted is None or self.looked_to >= log.head_seq or not self._may_look(self.looked_to):
             return False
         waiting = len(self.matched) - bisect_right(self.matched, self.leases.cursor)
@@ -257,11 +263,12 @@ class Group:
 
     def _may_look(self, looked_to: int) -> bool:
         """Return True if there is room for what a look finds, or the next look may find what needs none."""
-        return self.room > 0 or looked_to <= max(self.finished.floor, self.held_to)
+        held_to = self.held_to if isinstance(self.leases.key_rule, KeyOrder) else 0
+        return self.room > 0 or looked_to <= max(self.finished.floor, held_to)
 
     def looked(self, log: TopicLog, to: int, matches: Sequence[int], keys: Sequence[str | None] = ()) -> None:
         """Note that the records behind `looked_to` up to `to` were looked at, and which of them match, ascending. With
-        an order, `keys` are those of the matches."""
+        `key_terms`, `keys` are those of the matches."""
         if to <= self.looked_to:
             return
         self.touch()
@@ -273,21 +280,24 @@ class Group:
                 self._finish(log, first, seq - 1)
             first = seq + 1
         self.looked_to = to
-        if self.leases.order is not None:
-            self._add_to_lines(self.leases.order, to, matches, keys)
+        if self.leases.key_rule is not None:
+            self._add_with_keys(self.leases.key_rule, to, matches, keys)
             return
         del self.matched[: bisect_right(self.matched, self.leases.cursor)]
         self.matched.extend(fresh)
 
-    def _add_to_lines(self, order: KeyOrder, to: int, matches: Sequence[int], keys: Sequence[str | None]) -> None:
-        first = order.looked_to + 1
-        key_of: dict[int, str | None] = dict.fromkeys(self.leases.kept_between(first, to))
+    def _add_with_keys(
+        self, rule: KeyOrder | KeyLimit, to: int, matches: Sequence[int], keys: Sequence[str | None]
+    ) -> None:
+        first, key_of = rule.looked_to + 1, dict[int, str | None]()
+        if isinstance(rule, KeyOrder):
+            key_of.update(dict.fromkeys(self.leases.kept_between(first, to)))
         for seq, key in zip(matches, keys, strict=True):
             if seq >= first and seq not in self.finished:
                 key_of[seq] = key
-        seqs = array("Q", sorted(key_of))
-        order.add(seqs, [key_of[seq] for seq in seqs])
-        order.looked_to = to
+        seqs = self.leases.to_look_at(array("Q", sorted(key_of)))
+        rule.add(seqs, [key_of[seq] for seq in seqs])
+        rule.looked_to = to
 
     def _finish(self, log: TopicLog, first: int, last: int) -> None:
         for a, b in self.finished.outside(first, last):
@@ -346,7 +356,7 @@ class Group:
             dead = _are_among(seqs, self.matched)
             self.matched = array("Q", [seq for seq, is_dead in zip(self.matched, dead, strict=True) if not is_dead])
         leases = self.leases
-        if leases.order is None and len(leases) + leases.reserved < len(seqs):
+        if leases.key_rule is None and len(leases) + leases.reserved < len(seqs):
             held = list(leases.kept_between(seqs[0], seqs[-1]))
             seqs = [seq for seq, is_dead in zip(held, _are_among(seqs, held), strict=True) if is_dead]
             if not seqs:

@@ -40,6 +40,7 @@ TERMS = (
     "max_in_flight",
     "rate",
     "order_by",
+    "max_in_flight_per_key",
 )
 """The settings that a group has in common with a queue."""
 

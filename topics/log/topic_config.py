@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
 from topics.log.names import check_topic_name
-from topics.model import MAX_U64, ClaimRate, RetryPolicy, TopicConfig, TopicConfigPatch
+from topics.model import MAX_U64, ClaimRate, KeyLimitConfig, RetryPolicy, TopicConfig, TopicConfigPatch
 from topics.runtime.instant import MAX_AHEAD_MS
 from topics.schemas.record_schema import normal_schema
 from topics.schemas.schema_walk import BadSchema
@@ -65,14 +65,17 @@ _LATER: Final[Mapping[str, object]] = {
     "rate": None,
     "order_by": None,
     "completed": None,
+    "max_in_flight_per_key": None,
 }
 """Fields for which most topics have these values. Then they are left out, so that the parts of other topics are what
 they were before there were these fields."""
 
 MAX_RATE_JOBS: Final = 1_000_000
+MAX_PER_KEY: Final = 1_000_000
 RANGES: Final[Mapping[str, Mapping[str, tuple[int, int]]]] = {
     "retry": {"delay_ms": (0, MAX_AHEAD_MS), "max_delay_ms": (0, MAX_AHEAD_MS), "jitter": (0, 1)},
     "rate": {"jobs": (1, MAX_RATE_JOBS), "per_ms": (1, MAX_AHEAD_MS)},
+    "max_in_flight_per_key": {"max": (1, MAX_PER_KEY)},
 }
 """Fields that are objects, and the least and the most of their numbers."""
 
@@ -130,8 +133,13 @@ def resolve_config(
         )
     if present.get("retention") == "consumed" and present.get("type", base.type) == "queue":
         raise invalid("retention", "a queue deletes its jobs itself")
-    if not of_group and present.get("order_by") is not None and present.get("type", base.type) != "queue":
-        raise invalid("order_by", "only the jobs of a queue have an order")
+    for name in ("order_by", "max_in_flight_per_key"):
+        if not of_group and present.get(name) is not None and present.get("type", base.type) != "queue":
+            raise invalid(name, "only the jobs of a queue and the records of a group have it")
+    both = [present.get(name, getattr(base, name)) for name in ("order_by", "max_in_flight_per_key")]
+    if None not in both:
+        name = "order_by" if present.get("max_in_flight_per_key") is None else "max_in_flight_per_key"
+        raise invalid(name, "with an order one job of a key is leased at a time: set one of these fields to null")
     # If a body has both, `durability` wins over `durable`; `durable` alone sets the class, whatever it was before.
     if "durability" not in present and "durable" in present:
         present["durability"] = "fsync" if present["durable"] else "disk"
@@ -167,7 +175,7 @@ def config_to_wire(config: TopicConfig) -> dict[str, Any]:
     for name, usual in _LATER.items():
         if fields[name] == usual:
             del fields[name]
-        elif isinstance(fields[name], RetryPolicy | ClaimRate):
+        elif isinstance(fields[name], RetryPolicy | ClaimRate | KeyLimitConfig):
             fields[name] = msgspec.structs.asdict(fields[name])
     if config.schema is not None:
         fields["schema"] = bytes(config.schema).decode()

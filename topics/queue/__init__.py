@@ -5,6 +5,8 @@ job_projection  the jobs as the events have left them
 lease_events    the events that change jobs, and their form in the log
 claim_order     in which order jobs of several priorities are claimed
 key_order       which jobs may be claimed where those of a key have an order
+key_limit       which jobs may be claimed where so many of a key are leased at a time
+limited_claims  in which order jobs are claimed then
 retry_delay     how long a job that has failed is delayed
 last_errors     what went wrong with the jobs
 job_results     what became of finished jobs, until it is delivered

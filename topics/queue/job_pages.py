@@ -7,6 +7,7 @@ page. A slot without a job has the state `ABSENT`; a page of such slots only is 
 Values that a state does not need are zero: `due_ms` unless the job is leased, delayed or later, or has become free
 after being later; the lease id and the holder unless leased; everything if absent. A kept job that is reserved (see
 `leases`) has the flag `RESERVED` in its state code, so that a search for a state finds only jobs that may be changed.
+A free job that waits for its key (`key_limit`) has it too, because claims must not find it.
 Dumps are without the flag. The upper half of a state code is the *lane* of the job, which stands for its priority. It
 is zero for the default priority, so a search for a state alone finds the jobs of that priority.
 
@@ -107,7 +108,8 @@ _MOST_DELIVERIES: Final = (1 << 32) - 1
 
 _MOST_SEQ: Final = (1 << 64) - 1
 _TO_PLAIN: Final = bytes(code & PLAIN for code in range(256))
-_TO_DUMPED: Final = bytes(code & ~RESERVED for code in range(256))
+WITHOUT_FLAG: Final = bytes(code & ~RESERVED for code in range(256))
+"""Translates state codes to those without the flag, as dumps have them."""
 _IF_DUE: Final = bytes(code & ~LANE in (LEASED, DELAYED) for code in range(256))
 _IF_LATER: Final = bytes(code & ~LANE == LATER for code in range(256))
 _IF_UNTIMED: Final = bytes(code & PLAIN in (ABSENT, PARKED, CONDEMNED, COMPLETING) for code in range(256))
@@ -338,7 +340,7 @@ class JobPage:
 
     def dump(self, number: int) -> list[Any]:
         """Return page `number` in the form described above. Changes nothing, so it may run in another thread."""
-        states = bytes(self.states.translate(_TO_DUMPED))
+        states = bytes(self.states.translate(WITHOUT_FLAG))
         nodes, holders = self._packed_nodes()
         columns = (self.deliveries, self.due_ms, self.lease_ids, holders)
         return [number, states, *(_packed(column, states) for column in columns), list(nodes)]

@@ -28,6 +28,7 @@ from topics.queue.job_pages import (
 )
 from topics.queue.job_results import JobResult, JobResults
 from topics.queue.job_table import JobTable
+from topics.queue.key_limit import KeyLimit
 from topics.queue.key_order import KeyOrder
 from topics.queue.last_errors import LastErrors
 from topics.queue.lease_events import (
@@ -74,11 +75,11 @@ class JobProjection:
     """The jobs of one queue as its events have left them, and the seqs that are reserved for events in flight.
 
     `dead_lettered` counts over the topic's life. `backoff` is the delay of jobs that fail, None for none: it is part of
-    the topic's config, not of the state, and so is `order`, None if jobs have no order for each key. `paused_until` is
-    None if the queue is not paused, otherwise the epoch ms of the end of the pause, or 0. `unique` are the keys of the
-    jobs, once one has had a unique key. With `caller_sweeps` decisions do not sweep: the caller does that, and learns
-    what becomes free. `results` are those of finished jobs that are not delivered yet, whether their records are still
-    there or not. The seqs in answers ascend, or have the order of the event.
+    the topic's config, not of the state, and so is `key_rule`, None if nothing binds the jobs of one key.
+    `paused_until` is None if the queue is not paused, otherwise the epoch ms of the end of the pause, or 0. `unique`
+    are the keys of the jobs, once one has had a unique key. With `caller_sweeps` decisions do not sweep: the caller
+    does that, and learns what becomes free. `results` are those of finished jobs that are not delivered yet, whether
+    their records are still there or not. The seqs in answers ascend, or have the order of the event.
     """
 
     __slots__ = (
@@ -92,7 +93,7 @@ class JobProjection:
         "caller_sweeps",
         "dead_lettered",
         "errors",
-        "order",
+        "key_rule",
         "paused_until",
         "results",
         "unique",
@@ -102,7 +103,7 @@ class JobProjection:
         self.dead_lettered = 0
         self.backoff: RetryDelay | None = None
         self.caller_sweeps = False
-        self.order: KeyOrder | None = None
+        self.key_rule: KeyOrder | KeyLimit | None = None
         self.paused_until: int | None = None
         self.errors = LastErrors()
         self.results = JobResults()
@@ -127,8 +128,8 @@ class JobProjection:
 
     @property
     def knows_any(self) -> bool:
-        """Return True if a job is kept or reserved, or a key or an order may know one."""
-        return bool(self._table.has_pages or self._reserved or self.unique is not None or self.order is not None)
+        """Return True if a job is kept or reserved, or a unique key or the key rule may know one."""
+        return bool(self._table.has_pages or self._reserved or self.unique is not None or self.key_rule is not None)
 
     @property
     def in_flight(self) -> int:
@@ -288,19 +289,19 @@ class JobProjection:
             case ReopenEvent():
                 done = self._reopen(event)
         self._pass_known()
-        if self.order is not None:
-            self._note_for_order(self.order, event, done)
+        if self.key_rule is not None:
+            _note_for_keys(self.key_rule, event, done)
         return done
 
     def gone(self, seqs: Iterable[int]) -> array[int]:
         """Forget the jobs of `seqs`, whose records were deleted or lost, but not by an ack or a dead-letter move, which
         are events. Return the seqs whose lease has ended by that."""
         ended: array[int] = array("Q")
-        if self.errors or self.unique is not None or self.order is not None:
+        if self.errors or self.unique is not None or self.key_rule is not None:
             seqs = list(seqs)
             self._forget(seqs)
-        if self.order is not None:
-            self.order.ended(seqs)
+        if self.key_rule is not None:
+            self.key_rule.ended(seqs)
         for page, slot, seq in self._table.each(seqs):
             if seq in self._reserved:
                 self._reserved[seq] = False
@@ -321,8 +322,8 @@ class JobProjection:
             self.errors.forget_below(seq)
         if self.unique is not None:
             self.unique.end_below(seq)
-        if self.order is not None:
-            self.order.ended_below(seq)
+        if self.key_rule is not None:
+            self.key_rule.ended_below(seq)
         self._floor = seq
         self._cursor = max(self._cursor, seq - 1)
         self._pass_known()
@@ -359,8 +360,8 @@ class JobProjection:
         known.update(*self._table.runs(first, last, _RUN))
         if self.unique is not None:
             known.update(*self.unique.runs(first, last))
-        if self.order is not None:
-            known.update(self.order.known_between(first, last))
+        if self.key_rule is not None:
+            known.update(self.key_rule.known_between(first, last))
         return self._gone_unless(live_among, array("Q", sorted(known)))
 
     # -- keeping -----------------------------------------------------------------------------------------------------
@@ -389,26 +390,9 @@ class JobProjection:
     @classmethod
     def load(cls, value: Mapping[str, Any], now: Instant) -> Self:
         """Rebuild the projection from a dump. `now` is used to convert the times to the monotonic clock of this
-        process.
-
-        Raises ValueError if `value` is not a dump.
-        """
-        match value:
-            case {
-                "cursor": int(cursor),
-                "dead_lettered": int(dead_lettered),
-                "to_epoch_ms": int(to_epoch_ms),
-                "page": job_pages.PAGE,
-                "pages": list(dumped),
-            }:
-                pass
-            case _:
-                raise ValueError("lease dump: fields are missing, or not what they should be")
-        if not 0 <= cursor <= _MOST_SEQ or dead_lettered < 0:
-            raise ValueError("lease dump: values out of range")
+        process. Raises ValueError if `value` is not a dump."""
         leases = cls()
-        leases.dead_lettered = dead_lettered
-        leases._cursor = cursor
+        leases._cursor, leases.dead_lettered, to_epoch_ms, dumped = _head_of(value)
         leases._table = JobTable.load(dumped, to_epoch_ms - now.window + now.mono, now.mono + MAX_AHEAD_MS)
         leases.errors = LastErrors.load(value.get("errors", []))
         leases.results = JobResults.load(value.get("results", []))
@@ -416,18 +400,13 @@ class JobProjection:
             raise ValueError("lease dump: a completing job without a result")
         if "unique" in value:
             leases.unique = UniqueKeys.load(value["unique"])
-        match value.get("paused_until"):
-            case None:
-                pass
-            case int(until) if until >= 0:
-                leases.paused_until = until
-            case _:
-                raise ValueError("lease dump: a bad pause")
+        leases.paused_until = _pause_of(value)
         return leases
 
     def check(self) -> None:
         """Assert every invariant. O(n)."""
-        self._table.check(self._reserved)
+        aside = self.key_rule.aside() if isinstance(self.key_rule, KeyLimit) else ()
+        self._table.check({**self._reserved, **dict.fromkeys(aside)})
         if self.unique is not None:
             self.unique.check()
         kept = [seq for run in self._table.runs(0, _MOST_SEQ, _RUN) for seq in run]
@@ -438,8 +417,8 @@ class JobProjection:
             state = self._table.state(seq)
             assert there or state == ABSENT, seq
         assert all(seq in self.results for seq in self._table.seqs_in(COMPLETING))
-        if self.order is not None:
-            self.order.check(lambda seq: seq not in self._reserved and self._table.state(seq) in (ABSENT, FREE))
+        if self.key_rule is not None:
+            self.key_rule.check(lambda seq: seq not in self._reserved and self._table.state(seq) in (ABSENT, FREE))
 
     # -- within --------------------------------------------------------------------------------------------------------
 
@@ -587,19 +566,47 @@ class JobProjection:
             self._reserved.pop(seq, None)
         return self._table.each(seqs, due_ms=due_ms)
 
-    @staticmethod
-    def _note_for_order(order: KeyOrder, event: Event, done: array[int]) -> None:
-        match event:
-            case AckEvent() | DeadLetterEvent() | DeliverEvent():
-                order.ended(event.seqs)
-            case ReleaseEvent() | NackEvent() | RetryEvent() | ParkEvent() | CompleteEvent():
-                order.freed(done)
-            case ReopenEvent():
-                order.reopen(done)
-
     def _pass_known(self) -> None:
         """Move the cursor over the known seqs right behind it. In replay, where no claim does it."""
         self._cursor = self._table.end_of_run(self._cursor + 1) - 1
+
+
+def _note_for_keys(rule: KeyOrder | KeyLimit, event: Event, done: array[int]) -> None:
+    match event:
+        case AckEvent() | DeadLetterEvent() | DeliverEvent():
+            rule.ended(event.seqs)
+        case ReleaseEvent() | NackEvent() | RetryEvent() | ParkEvent() | CompleteEvent():
+            rule.freed(done)
+        case ReopenEvent():
+            if isinstance(rule, KeyOrder):
+                rule.reopen(done)
+
+
+def _head_of(value: Mapping[str, Any]) -> tuple[int, int, int, list[Any]]:
+    """Return the cursor, the count of dead letters, the time of the dump and the pages of a dump. Raises ValueError."""
+    match value:
+        case {
+            "cursor": int(cursor),
+            "dead_lettered": int(dead_lettered),
+            "to_epoch_ms": int(to_epoch_ms),
+            "page": job_pages.PAGE,
+            "pages": list(dumped),
+        }:
+            pass
+        case _:
+            raise ValueError("lease dump: fields are missing, or not what they should be")
+    if not 0 <= cursor <= _MOST_SEQ or dead_lettered < 0:
+        raise ValueError("lease dump: values out of range")
+    return cursor, dead_lettered, to_epoch_ms, dumped
+
+
+def _pause_of(value: Mapping[str, Any]) -> int | None:
+    match value.get("paused_until"):
+        case None:
+            return None
+        case int(until) if until >= 0:
+            return until
+    raise ValueError("lease dump: a bad pause")
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,6 +206,17 @@ class JobTable:
             for page, at, _ in self.each(range(max(start, last * job_pages.PAGE), end)):
                 page.forget(at)
 
+    def show_all(self, reserved: Iterable[int]) -> None:
+        """Take the flag from all jobs but those of `reserved`. O(pages)."""
+        for number, page in list(self._pages.items()):
+            states = page.states.translate(job_pages.WITHOUT_FLAG)
+            if states != page.states:
+                page = self._take(number)
+                page.states = states
+                self._put_back(number, page, None)
+        for page, slot, _ in self.each([seq for seq in sorted(reserved) if self.state(seq) != ABSENT]):
+            page.reserve(slot)
+
     def let_go(self) -> None:
         """Free some of the memory of the pages that `drop_below` dropped, which takes longer than dropping them."""
         if self._dropped:

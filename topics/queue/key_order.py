@@ -26,17 +26,26 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 KeyField = Literal["tag", "node"]
+
+
+class KeyTerms(NamedTuple):
+    """What the jobs of one key are bound by: one at a time in the order of their seqs (`most` is 0), or at most `most`
+    of them at a time (`key_limit`). `by` is the field that is the key of a record."""
+
+    by: KeyField
+    most: int = 0
+
 
 MOST_KNOWN: Final = 1_000_000
 """Unfinished jobs that are looked at. Beyond, claims get nothing that was never claimed until some are finished. With
 so many known jobs of 10,000 keys the order takes 20 MB."""
 
 _PAGE: Final = 256
-_UNKNOWN: Final = 0
-_KEYLESS: Final = 1
+UNKNOWN: Final = 0
+KEYLESS: Final = 1
 
 # A line gives back the room of finished jobs at its front once there are so many, and no fewer than of the others.
 _FINISHED: Final = 1024
@@ -101,6 +110,11 @@ class KeyOrder:
         self._holders: dict[int, set[int]] = {}
         self._keys_of_held: dict[int, int] = {}
 
+    @property
+    def terms(self) -> KeyTerms:
+        """What it was made for."""
+        return KeyTerms(self.by)
+
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def must_look(self, most: int, head: int) -> bool:
@@ -118,9 +132,9 @@ class KeyOrder:
             page = pages.get(number)
             if page is None:
                 page = pages[number] = _HashPage()
-            hashed = _hash(key)
+            hashed = hash_of(key)
             page.put(slot, hashed)
-            if hashed == _KEYLESS:
+            if hashed == KEYLESS:
                 heappush(self._ready, seq)
                 continue
             line = lines.get(hashed)
@@ -137,8 +151,8 @@ class KeyOrder:
 
     def add_held(self, seq: int, key: str | None) -> None:
         """Note the key of a job of `unsure`, which is still held."""
-        hashed = _hash(key)
-        if hashed != _KEYLESS:
+        hashed = hash_of(key)
+        if hashed != KEYLESS:
             self._holders.setdefault(hashed, set()).add(seq)
             self._keys_of_held[seq] = hashed
 
@@ -150,7 +164,7 @@ class KeyOrder:
                 continue
             if not self._key(seq):
                 self.known += 1
-                self._pages.setdefault(seq // _PAGE, _HashPage()).put(seq % _PAGE, _KEYLESS)
+                self._pages.setdefault(seq // _PAGE, _HashPage()).put(seq % _PAGE, KEYLESS)
             heappush(self._ready, seq)
 
     # -- claiming ----------------------------------------------------------------------------------------------------
@@ -198,7 +212,7 @@ class KeyOrder:
             if seq in self._keys_of_held:
                 self._let_go(seq)
             key = self._forget(seq)
-            if key in (_UNKNOWN, _KEYLESS):
+            if key in (UNKNOWN, KEYLESS):
                 continue
             line = self._lines[key]
             if isinstance(line, int):
@@ -233,7 +247,7 @@ class KeyOrder:
             self._let_go(seq)
         if not gone:
             return
-        del gone[_UNKNOWN], gone[_KEYLESS]
+        del gone[UNKNOWN], gone[KEYLESS]
         for key, count in gone.items():
             line = self._lines[key]
             if isinstance(line, int):
@@ -265,7 +279,7 @@ class KeyOrder:
             known += len(seqs)
             for seq in seqs:
                 assert self._floor <= seq <= self.looked_to, (self._floor, seq, self.looked_to)
-                if self._key(seq) != _KEYLESS:
+                if self._key(seq) != KEYLESS:
                     lines.setdefault(self._key(seq), []).append(seq)
                 elif is_free(seq):
                     assert seq in ready, seq
@@ -287,11 +301,11 @@ class KeyOrder:
 
     def _key(self, seq: int) -> int:
         page = self._pages.get(seq // _PAGE)
-        return _UNKNOWN if page is None else page.keys[seq % _PAGE]
+        return UNKNOWN if page is None else page.keys[seq % _PAGE]
 
     def _is_first(self, seq: int, key: int) -> bool:
-        if key in (_UNKNOWN, _KEYLESS):
-            return key == _KEYLESS
+        if key in (UNKNOWN, KEYLESS):
+            return key == KEYLESS
         return self._first(key) == seq
 
     def _first(self, key: int) -> int | None:
@@ -303,8 +317,8 @@ class KeyOrder:
         number, slot = divmod(seq, _PAGE)
         page = self._pages.get(number)
         if page is None or not (key := page.keys[slot]):
-            return _UNKNOWN
-        page.keys[slot] = _UNKNOWN
+            return UNKNOWN
+        page.keys[slot] = UNKNOWN
         page.known -= 1
         self.known -= 1
         if not page.known:
@@ -341,8 +355,9 @@ class KeyOrder:
             heappush(self._ready, first)
 
 
-def _hash(key: str | None) -> int:
+def hash_of(key: str | None) -> int:
+    """Return the hash of a key, `KEYLESS` for None or an empty one."""
     if not key:
-        return _KEYLESS
+        return KEYLESS
     hashed = hash(key)
-    return hashed if hashed not in (_UNKNOWN, _KEYLESS) else 2
+    return hashed if hashed not in (UNKNOWN, KEYLESS) else 2

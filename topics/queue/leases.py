@@ -46,8 +46,10 @@ and free jobs.
 default one, a claim takes free jobs first, smallest seq first, then fresh ones. Otherwise `claim_order` says what is
 next.
 
-**Order.** With an `order` (`key_order`) a claim asks that which jobs may be claimed, whatever their priorities, and is
-told of all jobs that become free or end. Then fresh jobs may stay behind claimed ones, above the cursor.
+**Keys.** A `key_rule` bounds the jobs of one key: one at a time, in the order of their seqs and whatever their
+priorities (`key_order`), or so many at a time (`key_limit`). Claims ask it which jobs may be claimed, and it is told of
+all jobs that become free or end. Then fresh jobs may stay behind claimed ones, above the cursor. Free jobs that wait
+for their key are flagged like reserved ones, so that a search does not find them.
 
 **Backoff.** With a `backoff` a lease that is over makes the job delayed, from the deadline on, instead of free. That is
 an arrow by time alone too, and its delay follows from the job (`retry_delay`).
@@ -109,14 +111,15 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from topics.queue import claim_order
 from topics.queue.claim_order import Ages
 from topics.queue.job_pages import ABSENT, CONDEMNED, DELAYED, FREE, LATER, LEASED, PARKED, PLAIN
 from topics.queue.job_projection import JobProjection
-from topics.queue.key_order import KeyField, KeyOrder
+from topics.queue.key_limit import KeyLimit
+from topics.queue.key_order import KeyOrder, KeyTerms
 from topics.queue.lease_events import (
     AckEvent,
     CompleteEvent,
@@ -128,6 +131,7 @@ from topics.queue.lease_events import (
     ReleaseEvent,
     RetryEvent,
 )
+from topics.queue.limited_claims import FreshRoom, LimitedClaim
 from topics.runtime.instant import Instant
 
 # Jobs that one claim parks at most: as many as a call can claim. It keeps a step of the loop and the frame short.
@@ -154,15 +158,7 @@ there are no more. Its exceptions are not caught."""
 E_co = TypeVar("E_co", bound=Event, covariant=True)
 
 
-class FreshRoom(NamedTuple):
-    """How many fresh jobs a claim may have where their number is bounded: `most`, and besides the one of seq
-    `always`."""
-
-    most: int
-    always: int
-
-
-UNBOUNDED: Final = FreshRoom(sys.maxsize, 0)
+UNBOUNDED: Final = FreshRoom(sys.maxsize, 0, 0)
 
 
 class ClaimSelection(NamedTuple):
@@ -234,22 +230,62 @@ class Leases(JobProjection):
             seqs = self._table.free_due(now_ms, wall_ms, left, self.backoff)
             freed += seqs
             left -= max(len(seqs), _LOOK)
-        if self.order is not None:
-            self.order.freed(freed)
+        if self.key_rule is not None:
+            self.key_rule.freed(freed)
         return freed
 
-    # -- order -------------------------------------------------------------------------------------------------------
+    # -- keys --------------------------------------------------------------------------------------------------------
 
-    def order_by(self, by: KeyField | None, looked_to: int = 0) -> None:
-        """Claim jobs of one key one at a time from here on, in the order of their seqs; None: without such an order.
-        Up to `looked_to` there is none.
+    @property
+    def key_terms(self) -> KeyTerms | None:
+        """What the jobs of one key are bound by; None for nothing."""
+        return None if self.key_rule is None else self.key_rule.terms
 
-        The caller then tells `order` the keys of the records. Until it has done that for those of `unsure`, nothing can
-        be claimed.
+    def begin_keys(self, terms: KeyTerms | None, looked_to: int = 0) -> None:
+        """Give out the jobs of one key by other terms from here on; None: without any. There is nothing to know about
+        jobs up to `looked_to`.
+
+        The caller then tells `key_rule` the keys of the records. Until it has done that for those of `unsure`, nothing
+        can be claimed.
         """
-        self.order = None if by is None else KeyOrder(by, {*self._table.seqs_in(LEASED), *self._reserved})
-        if self.order is not None:
-            self.order.looked_to = looked_to
+        if isinstance(self.key_rule, KeyLimit):
+            self._table.show_all(self._reserved)
+        self.key_rule = None
+        if terms is None:
+            return
+        held = {*self._table.seqs_in(LEASED), *self._reserved}
+        if terms.most:
+            self.key_rule = KeyLimit(terms.by, terms.most, held)
+            looked_to = max(looked_to, self._cursor)
+        else:
+            self.key_rule = KeyOrder(terms.by, held)
+        self.key_rule.looked_to = looked_to
+
+    def must_look(self, most: int, head: int) -> bool:
+        """Return True if records up to `head` have to be looked at before `most` jobs can be claimed."""
+        rule = self.key_rule
+        return rule is not None and (rule.must_look(most, head) or self.must_look_at_kept(most))
+
+    def must_look_at_kept(self, most: int) -> bool:
+        """Return True if some of the records are those of jobs that are kept."""
+        return self.key_rule is not None and (bool(self.key_rule.unsure) or bool(self.without_key(most)))
+
+    def without_key(self, most: int) -> array[int]:
+        """Return the free jobs among the first `most` of each lane that the limit of keys does not know."""
+        found: array[int] = array("Q")
+        limit = self.key_rule
+        if isinstance(limit, KeyLimit) and not limit.is_full:
+            for lane in (0, *self._table.other_lanes()):
+                found.extend([seq for _, _, seq in islice(self._table.free(lane), most) if not limit.role_of(seq)])
+        return found
+
+    def to_look_at(self, seqs: array[int]) -> array[int]:
+        """Return those of the next unfinished jobs of which `key_rule` has to be told."""
+        return array("Q", filter(self.is_fresh, seqs)) if isinstance(self.key_rule, KeyLimit) else seqs
+
+    def is_fresh(self, seq: int) -> bool:
+        """Return True if a live job was never claimed."""
+        return self._table.state(seq) == ABSENT and seq not in self._reserved
 
     def is_held(self, seq: int) -> bool:
         """Return True if `seq` is leased, or an event about it is in flight."""
@@ -276,10 +312,13 @@ class Leases(JobProjection):
         """
         if not self.caller_sweeps:
             self.sweep(now.mono, SWEEP_MOST, now.wall)
-        if self.order is not None:
-            return self._claim_in_order(self.order, limit, max_deliveries, room)
+        ages = ages or Ages(lambda seq: 0, 0, 0)
+        if isinstance(self.key_rule, KeyOrder):
+            return self._claim_in_order(self.key_rule, limit, max_deliveries, room)
+        if self.key_rule is not None:
+            return self._claim_limited(self.key_rule, limit, max_deliveries, ages, room)
         if self._table.other_lanes():
-            return self._claim_by_priority(limit, next_live, max_deliveries, ages or Ages(lambda seq: 0, 0, 0))
+            return self._claim_by_priority(limit, next_live, max_deliveries, ages)
         seqs: array[int] = array("Q")
         exhausted: array[int] = array("Q")
         more = False
@@ -335,6 +374,33 @@ class Leases(JobProjection):
         # The cursor stays below the fresh ones: others below them may wait for those before them.
         self._reserved.update(zip(fresh, repeat(True)))
         return ClaimSelection(seqs, exhausted, len(exhausted) == MAX_PARKED)
+
+    def _claim_limited(
+        self, rule: KeyLimit, limit: int, max_deliveries: int, ages: Ages, room: FreshRoom
+    ) -> ClaimSelection:
+        if rule.unsure:
+            return ClaimSelection(array("Q"), array("Q"), False)
+        claim = LimitedClaim(
+            self._table,
+            rule,
+            self._reserved.__contains__,
+            max_deliveries=max_deliveries,
+            most_parked=MAX_PARKED,
+            ages=ages,
+            room=room,
+        )
+        try:
+            claim.choose(limit)
+        finally:
+            for page, slot, _ in self._table.each(claim.hidden):
+                page.reserve(slot)
+        among = set(claim.fresh)
+        self._reserve([seq for seq in claim.seqs if seq not in among])
+        self._reserve(claim.exhausted)
+        # As in an order, the cursor stays below the fresh ones.
+        self._reserved.update(dict.fromkeys(claim.fresh, True))
+        seqs = claim.seqs if claim.by_priority else array("Q", sorted(claim.seqs))
+        return ClaimSelection(seqs, claim.exhausted, len(claim.exhausted) == MAX_PARKED)
 
     def _claim_by_priority(self, limit: int, next_live: NextLive, max_deliveries: int, ages: Ages) -> ClaimSelection:
         fresh, cursor, more = self._find_fresh(limit, next_live)
@@ -466,8 +532,8 @@ class Leases(JobProjection):
                     still_held.add(seq)
             elif state == LATER:
                 self._table.later_at(seq, page.due_ms[slot])
-        if self.order is not None:
-            self.order.freed([seq for seq in seqs if seq not in still_held])
+        if self.key_rule is not None:
+            self.key_rule.freed([seq for seq in seqs if seq not in still_held])
 
     # -- within ------------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ def test_a_job_that_is_stored_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_jobs_that_come_out_of_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_order, "_hash", lambda key: key_order._KEYLESS)
+    monkeypatch.setattr(key_order, "hash_of", lambda key: key_order.KEYLESS)
     assert any("of the same key is unfinished" in problem for problem in problems(range(2)))
 
 

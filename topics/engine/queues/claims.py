@@ -179,7 +179,9 @@ class Claims:
         if not limit:
             return array("Q"), False
         ages = queue.ages(topic.log, self._commits.retention_ms())
-        selection = queue.leases.decide_claim(limit, queue.now, queue.fresh(topic.log), limited, ages, queue.fresh_room)
+        selection = queue.leases.decide_claim(
+            limit, queue.now, queue.fresh(topic.log), limited, ages, queue.fresh_room(topic.log)
+        )
         if selection.exhausted:
             self._commits.lease(topic, queue, ParkEvent(selection.exhausted))
             self._dead_letters.attend(topic, queue)

@@ -2,8 +2,9 @@
 
 A look begins behind the last one and ends when there are enough matches, after a step of records, or at the head. It
 uses the tag index as reads do. At any time one task looks for a group; others wait for its end, because they want the
-same. What a look has read stays in the cache, where the looks of other groups find it. In a group with an order the
-same pass notes the keys of what matches (`docs/design/key_order.md` section 5).
+same. What a look has read stays in the cache, where the looks of other groups find it. Where
+something binds the records of one key, the same pass notes the keys of what matches (`docs/design/key_order.md` section
+5).
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.log.block import Block
 from topics.model import Performance
+from topics.queue.key_limit import KeyLimit
 from topics.queue.key_order import KeyField, KeyOrder
 
 KEYED: Final = 500
-"""Matches that a look for an order finds at a time at least: most of them may have to wait."""
+"""Matches that a look with keys finds at a time at least: most of them may have to wait."""
 
 
 class SeqCollector(Collector):
-    """A read that notes which records match, without their bytes, and the keys of an order."""
+    """A read that notes which records match, without their bytes, and their keys."""
 
-    __slots__ = ("_order", "keys", "seqs")
+    __slots__ = ("_rule", "keys", "seqs")
 
     def __init__(
         self,
@@ -43,19 +45,19 @@ class SeqCollector(Collector):
         from_seq: int,
         *,
         most_scanned: int,
-        order: KeyOrder | None = None,
+        rule: KeyOrder | KeyLimit | None = None,
         up_to: int | None = None,
     ) -> None:
         super().__init__(registry, topic, wish, from_seq, most_scanned=most_scanned, up_to=up_to)
         self.seqs: array[int] = array("Q")
         self.keys: list[str | None] = []
-        self._order = order
+        self._rule = rule
 
     def _cut(self, block: Block, first: int, last: int) -> bool:
         seqs = range(first, last + 1)
         self.seqs.extend(seqs)
-        if self._order is not None:
-            self.keys += keys_of(block, self._order.by, seqs)
+        if self._rule is not None:
+            self.keys += keys_of(block, self._rule.by, seqs)
         self.count += last - first + 1
         self.position = last
         return True
@@ -95,24 +97,24 @@ class Looks:
         return queue.must_look(topic.log, most)
 
     async def _look(self, topic: Topic, queue: GroupQueue, most: int, left: int) -> int:
-        state, order = queue.state, queue.leases.order
+        state, rule = queue.state, queue.leases.key_rule
         wanted = state.wanted
         scanned = 0
         while True:
             begin = state.looked_to
-            matches = state.most_matches(most) if order is None else max(most, KEYED)
+            matches = state.most_matches(most) if rule is None else max(most, KEYED)
             wish = RecordRequest(max(matches, 1), 1 << 62, filter=wanted)
-            found = SeqCollector(self._registry, topic, wish, begin, most_scanned=left - scanned, order=order)
+            found = SeqCollector(self._registry, topic, wish, begin, most_scanned=left - scanned, rule=rule)
             while (need := found.advance()) is not None:
                 await self._loader.provide(found, need, Performance())
             scanned += found.scanned
 
             def is_asked(begin: int = begin) -> bool:
-                """Return False if another filter or order was set meanwhile."""
-                return state.wanted is wanted and queue.leases.order is order and state.looked_to == begin
+                """Return False if another filter or rule was set meanwhile."""
+                return state.wanted is wanted and queue.leases.key_rule is rule and state.looked_to == begin
 
             await self._loader.prepared(topic, partial(_note, topic, queue, found, is_asked))
-            if order is None or scanned >= left or not queue.must_look(topic.log, most):
+            if rule is None or scanned >= left or not queue.must_look(topic.log, most):
                 return scanned
             await trio.lowlevel.checkpoint()
 

@@ -27,7 +27,6 @@ from topics.http.requests import (
     queue_requests,
     raw_appends,
     read_requests,
-    redrive_requests,
     schedule_requests,
     topic_requests,
     transaction_requests,
@@ -40,6 +39,7 @@ from topics.model import (
     DeleteRequest,
     Fence,
     GroupState,
+    KeyLimitConfig,
     MovedConsumer,
     Performance,
     QueueState,
@@ -174,6 +174,10 @@ _CONFIG: Final[Mapping[str, Fact]] = {
         "Queues: of the jobs with one tag (or node) one is leased at a time, and none before those with a smaller seq "
         "are done or dead. Jobs without one are free; priorities are ignored. Null for no such order."
     ),
+    "max_in_flight_per_key": Fact(
+        "Queues: most jobs with one tag (or node) that are leased at a time; jobs without one are not counted. Null is "
+        "unlimited; not together with `order_by`."
+    ),
     "schema": Fact(
         "A JSON Schema (2020-12) for `data`, at most 64 KiB, or null. A record that breaks it is refused with `422 "
         "schema_violation`. It refers to nothing outside of itself.",
@@ -277,6 +281,10 @@ _GROUP: Final[Mapping[str, Fact]] = {
         "Of the records with one tag (or node) one is leased at a time, and none before those with a smaller seq are "
         "acked, dead or deleted. Records without one are free. Null for no such order."
     ),
+    "max_in_flight_per_key": Fact(
+        "Most records with one tag (or node) that are leased at a time; records without one are not counted. Null is "
+        "unlimited; not together with `order_by`."
+    ),
     "max_unfinished": Fact(
         "With so many records held and runs of finished ones above the floor, claims get nothing fresh. Default on "
         f"creation: `{MAX_UNFINISHED}`.",
@@ -329,6 +337,10 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     ClaimRate: {
         "jobs": _between("Most jobs that are claimed in any `per_ms`.", "rate", "jobs"),
         "per_ms": _between("The time in which they are counted.", "rate", "per_ms"),
+    },
+    KeyLimitConfig: {
+        "by": Fact("What is the key of a record."),
+        "max": _between("Most jobs of one key that are leased at a time.", "max_in_flight_per_key", "max"),
     },
     Tombstone: {
         "gap_from": seq("First seq of the gap."),
@@ -704,28 +716,6 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     answer_types.PauseAnswer: {"queue": Fact("The counters after the call.")},
     queue_requests.PauseBody: {"until": seq("When the pause ends (ms since the epoch). Absent: with `resume`.")},
-    answer_types.RedriveAnswer: {
-        "state": Fact(
-            "`running`; `done`: it has looked at all letters, or moved `max`; `stopped`; `failed`, because of `error`; "
-            "`idle`: there was none since the start of the daemon."
-        ),
-        "moved": seq("Letters that it has moved."),
-        "left": seq("Letters that it has looked at, and that are still there."),
-        "reasons": Fact(
-            "How many of these stay for which reason. `missing`: their queue or group is not there. `full`: it has no "
-            "room. `gone`: the record of the group is not there any more. `forbidden`: the key does not cover the "
-            "topic. `incompatible`: that topic has the class `memory` or `ephemeral`. `in_flight`: a worker holds the "
-            "letter. `no_origin`: the record does not say where it came from."
-        ),
-        "error": Fact("Why it has failed; null if it has not."),
-    },
-    answer_types.RedriveFault: {"code": Fact("As in the answer of an error."), "message": Fact("What went wrong.")},
-    redrive_requests.RedriveBody: {
-        "to": Fact("The topic that gets all letters. Absent: each goes to where it came from.", TOPIC),
-        "filter": FILTER,
-        "max": seq("How many letters are moved at most. Absent: all."),
-        "rate": Fact("How many letters are moved in any `per_ms` at most. Absent: as fast as the disk allows."),
-    },
     answer_types.AckAnswer: {"acked": seq("Jobs that are done, and deleted.")},
     answer_types.NackAnswer: {"nacked": seq("Jobs that were given back.")},
     answer_types.ExtendAnswer: {

@@ -1,4 +1,5 @@
-"""The facts about the fields of the calls that look at jobs, retry and cancel them, as in `field_facts`."""
+"""The facts about the fields of the calls that look at jobs, retry and cancel them, and of redrives, as in
+`field_facts`."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Final
 from msgspec import Struct
 
 from topics.http import answer_types
-from topics.http.openapi.fact import FILTER, U64, Fact, seq, setting
-from topics.http.requests import job_requests
+from topics.http.openapi.fact import FILTER, TOPIC, U64, Fact, seq, setting
+from topics.http.requests import job_requests, redrive_requests
 
 _SELECTED: Final[Mapping[str, Fact]] = {
     "seqs": Fact(
@@ -43,5 +44,27 @@ JOB_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "matched": seq("Jobs that the filter or the seqs have found."),
         "done": seq("Jobs that were changed."),
         "skipped": seq("Jobs that were found, or seqs that were given, and that were not changed."),
+    },
+    answer_types.RedriveAnswer: {
+        "state": Fact(
+            "`running`; `done`: it has looked at all letters, or moved `max`; `stopped`; `failed`, because of `error`; "
+            "`idle`: there was none since the start of the daemon."
+        ),
+        "moved": seq("Letters that it has moved."),
+        "left": seq("Letters that it has looked at, and that are still there."),
+        "reasons": Fact(
+            "How many of these stay for which reason. `missing`: their queue or group is not there. `full`: it has no "
+            "room. `gone`: the record of the group is not there any more. `forbidden`: the key does not cover the "
+            "topic. `incompatible`: that topic has the class `memory` or `ephemeral`. `in_flight`: a worker holds the "
+            "letter. `no_origin`: the record does not say where it came from."
+        ),
+        "error": Fact("Why it has failed; null if it has not."),
+    },
+    answer_types.RedriveFault: {"code": Fact("As in the answer of an error."), "message": Fact("What went wrong.")},
+    redrive_requests.RedriveBody: {
+        "to": Fact("The topic that gets all letters. Absent: each goes to where it came from.", TOPIC),
+        "filter": FILTER,
+        "max": seq("How many letters are moved at most. Absent: all."),
+        "rate": Fact("How many letters are moved in any `per_ms` at most. Absent: as fast as the disk allows."),
     },
 }

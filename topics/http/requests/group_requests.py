@@ -16,7 +16,7 @@ from topics.http.requests.json_checks import check_depth, check_utf8, decode_jso
 from topics.http.requests.query_strings import Query
 from topics.http.requests.topic_requests import ListCursors, ListPage, page_of
 from topics.log.names import check_topic_name
-from topics.model import ClaimRate, GroupPatch, OrderBy, RetryPolicy, TopicConfigPatch
+from topics.model import ClaimRate, GroupPatch, KeyLimitConfig, OrderBy, RetryPolicy, TopicConfigPatch
 
 GROUP_CURSORS: Final = ListCursors(b"g:", check_topic_name)
 
@@ -36,6 +36,7 @@ class PutGroupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_in_flight: int | UnsetType = UNSET
     rate: ClaimRate | UnsetType | None = UNSET
     order_by: OrderBy | UnsetType | None = UNSET
+    max_in_flight_per_key: KeyLimitConfig | UnsetType | None = UNSET
     max_unfinished: int | UnsetType = UNSET
 
 
