@@ -193,9 +193,13 @@ class Group:
         """How many fresh records it may have besides; none if it is not above 0. Held records with an event on its way
         count twice meanwhile. If nothing is held there is room for one, whatever the runs: only its end can make the
         floor move over them."""
-        held = len(self.leases) + self.leases.reserved
-        room = self.max_unfinished - held - len(self.finished)
-        return room if held else max(room, 1)
+        is_held = len(self.leases) or self.leases.reserved
+        return self.strict_room if is_held else max(self.strict_room, 1)
+
+    @property
+    def strict_room(self) -> int:
+        """How many seqs it may hold, or remember as runs, besides; none if it is not above 0."""
+        return self.max_unfinished - len(self.leases) - self.leases.reserved - len(self.finished)
 
     def fresh_room(self, log: TopicLog) -> FreshRoom:
         """Return which fresh records a claim may have. The floor has to be where it can be (`advance`)."""
