@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
-from tests.engine.queues.queue_calls import ack, at_rest, claim, seqs_of
+from tests.engine.queues.queue_calls import ack, at_rest, claim, seqs_of, the_queue
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.engine.queues.job_lists import ShownJobs
@@ -24,6 +24,7 @@ from topics.model import (
     JobPageRequest,
     JobSelection,
     JobStateName,
+    KeyLimitConfig,
     NackTerms,
     Performance,
     RetryPolicy,
@@ -376,14 +377,17 @@ class Model:
                 (seq_of(job), job.state, job.deliveries, job.priority, job.node, job.last_error)
                 for job in await all_pages(self.life, state, size=size, wanted=wanted)
             ], state
+        the_queue(self.life)[1].leases.check()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 async def test_lists_are_those_of_a_model_over_restarts_and_kills(seed: int, autojump_clock: Any) -> None:
     rng = random.Random(seed)
     fs, clock = SimFs(), SimClock()
     config = settings(max_scan=rng.choice((20, 10_000)), cache_bytes=rng.choice((1000, 1 << 20)))
-    order = rng.choice((None, None, "tag"))
+    keys: dict[str, Any] = rng.choice(
+        ({}, {}, {"order_by": "tag"}, {"max_in_flight_per_key": KeyLimitConfig(by="tag", max=2)})
+    )
     durability = rng.choice(("disk", "fsync"))
     jobs: dict[int, Job] = {}
     for life_number in range(3):
@@ -391,7 +395,7 @@ async def test_lists_are_those_of_a_model_over_restarts_and_kills(seed: int, aut
         async with living(config, fs=fs, clock=clock, clean=clean) as life:
             if not life_number:
                 await life.put(
-                    "q", type="queue", durability=durability, leases_durable=True, order_by=order, segment_max_events=20
+                    "q", type="queue", durability=durability, leases_durable=True, segment_max_events=20, **keys
                 )
             model = Model(life, rng)
             model.jobs = jobs

@@ -287,7 +287,9 @@ async def test_a_full_target_takes_what_it_has_room_for(autojump_clock: Any) -> 
             await letter(life, seq, "dead2", **{"from": "log", "group": "g", "src_seq": str(seq)})
         assert await redrive(life, "dead2") == RedriveProgress("done", 2, {"full": 1}, None)
         await life.append("log", "new", "new")
-        assert [job.seq for job in await claim(life, "log", "g")] == [1, 2, 5], "nothing fresh but right above the floor"
+        assert [job.seq for job in await claim(life, "log", "g")] == [1, 2, 5], (
+            "nothing fresh but right above the floor"
+        )
 
 
 async def test_all_letters_that_match_go_to_another_topic(autojump_clock: Any) -> None:
