@@ -73,6 +73,11 @@ def test_show_and_json(here: InProcess) -> None:
             ["--max-in-flight-per-key", '{"by": "node", "max": 2}'],
             {"from": "tail", "max_in_flight_per_key": {"by": "node", "max": 2}},
         ),
+        (
+            ["--rate", '{"jobs": 9, "per_ms": 1000}', "--retry", '{"backoff": "fixed", "delay_ms": 5}'],
+            {"from": "tail", "rate": {"jobs": 9, "per_ms": 1000}, "retry": {"backoff": "fixed", "delay_ms": 5}},
+        ),
+        (["--rate", "none", "--retry", "none"], {"from": "tail", "rate": None, "retry": None}),
         (["--max-in-flight-per-key", "none"], {"from": "tail", "max_in_flight_per_key": None}),
     ],
 )

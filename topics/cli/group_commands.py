@@ -3,6 +3,7 @@ with `--group`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,6 +96,8 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
     yield "claim_jitter_ms", str(found.claim_jitter_ms)
     yield "paused", str(found.queue.paused).lower()
     yield "max_in_flight", str(found.max_in_flight or "-")
+    yield "retry", json.dumps(found.retry) if found.retry else "-"
+    yield "rate", f"{found.rate['jobs']} in {found.rate['per_ms']} ms" if found.rate else "-"
     yield "order_by", found.order_by or "-"
     limit = found.max_in_flight_per_key
     yield "max_in_flight_per_key", f"{limit['max']} of one {limit['by']}" if limit else "-"
@@ -143,6 +146,19 @@ def _facts(found: GroupState) -> Iterator[tuple[str, str]]:
 @click.option("--dead-letter", metavar="TOPIC", help="The topic of the dead letters; '' for none.")
 @click.option("--completed", metavar="TOPIC", help="The topic of the results of acks; '' for none.")
 @click.option("--leases-durable/--no-leases-durable", default=None, help="Sync leases before a claim is answered.")
+@click.option(
+    "--retry",
+    type=JsonObject("backoff", "delay_ms", "max_delay_ms", "jitter"),
+    metavar="JSON",
+    help="Delays after failures, such as "
+    '\'{"backoff": "exponential", "delay_ms": 1000, "max_delay_ms": 60000}\'; `none` removes them.',
+)
+@click.option(
+    "--rate",
+    type=JsonObject("jobs", "per_ms"),
+    metavar="JSON",
+    help='How many records are claimed at most, such as \'{"jobs": 10, "per_ms": 1000}\'; `none` removes it.',
+)
 @click.option("--max-in-flight", type=click.IntRange(min=0), metavar="N", help="Most leased records; 0: no limit.")
 @click.option(
     "--order-by",
@@ -197,8 +213,9 @@ def create(
     settings["claim_jitter_ms"] = settings.pop("jitter_ms")
     if settings["order_by"] in NONE:
         settings["order_by"] = ""
-    if isinstance(settings["max_in_flight_per_key"], str):
-        settings["max_in_flight_per_key"] = {}
+    for field in ("retry", "rate", "max_in_flight_per_key"):
+        if isinstance(settings[field], str):  # `none`
+            settings[field] = {}
     with connect(options) as client:
         done = client.create_group(topic, name, from_=place, filter="null" if no_filter else wanted, **settings)
     if options.as_json:
