@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -139,11 +139,6 @@ class Group:
         if isinstance(rule, KeyOrder):
             self.held_to = self.leases.last_kept
             rule.reopen(self.leases.kept_between(1, self.finished.floor))
-
-    def reopened(self, seqs: Iterable[int]) -> None:
-        """Note records that the group has to finish again, in whatever state they are."""
-        if isinstance(self.leases.key_rule, KeyOrder):
-            self.leases.key_rule.reopen(seqs)
 
     # -- as it is ----------------------------------------------------------------------------------------------------
 
@@ -259,7 +254,7 @@ class Group:
         if self.wanted is None or self.looked_to >= log.head_seq or not self._may_look(self.looked_to):
             return False
         waiting = len(self.matched) - bisect_right(self.matched, self.leases.cursor)
-        return waiting + self.leases.kept_free < self.most_matches(most)
+        return waiting + self.leases.kept_free < max(self.most_matches(most), 1)
 
     def most_matches(self, most: int) -> int:
         """Return how many records that match may wait, if `most` are wanted: there may be a run before each."""
@@ -360,8 +355,10 @@ class Group:
             dead = _are_among(seqs, self.matched)
             self.matched = array("Q", [seq for seq, is_dead in zip(self.matched, dead, strict=True) if not is_dead])
         leases = self.leases
-        if leases.key_rule is None and len(leases) + leases.reserved < len(seqs):
-            held = list(leases.kept_between(seqs[0], seqs[-1]))
+        rule = leases.key_rule
+        if len(leases) + leases.reserved + (rule.known if rule is not None else 0) < len(seqs):
+            known = rule.known_between(seqs[0], seqs[-1]) if rule is not None else ()
+            held = sorted({*leases.kept_between(seqs[0], seqs[-1]), *known})
             seqs = [seq for seq, is_dead in zip(held, _are_among(seqs, held), strict=True) if is_dead]
             if not seqs:
                 return array("Q")
