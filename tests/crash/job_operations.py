@@ -88,6 +88,19 @@ async def nacking(life: Life, client: Client) -> None:
     await trio.sleep(0.1)
 
 
+async def changing(life: Life, client: Client) -> None:
+    """Jobs are cancelled while somebody holds them, and retried before their time."""
+    for name in QUEUES:
+        told = held(client, name)
+        await client.cancel(name, told[:2])
+        await client.nack(name, told[2:], delay_ms=60_000)
+    await client.retry("plain", held(client, "plain")[2:])
+    await client.claim("plain", "bob", 9)
+    await checkpoint(life)
+    await client.retry("loose", held(client, "loose")[3:])
+    await trio.sleep(0.1)
+
+
 async def extending(life: Life, client: Client) -> None:
     """For longer and for shorter."""
     for name in QUEUES:
@@ -348,6 +361,7 @@ JOB_OPERATIONS = (
     row("ack", (6, 11), acking, with_leases()),
     row("nack", (6, 25), nacking, with_leases()),
     row("extend", (25,), extending, with_leases()),
+    row("cancel-and-retry-jobs", (6, 11), changing, with_leases()),
     row("lease-runs-out", (6,), running_out, with_leases(300)),
     row("release", (25,), releasing, three_queues),
     row("checkpoint-of-leases", (8,), checkpointing, with_leases()),

@@ -44,6 +44,7 @@ from topics.model import (
     HeldResult,
     Job,
     JobFields,
+    JobSelection,
     NackTerms,
     Performance,
     QueueState,
@@ -159,6 +160,8 @@ class Client:
         self._one_at_a_time: dict[str, trio.Lock] = {}
         self.terms: NackTerms | None = None
         """What the nacks say that are made now, if that is not only a delay."""
+        self.cancels = False
+        """True while acks are made as cancellations."""
 
     def _ask(self, kind: Kind, name: str, **fields: Any) -> Asked:
         asked = Asked(kind, name, self.history.tick(), now=self.engine.registry.now_ms(), **fields)
@@ -339,6 +342,11 @@ class Client:
         return asked
 
     async def _send(self, kind: str, name: str, request: HeldRequest, ms: int) -> HeldResult:
+        if kind == "ack" and self.cancels:
+            selection = JobSelection(sorted(request.seqs), None, None)
+            changed = await self.engine.job_changes.cancel(name, selection, Performance())
+            assert changed.done == len(request.seqs), changed
+            return HeldResult(done=sorted(request.seqs), skipped=[], ready=0, in_flight=0)
         if kind == "ack":
             return await self.engine.queues.ack(name, request, Performance())
         if kind == "nack":
@@ -348,6 +356,20 @@ class Client:
     async def ack(self, name: str, leases: Iterable[Told]) -> frozenset[int]:
         """Done with these; what of them it was done to."""
         return (await self._say("ack", name, leases)).done
+
+    async def cancel(self, name: str, leases: Iterable[Told]) -> None:
+        """Have leased jobs deleted, by somebody who does not hold them."""
+        self.cancels = True
+        try:
+            await self._say("ack", name, leases)
+        finally:
+            self.cancels = False
+
+    async def retry(self, name: str, leases: Iterable[Told]) -> None:
+        """Make jobs ready that were given back for later. The history does not know of it."""
+        selection = JobSelection(sorted(told.seq for told in leases), None, "delayed")
+        with suppress(ApiError):
+            await self.engine.job_changes.retry(name, selection, Performance())
 
     async def pause(self, name: str) -> None:
         """Give out no jobs until `resume`."""

@@ -313,6 +313,9 @@ class Truth:
             found = row.pop(key, None)
             if found != value and (direct or found is not None):
                 broken(f"{instance.name}: seq {seq} has {key} {found}, it was given {value}")
+        error = row.pop("last_error", None)
+        if error is not None and error not in self.jobs.errors.get(number, ()):
+            broken(f"{instance.name}: seq {seq} has the last error {error}, which nobody has said of record {number}")
         if row:
             broken(f"{instance.name}: seq {seq} has {row} besides")
 

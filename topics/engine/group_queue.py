@@ -111,7 +111,7 @@ class GroupQueue(JobQueue):
     def decide_cancel(self, seqs: Sequence[int]) -> LeaseDecision[AckEvent]:
         """The same. Fresh records are finished only as far as there is room for what that leaves to remember: the
         others are `busy`, because what is finished side by side takes little room, or skipped if there is none."""
-        room = max(self.state.strict_room, 0)
+        room = max(self.state.room, 0)
         fresh = [seq for seq in seqs if not self.leases.is_kept(seq)]
         if len(fresh) <= room:
             return super().decide_cancel(seqs)

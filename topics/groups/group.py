@@ -35,9 +35,8 @@ pass; then what matches waits in the lines instead of in `matched`.
 *So many of each key at a time.* With a limit (`topics.queue.key_limit`) fresh records that match wait there instead.
 
 *Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing but the record right above the floor:
-to finish that adds no run, and without it a group whose runs alone reach the bound would stand still. If nothing is
-held, it finds one record. Matches that wait leave runs of refused records between them, so they are at most half as
-many as there is room for.
+to finish that adds no run, and without it a group whose runs alone reach the bound would stand still. Matches
+that wait leave runs of refused records between them, so they are at most half as many as there is room for.
 
 What can never happen: a finished seq is given out again without having been reopened; the floor passes a live record
 that is neither finished nor was refused.
@@ -186,14 +185,7 @@ class Group:
     @property
     def room(self) -> int:
         """How many fresh records it may have besides; none if it is not above 0. Held records with an event on its way
-        count twice meanwhile. If nothing is held there is room for one, whatever the runs: only its end can make the
-        floor move over them."""
-        is_held = len(self.leases) or self.leases.reserved
-        return self.strict_room if is_held else max(self.strict_room, 1)
-
-    @property
-    def strict_room(self) -> int:
-        """How many seqs it may hold, or remember as runs, besides; none if it is not above 0."""
+        count twice meanwhile."""
         return self.max_unfinished - len(self.leases) - self.leases.reserved - len(self.finished)
 
     def fresh_room(self, log: TopicLog) -> FreshRoom:

@@ -24,6 +24,7 @@ class BackgroundTasks:
 
     def __init__(self) -> None:
         self._nursery: trio.Nursery | None = None
+        self._is_ending = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the nursery open. Runs until cancelled, which cancels every task in it."""
@@ -33,17 +34,18 @@ class BackgroundTasks:
             try:
                 await trio.sleep_forever()
             finally:
-                self._nursery = None
+                self._is_ending = True
 
     @property
     def running(self) -> bool:
         """Return True if tasks can be started."""
-        return self._nursery is not None
+        return self._nursery is not None and not self._is_ending
 
     def start_soon(self, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Start `work(*args)` as a task that nobody waits for. An exception in it stops the daemon.
 
-        Its log lines have no `request_id`: it may run long after the request that caused it.
+        Its log lines have no `request_id`: it may run long after the request that caused it. While the nursery is being
+        cancelled, so is the task.
         """
         assert self._nursery is not None
         contextvars.Context().run(self._nursery.start_soon, work, *args)

@@ -20,7 +20,7 @@ from topics.auth.keys import ALL, OPEN, Key
 from topics.config import Settings
 from topics.http.answers.metrics import PREFIX, SLICE, Exposition, families
 from topics.http.answers.request_figures import RequestFigures
-from topics.telemetry.figures import EngineFigures, RouterFigures, TopicFigures
+from topics.telemetry.figures import ConsumerFigures, EngineFigures, GroupFigures, RouterFigures, TopicFigures
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
 AS_JSON = "application/json"
@@ -31,6 +31,8 @@ FULL = EngineFigures(
     by_class={"disk": 2},
     topic_samples=[TopicFigures("a", 5, 1, 5, 50), TopicFigures("b", 0, 1, 0, 0, (3, 2, 0, False))],
     routers=1,
+    consumer_samples=[ConsumerFigures("a", "c", 3)],
+    group_samples=[GroupFigures("a", "g", 3, 2, 1, 0)],
     router_samples=[RouterFigures("a>b", 4, 9)],
     throttled={"max_inflight_bytes": 1, "max_topics": 5},
     segments={"hot": 3, "cold": 1},
@@ -313,6 +315,6 @@ def test_panels_do_not_overlap(dashboard: Any) -> None:
 def test_the_dashboard_has_a_row_for_each_part(dashboard: Any) -> None:
     rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
     assert rows == [
-        "Overview", "Traffic", "Log", "Delivery", "Queues", "Routers", "Retention and segments",
-        "Refusals and failures",
+        "Overview", "Traffic", "Log", "Delivery", "Queues", "Routers",
+        "Consumers, groups and schedules", "Retention and segments", "Refusals and failures",
     ]  # fmt: skip

@@ -56,7 +56,8 @@ def error_from(call: Any, *arguments: Any) -> ApiError:
 
 CALLS = [
     ("PUT", "/v0/topics/a"), ("PUT", "/v0/routers/r"), ("POST", "/v0/topics/a/delete"), ("POST", "/v0/topics/a/diff"),
-    ("POST", "/v0/topics/a/claim"), ("POST", "/v0/topics/a/ack"), ("POST", "/v0/topics/a/nack"),
+    ("POST", "/v0/topics/a/claim"), ("POST", "/v0/topics/a/nack"), ("POST", "/v0/topics/a/redrive"),
+    ("POST", "/v0/topics/a/jobs/retry"), ("POST", "/v0/topics/a/jobs/cancel"),
     ("POST", "/v0/topics/a/extend"), ("POST", "/v0/watch"),
 ]  # fmt: skip
 
