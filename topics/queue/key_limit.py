@@ -269,6 +269,11 @@ class KeyLimit:
 
     # -- what happens to jobs ----------------------------------------------------------------------------------------
 
+    def cancelled(self, seqs: Iterable[int]) -> None:
+        """Forget those jobs that wait, because they are about to end: claims must not come to them meanwhile. Others
+        count until they end."""
+        self.ended([seq for seq in seqs if self.role_of(seq) != HELD])
+
     def freed(self, seqs: Iterable[int]) -> None:
         """Note jobs that are not held any more."""
         for seq in seqs:

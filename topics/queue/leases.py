@@ -507,6 +507,8 @@ class Leases(JobProjection):
             self.sweep(now.mono, SWEEP_MOST, now.wall)
         states = (ABSENT, FREE, LEASED, DELAYED, LATER)
         chosen, skipped, busy = self._choose(seqs, lambda seq: self._table.state(seq) in states)
+        if isinstance(self.key_rule, KeyLimit):
+            self.key_rule.cancelled(chosen)
         return LeaseDecision(AckEvent(chosen) if chosen else None, skipped, busy)
 
     def decide_retry(self, seqs: Sequence[int], now: Instant) -> LeaseDecision[RetryEvent]:
