@@ -32,6 +32,7 @@ from topics.queue.lease_events import (
     NackEvent,
     ParkEvent,
     ReleaseEvent,
+    RetryEvent,
 )
 from topics.queue.leases import UNBOUNDED, Leases
 from topics.queue.retry_delay import RetryDelay
@@ -292,6 +293,14 @@ class KeyLimitMachine(RuleBasedStateMachine):
         self.decided(self.leases.decide_extend("a", self.some(data), None, self.now, ms).event, late)
 
     @rule(data=st.data(), late=LATE)
+    def cancel(self, data: st.DataObject, late: bool) -> None:
+        self.decided(self.leases.decide_cancel(self.some(data), self.now).event, late)
+
+    @rule(data=st.data(), late=LATE)
+    def retry(self, data: st.DataObject, late: bool) -> None:
+        self.decided(self.leases.decide_retry(self.some(data), self.now).event, late)
+
+    @rule(data=st.data(), late=LATE)
     def move_the_dead(self, data: st.DataObject, late: bool) -> None:
         self.decided(self.leases.decide_dead_letter(self.some(data)).event, late)
 
@@ -349,6 +358,8 @@ class KeyLimitMachine(RuleBasedStateMachine):
                     job.since = 0
                     job.state, job.due = "leased", event.deadline.mono
                     job.deliveries += 1
+                case RetryEvent():
+                    job.state = "free"
                 case ParkEvent():
                     job.state = "parked"
                 case ReleaseEvent():
