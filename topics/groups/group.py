@@ -371,7 +371,7 @@ class Group:
         runs = self.finished
         lost = self.reopened_up_to(log.earliest_seq - 1)
         if lost or log.earliest_seq > runs.floor + 1:
-            missed = sum([lost_between(log, seq, seq) for seq in lost])
+            missed = sum([lost_between(log, seq, seq) for seq in lost if seq not in self.leases.results])
             self._pass(log, log.earliest_seq - 1)
             self.missed += missed
             self.leases.gone_below(log.earliest_seq)
