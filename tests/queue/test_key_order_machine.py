@@ -35,6 +35,7 @@ from topics.queue.lease_events import (
     NackEvent,
     ParkEvent,
     ReleaseEvent,
+    RetryEvent,
 )
 from topics.queue.leases import Leases
 from topics.queue.retry_delay import RetryDelay
@@ -228,6 +229,14 @@ class KeyOrderMachine(RuleBasedStateMachine):
         self.decided(self.leases.decide_extend("a", self.some(data), None, self.now, ms).event, late)
 
     @rule(data=st.data(), late=LATE)
+    def cancel(self, data: st.DataObject, late: bool) -> None:
+        self.decided(self.leases.decide_cancel(self.some(data), self.now).event, late)
+
+    @rule(data=st.data(), late=LATE)
+    def retry(self, data: st.DataObject, late: bool) -> None:
+        self.decided(self.leases.decide_retry(self.some(data), self.now).event, late)
+
+    @rule(data=st.data(), late=LATE)
     def move_the_dead(self, data: st.DataObject, late: bool) -> None:
         self.decided(self.leases.decide_dead_letter(self.some(data)).event, late)
 
@@ -286,6 +295,8 @@ class KeyOrderMachine(RuleBasedStateMachine):
                         other.state == "leased" and other is not job and other.key == job.key is not None
                         for other in self.jobs.values()
                     )
+                case RetryEvent():
+                    job.state = "free"
                 case ParkEvent():
                     job.state = "parked"
                 case ReleaseEvent():
