@@ -258,7 +258,7 @@ class TopicGroups:
     def lowest_floor(self, log: TopicLog) -> int | None:
         """Return the seq up to which no group needs records; None without groups."""
         for queue in self.by_name.values():
-            if queue.state.finished.floor + 1 < log.earliest_seq:
+            if queue.state.passed_to + 1 < log.earliest_seq:
                 queue.catch_up(log)
         return min((queue.state.passed_to for queue in self.by_name.values()), default=None)
 

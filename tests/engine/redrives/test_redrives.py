@@ -206,6 +206,24 @@ async def test_what_is_consumed_stays_while_a_group_has_it_again(autojump_clock:
         assert await life.seqs("log") == []
 
 
+async def test_a_record_that_a_group_has_again_keeps_nothing_once_it_is_gone_itself(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("dead")
+        await life.put("log", retention="consumed", cap_records=4)
+        await life.append("log", *range(4))
+        await put_group(life)
+        await claim(life, "log", "g")
+        await letter(life, "x", **{"from": "log", "group": "g", "src_seq": "1"})
+        await ack(life, "log", 1, group="g")
+        assert (await redrive(life)).moved == 1
+        await ack(life, "log", 2, 3, 4, group="g")
+        assert await life.seqs("log") == [1, 2, 3, 4]
+        await life.append("log", *range(2))  # 1 and 2 are evicted, and nobody asks the group
+        life.engine.expire_unused()
+        await trio.sleep(1)
+        assert await life.seqs("log") == [5, 6]
+
+
 async def test_the_letter_of_a_group_whose_record_is_gone_stays(autojump_clock: Any) -> None:
     async with living() as life:
         await life.put("dead")
