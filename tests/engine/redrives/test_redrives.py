@@ -268,6 +268,25 @@ async def test_a_letter_whose_record_the_group_has_not_finished_only_goes(autoju
 # --- which letters stay ----------------------------------------------------------------------------------------------
 
 
+async def test_the_letter_of_a_record_that_is_still_on_its_way_to_the_letters_stays(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("log", durability="disk")
+        await life.put("dead", durability="disk", cap_records=1, discard="reject")
+        await put_group(life, dead_letter="dead")
+        await life.append("log", {"data": 1})
+        await claim(life, "log", "g")
+        await letter(life, 1, **{"from": "log", "group": "g", "src_seq": "1"})
+        await condemn(life, "log", 1, group="g")
+        assert (await group(life)).queue.delayed == 1
+        # The move has put its letter there, or is about to; then it finishes the record.
+        assert await redrive(life) == RedriveProgress("done", 0, {"in_flight": 1}, None)
+        await life.put("dead", durability="disk", cap_records=0)
+        await trio.sleep(1)
+        assert len(await life.seqs("dead")) == 2
+        assert await redrive(life) == RedriveProgress("done", 2, {}, None)
+        assert [job.seq for job in await claim(life, "log", "g")] == [1]
+
+
 async def test_letters_without_a_place_stay_and_are_counted(autojump_clock: Any) -> None:
     async with living(settings(wal_shards=2)) as life:
         await queue_and_letters(life, 1)

@@ -43,7 +43,7 @@ Reason = Literal["no_origin", "missing", "forbidden", "incompatible", "full", "g
 """Why a letter stays. `no_origin`: it does not say where it came from. `missing`: its queue or group is not there.
 `forbidden`: the caller may not write there. `incompatible`: transactions do not support the class of that topic.
 `full`: no room there. `gone`: the group's record is not there any more. `in_flight`: somebody holds the letter
-itself."""
+itself, or the group has not finished the move of the record to the dead letters."""
 
 
 class MovedLetters(NamedTuple):
@@ -313,6 +313,9 @@ class LetterMoves:
             is_finished = queue.state.is_finished(seq)
             if letter.seq not in live:
                 left[letter.seq] = "gone"
+            elif queue.leases.is_parked(seq):
+                # Its dead-letter move has not ended: that would finish the record after its letter is gone.
+                left[letter.seq] = "in_flight"
             elif is_finished and room <= 0:
                 left[letter.seq] = "full"
             else:
