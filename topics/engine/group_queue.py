@@ -97,9 +97,11 @@ class GroupQueue(JobQueue):
         return not self.state.is_finished(seq)
 
     def jobs_after(self, log: TopicLog, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
-        """The same, of the records that it has not finished."""
-        if after >= self.leases.cursor:
-            after = max(after, self.state.finished.floor)
+        """The same, of the records that it has not finished. Up to the floor these are in the table: they were
+        reopened."""
+        known = min(self.state.finished.floor, to)
+        if after < known:
+            return self.leases.jobs_after(after, known, mask, most)
         return super().jobs_after(log, after, to, mask, most)
 
     def _jobs_among(self, first: int, last: int, mask: bytes) -> array[int]:
