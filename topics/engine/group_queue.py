@@ -97,10 +97,10 @@ class GroupQueue(JobQueue):
         return not self.state.is_finished(seq)
 
     def jobs_after(self, log: TopicLog, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
-        """The same, of the records that it has not finished. Those up to the floor are known, also above the cursor:
-        an order or a limit of keys may leave that behind."""
+        """The same, of the records that it has not finished. Up to the floor these are in the table: they were
+        reopened."""
         known = min(self.state.finished.floor, to)
-        if self.leases.cursor <= after < known:
+        if after < known:
             return self.leases.jobs_after(after, known, mask, most)
         return super().jobs_after(log, after, to, mask, most)
 

@@ -3,6 +3,7 @@ is in no line, and counts for its key."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from tests.engine.life import Life, living
 from tests.engine.redrives.test_redrives import ack, claim, condemn, letter, put_group, redrive
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
-from topics.model import KeyLimitConfig
+from topics.filters.record_filter import parse_filter
+from topics.model import JobPageRequest, JobSelection, JobStateName, KeyLimitConfig, Performance
 from topics.queue.key_order import KeyOrder
 
 pytestmark = pytest.mark.trio
@@ -33,6 +35,12 @@ async def records(life: Life, *keys: str) -> None:
 async def letters(life: Life, *seqs: int) -> None:
     for seq in seqs:
         await letter(life, seq, **{"from": "log", "group": "g", "src_seq": str(seq)})
+
+
+async def listed(life: Life, state: JobStateName | None = None) -> dict[int, str]:
+    """Return the jobs of the group with their states."""
+    page = await life.engine.job_lists.page("log", JobPageRequest(state, None, 0, 100), Performance(), "g")
+    return {json.loads(b"{" + job.record)["$seq"]: job.state for job in page.jobs}
 
 
 @pytest.mark.parametrize("config", [ORDERED, LIMITED, ORDERED | {"max_unfinished": 6}])
@@ -82,4 +90,27 @@ async def test_a_dead_record_that_comes_back_at_once(config: dict[str, Any], aut
         assert [job.seq for job in await claim(life, "log", "g")] == ([1] if config is ORDERED else [])
         await ack(life, "log", 2, group="g")
         assert [job.seq for job in await claim(life, "log", "g")] == ([4] if config is ORDERED else [1])
+        check(life)
+
+
+@pytest.mark.parametrize("config", [{}, ORDERED, LIMITED])
+async def test_records_below_the_floor_are_listed_and_cancelled(config: dict[str, Any], autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("log", durability="fsync")
+        await life.put("dead", durability="fsync")
+        await put_group(life, dead_letter="dead", **config)
+        await records(life, "a", "b", "c", "d")
+        # The cursor of claims stays before a record that ends unclaimed.
+        await life.engine.job_changes.cancel("log", JobSelection([1], None, None), Performance(), "g")
+        await claim(life, "log", "g")
+        await condemn(life, "log", 2, 3, group="g")
+        assert (await redrive(life)).moved == 2
+        assert await listed(life) == {2: "ready", 3: "ready", 4: "in_flight"}
+        assert await listed(life, "ready") == {2: "ready", 3: "ready"}
+        await claim(life, "log", "g")
+        assert await listed(life, "in_flight") == dict.fromkeys((2, 3, 4), "in_flight")
+        only_b = parse_filter('["tag", "Eq", "b"]')
+        wish = JobSelection(None, only_b, None)
+        assert (await life.engine.job_changes.cancel("log", wish, Performance(), "g")).done == 1
+        assert list(await listed(life)) == [3, 4]
         check(life)

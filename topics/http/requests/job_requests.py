@@ -30,16 +30,16 @@ LETTER_CURSORS: Final = ListCursors(b"l:", _check_position)
 """The cursors of jobs and of dead letters: the seq that was looked at last."""
 
 
-class RetryJobsBody(msgspec.Struct, kw_only=True):
-    """The body of a retry, before checks."""
+class RetryJobsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of a retry, before checks. A misspelt `state` must not change all jobs."""
 
     seqs: list[int] | UnsetType = UNSET
     filter: msgspec.Raw | UnsetType = UNSET
     state: Literal["delayed", "dead"] | None = None
 
 
-class CancelJobsBody(msgspec.Struct, kw_only=True):
-    """The body of a cancellation, before checks."""
+class CancelJobsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of a cancellation, before checks; likewise."""
 
     seqs: list[int] | UnsetType = UNSET
     filter: msgspec.Raw | UnsetType = UNSET
