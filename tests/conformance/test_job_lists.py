@@ -117,6 +117,7 @@ def test_bad_queries_and_bodies_name_the_field(client: Client, topic: str) -> No
         error = error_of(client.post(f"{where}/{verb}", json={"seqs": list(range(1, 1002))}), 400, "batch_too_large")
         assert error["detail"]["field"] == "seqs"
         invalid(client.post(f"{where}/{verb}"), "filter")
+        invalid(client.post(f"{where}/{verb}", json={"seqs": [1], "stat": "delayed"}), "stat")
     invalid(client.post(f"{where}/cancel", json={"seqs": [1], "state": "dead"}), "state")
     assert seqs_of(jobs(client, topic)) == [1]
 

@@ -268,6 +268,23 @@ async def test_a_letter_whose_record_the_group_has_not_finished_only_goes(autoju
 # --- which letters stay ----------------------------------------------------------------------------------------------
 
 
+async def test_the_letter_of_a_job_that_is_still_on_its_way_to_the_letters_stays(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("q", type="queue", durability="disk", dead_letter="dead")
+        await life.put("dead", durability="disk", cap_records=2, discard="reject")
+        await life.append("q", 1, 2)
+        await claim(life, "q")
+        await letter(life, 1, **{"from": "q", "src_seq": "1"})
+        await letter(life, 2, **{"from": "q", "src_seq": "77"})
+        await condemn(life, "q", 1)
+        # The move has put its letter there, or is about to; then it deletes the job.
+        assert await redrive(life) == RedriveProgress("done", 1, {"in_flight": 1}, None)
+        await trio.sleep(1)
+        assert len(await life.seqs("dead")) == 2
+        assert await redrive(life) == RedriveProgress("done", 2, {}, None)
+        assert await life.seqs("q") == [2, 3, 4, 5]
+
+
 async def test_the_letter_of_a_record_that_is_still_on_its_way_to_the_letters_stays(autojump_clock: Any) -> None:
     async with living() as life:
         await life.put("log", durability="disk")

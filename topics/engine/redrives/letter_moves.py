@@ -265,12 +265,27 @@ class LetterMoves:
             if error.code == "topic_not_found":
                 return None
             raise
+        if to.group is None and not to.is_origin:
+            return await self._to_topic(target, letters)
         if to.group is None:
             return await self._to_queue(target, letters)
         return await self._to_group(target, to.group, letters)
 
     async def _to_queue(self, target: Topic, letters: list[Letter]) -> _JudgedLetters | None:
-        """Judge letters that are to be appended: to a queue, or to any topic that the caller has named."""
+        """Judge letters that go back to their queue. While that has not finished the move of a job to the dead letters,
+        the letter stays: after a crash the queue would still have the job."""
+        assert target.queue is not None
+        parked = target.queue.leases.is_parked
+        moving = [letter for letter in letters if letter.origin is not None and parked(letter.origin.seq)]
+        if len(moving) == len(letters):
+            return _nothing(letters, "in_flight")
+        judged = await self._to_topic(target, [letter for letter in letters if letter not in moving])
+        if judged is not None:
+            judged.left.update({letter.seq: "in_flight" for letter in moving})
+        return judged
+
+    async def _to_topic(self, target: Topic, letters: list[Letter]) -> _JudgedLetters | None:
+        """Judge letters that are to be appended."""
         if target.pending and evicts(target) and not only_appends(target):
             await self._commits.wait_for(target.next_change())  # as for an append
             return None
