@@ -118,7 +118,7 @@ class GroupOrderMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.records)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
-        seqs = self.some(data)
+        seqs = sorted(self.some(data))
         self.log.delete_seqs(seqs)
         self.group.gone(seqs)
         self.group.advance(self.log)
@@ -351,12 +351,16 @@ class GroupOrderMachine(RuleBasedStateMachine):
 
 
 def test_a_group_in_order_does_what_the_model_does() -> None:
-    run_state_machine_as_test(GroupOrderMachine, settings=settings(max_examples=30, stateful_step_count=50))
+    run_state_machine_as_test(
+        GroupOrderMachine, settings=settings(max_examples=30, stateful_step_count=50, derandomize=True)
+    )
 
 
 @pytest.mark.sweep
 def test_a_group_in_order_does_what_the_model_does_for_long() -> None:
-    run_state_machine_as_test(GroupOrderMachine, settings=settings(max_examples=150, stateful_step_count=50))
+    run_state_machine_as_test(
+        GroupOrderMachine, settings=settings(max_examples=150, stateful_step_count=50, derandomize=True)
+    )
 
 
 def test_a_record_that_is_unfinished_again_is_in_no_line() -> None:
