@@ -26,7 +26,7 @@ from daemon_process import DaemonProcess
 GROUPS = 100
 CONNECTIONS = 4
 BATCH = 32
-RECORDS = 100_000
+RECORDS = 500_000
 CAP = 10_000
 MOST_TIMES = 1.3
 """What a claim or an append may cost with all those groups, as a multiple of its cost with one or none."""
@@ -39,7 +39,7 @@ def many_groups(bench: Bench) -> list[Figure]:
         hold_checkpoints(daemon)
         for topic, count in (("one", 1), ("many", GROUPS)):
             control.create(topic)
-            fill_with_jobs(daemon.port, topic, 20_000 if bench.quick else RECORDS)
+            fill_with_jobs(daemon.port, topic, 100_000 if bench.quick else RECORDS)
             before = resident_mib(daemon.pid)
             _make_groups(control, topic, count)
         members = {topic: Members(topic, count) for topic, count in (("one", 1), ("many", GROUPS))}

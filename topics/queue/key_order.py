@@ -121,7 +121,7 @@ class KeyOrder:
         """Return True if records up to `head` have to be told of before `most` jobs can be claimed."""
         if self.unsure:
             return True
-        waiting = len(self._ready) + len(self._aside)
+        waiting = len(self._ready) + (len(self._aside) if self.first_aside is not None else 0)
         return self.looked_to < head and waiting < most and self.known < MOST_KNOWN
 
     def add(self, seqs: Sequence[int], keys: Iterable[str | None]) -> None:
@@ -171,8 +171,12 @@ class KeyOrder:
 
     @property
     def first_aside(self) -> int | None:
-        """The smallest seq that was set aside."""
-        return self._aside[0] if self._aside else None
+        """The smallest seq that was set aside and may still be claimed. Those before it are forgotten: they have ended
+        since, or will be told of when they are free (`freed`)."""
+        aside = self._aside
+        while aside and not self._is_first(aside[0], self._key(aside[0])):
+            heappop(aside)
+        return aside[0] if aside else None
 
     def set_aside(self, seq: int) -> None:
         """Put back a job that `next` has returned: it is fresh, and there is no room for it."""
