@@ -359,6 +359,35 @@ def test_a_group_in_order_does_what_the_model_does_for_long() -> None:
     run_state_machine_as_test(GroupOrderMachine, settings=settings(max_examples=150, stateful_step_count=50))
 
 
+def test_a_record_whose_claim_fails_after_the_filter_has_changed_is_found_without_room() -> None:
+    """Nobody holds it when the lines begin, and it is free afterwards: as a held one it needs no room."""
+    group, log = Group("g", group_put(None, 3)), TopicLog()
+    append(log, 3)
+    now = Instant(0, 500, 1000)
+    group.begin_keys(KeyTerms("tag"))
+    order = group.leases.key_rule
+    assert isinstance(order, KeyOrder)
+    order.add([1, 2, 3], [None, None, None])
+    claimed = group.leases.decide_claim(3, now, group.fresh(log), 0, None, group.fresh_room(log)).seqs
+    assert list(claimed) == [1, 2, 3]
+    group.apply(ClaimEvent("n", claimed[:1], array("Q", [1]), now.after(10)))
+    group.change(group_put(RED, 1))
+    group.leases.abort(claimed[1:])
+    order = group.leases.key_rule
+    assert isinstance(order, KeyOrder)
+    while order.unsure:
+        order.unsure.pop()
+    assert group.room < 0
+    for seq in (1, 2, 3):
+        assert group.must_look(log, 3)
+        group.looked(log, seq, [], [])
+    assert list(group.leases.decide_claim(3, now, group.fresh(log), 0, None, group.fresh_room(log)).seqs) == [2, 3]
+
+
+def group_put(filter: str | None, most: int) -> PutGroupEvent:
+    return PutGroupEvent(0, TopicConfig(), filter, most)
+
+
 def test_a_record_that_has_ended_hides_none_of_those_that_were_set_aside() -> None:
     """Without room a claim gets the record right above the floor. It asks for that alone, so it has to see it."""
     order = KeyOrder("tag")

@@ -136,7 +136,7 @@ class Group:
         rule = self.leases.key_rule
         self.looked_to = max(self.finished.floor, self.leases.cursor) if rule is None else rule.looked_to
         if isinstance(rule, KeyOrder):
-            self.held_to = self.leases.last_kept
+            self.held_to = self.leases.last_held
             rule.reopen(self.leases.kept_between(1, self.finished.floor))
 
     # -- as it is ----------------------------------------------------------------------------------------------------

@@ -174,9 +174,10 @@ class JobProjection:
         return iter(sorted({*kept, *(seq for seq, there in self._reserved.items() if there and first <= seq <= last)}))
 
     @property
-    def last_kept(self) -> int:
-        """The highest job that is kept; 0 if none is. O(pages)."""
-        return self._table.last()
+    def last_held(self) -> int:
+        """The highest job that is kept, or that an event on its way is about: it may be kept when that has failed. 0 if
+        there is none. O(pages + events on their way)."""
+        return max(self._table.last(), max(self._reserved, default=0))
 
     def jobs_after(self, after: int, to: int, mask: bytes, most: int) -> tuple[array[int], int]:
         """Return the known jobs above `after` and up to `to` whose states `mask` (`job_pages.mask_of`) has, ascending,
