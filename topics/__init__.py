@@ -6,6 +6,7 @@
     client     the Python clients; they import nothing of the server
     http       requests, streams and sockets
     engine     the live topics, and every call that reads or changes them
+    bucket     a second home of the data, in object storage
     storage    bytes on disks: the log, segments, snapshots, recovery, maintenance
     sched      which topic is served next, and what is done under pressure
     groups     competing consumers over a log; pure
