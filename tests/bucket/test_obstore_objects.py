@@ -224,3 +224,34 @@ def test_prefixes_do_not_see_each_other(moto: S3Server) -> None:
     assert [facts.name for facts in one.list("")] == ["a", "deeper/c"]
     assert [facts.name for facts in other.list("")] == ["b"]
     assert [facts.name for facts in whole.list("")] == ["c"]
+
+
+def test_a_store_is_not_pickled_because_it_holds_credentials() -> None:
+    store = S3Server("http://127.0.0.1:1").objects("prefix")
+    with pytest.raises(TypeError, match="holds credentials, and is not pickled"):
+        pickle.dumps(store)
+
+
+@pytest.mark.parametrize(
+    ("url", "variables"),
+    [
+        ("gs://bucket/prefix", {"GOOGLE_BASE_URL": "ENDPOINT", "GOOGLE_BEARER_TOKEN": "a-token"}),
+        (
+            "az://container/prefix",
+            {
+                "AZURE_STORAGE_ENDPOINT": "ENDPOINT",
+                "AZURE_STORAGE_ACCOUNT_NAME": "account",
+                "AZURE_STORAGE_ACCOUNT_KEY": "c2VjcmV0",
+            },
+        ),
+    ],
+)
+def test_other_providers_are_asked_where_their_variables_say(url: str, variables: dict[str, str]) -> None:
+    """There is no server for them here: that they are asked, and that what they answer is understood, is all."""
+    with answering(503) as (server, _):
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        store = opened(url, {name: endpoint if value == "ENDPOINT" else value for name, value in variables.items()})
+        for call in calls_of(store):
+            before = server.requests
+            assert told(store, call).kind is StoreErrorKind.THROTTLED
+            assert server.requests > before
