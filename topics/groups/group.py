@@ -327,6 +327,7 @@ class Group:
             self.matched = array("Q", [seq for seq in self.matched if seq not in ended])
 
     def _reopen(self, event: ReopenEvent) -> array[int]:
+        self.leases.gone_below(event.front)  # in a replay: otherwise they would look like reopened ones, lost later
         self.finished.add(1, event.floor)
         self.missed = max(self.missed, event.missed)
         seqs = array("Q", [seq for seq in event.seqs if self.is_finished(seq)])
@@ -363,7 +364,11 @@ class Group:
         self.touch()
         if self.matched:
             self.matched = live_among(self.matched)
-        return self.leases.forget_dead(first, last, live_among)
+        known = [seq for seq in self.reopened_up_to(last) if seq >= first]
+        ended = self.leases.forget_dead(first, last, live_among)
+        results, is_kept = self.leases.results, self.leases.is_kept
+        self.missed += sum([seq not in results and not is_kept(seq) for seq in known])
+        return ended
 
     def advance(self, log: TopicLog) -> None:
         """Move the floor over records that are finished or gone, and count those that were missed. Raises NotLoaded;
@@ -412,9 +417,18 @@ class Group:
     def settle(self, log: TopicLog, run: Callable[[Callable[[], Any]], Any]) -> None:
         """Forget records that are gone, at the end of a replay. `run` calls something that may need columns."""
         self.leases.pass_to(self.finished.floor)
+        run(lambda: self._forget_lost(log))
         run(lambda: self.leases.reconcile(log.index.only_live))
         run(lambda: self.advance(log))
         self.looked_to = max(self.finished.floor, self.leases.cursor)
+
+    def _forget_lost(self, log: TopicLog) -> None:
+        """Count and forget reopened records below the floor that are lost. Raises NotLoaded, and has done nothing."""
+        known = self.reopened_up_to(self.finished.floor)
+        live = set(log.index.only_live(array("Q", known)))
+        dead = [seq for seq in known if seq not in live]
+        self.missed += sum([lost_between(log, seq, seq) for seq in dead if seq not in self.leases.results])
+        self.leases.gone(dead)
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 

@@ -185,6 +185,33 @@ async def test_an_exception_below_the_floor_survives_a_kill(checkpoints: bool, a
         assert [job.seq for job in await claim(life, "log", "g")] == [7]
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+async def test_an_exception_below_the_floor_that_a_cap_takes_is_missed_also_after_a_kill(
+    checkpoints: bool, autojump_clock: Any
+) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock, clean=False) as life:
+        await life.put("dead", durability="fsync")
+        await life.put("log", durability="fsync", cap_records=4)
+        await life.append("log", *range(4))
+        await put_group(life)
+        assert len(await claim(life, "log", "g")) == 4
+        await ack(life, "log", 2, 3, 4, group="g")
+        await life.append("log", "new")  # evicts 1, which is leased: the floor passes it
+        assert ((await group(life)).floor, (await group(life)).missed) == (4, 1)
+        for seq in (2, 4):
+            await letter(life, "x", **{"from": "log", "group": "g", "src_seq": str(seq)})
+        assert (await redrive(life)).moved == 2
+        if checkpoints:
+            await life.compactor.checkpoint()
+        await life.append("log", "new")  # evicts 2
+        state = await group(life)
+        assert (state.floor, state.missed, state.queue.ready) == (4, 2, 3)
+    async with living(fs=fs, clock=clock) as life:
+        state = await group(life)
+        assert (state.floor, state.missed, state.queue.ready) == (4, 2, 3)
+
+
 async def test_what_is_consumed_stays_while_a_group_has_it_again(autojump_clock: Any) -> None:
     async with living() as life:
         await life.put("dead")

@@ -342,7 +342,9 @@ class LetterMoves:
         self, target: Topic, queue: GroupQueue, letters: Sequence[Letter], payload: dict[str, object], token: int
     ) -> MemberCommit:
         seqs = sorted({letter.origin.seq for letter in letters if letter.origin is not None})
-        event = ReopenEvent(array("Q", seqs), queue.state.finished.floor, queue.state.missed)
+        group = queue.state
+        front = 0 if queue.is_behind else target.log.earliest_seq
+        event = ReopenEvent(array("Q", seqs), group.finished.floor, group.missed, front)
         return self._members.reopening(target, queue, event, payload, token)
 
 
