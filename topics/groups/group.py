@@ -85,6 +85,7 @@ class Group:
         "max_unfinished",
         "missed",
         "name",
+        "reopening",
         "terms",
         "version",
         "wanted",
@@ -108,6 +109,8 @@ class Group:
         """With an order: up to here there may be held records that are not in the lines yet."""
         self.matched: array[int] = array("Q")
         """With a filter: records that were looked at, match, and were not given out yet; ascending."""
+        self.reopening = 0
+        """What the records count in `max_unfinished` at most that it is about to have again (`cost_of_reopening`)."""
         self._may_have_exceptions = False
         """False if nothing up to the floor is held. Looking costs a step for each page of held records."""
         self.version = next(_VERSIONS)
@@ -186,7 +189,13 @@ class Group:
     def room(self) -> int:
         """How many fresh records it may have besides; none if it is not above 0. Held records with an event on its way
         count twice meanwhile."""
-        return self.max_unfinished - len(self.leases) - self.leases.reserved - len(self.finished)
+        held = len(self.leases) + self.leases.reserved + self.reopening
+        return self.max_unfinished - held - len(self.finished)
+
+    def cost_of_reopening(self, seq: int) -> int:
+        """Return what `max_unfinished` counts more at most when it has a finished record again: above the floor its run
+        may become two."""
+        return 1 if seq <= self.finished.floor else 2
 
     def fresh_room(self, log: TopicLog) -> FreshRoom:
         """Return which fresh records a claim may have. The floor has to be where it can be (`advance`)."""

@@ -47,7 +47,7 @@ GROUPS: Final = (
         "group-without-bound",
         "groups",
         "topics/groups/group.py",
-        "return self.max_unfinished - len(self.leases) - self.leases.reserved - len(self.finished)",
+        "return self.max_unfinished - held - len(self.finished)",
         "return self.max_unfinished",
         "consumers 4: beyond max_unfinished claims get nothing fresh",
         "unit",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import trio
 
-from tests.engine.life import HeldOffload, Life, living, records, refusal, settings, settle
+from tests.engine.life import Called, HeldOffload, Life, living, records, refusal, settings, settle
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from topics.engine.redrives.redrives import RedriveProgress, RedriveWish
@@ -371,6 +371,50 @@ async def test_a_full_target_takes_what_it_has_room_for(autojump_clock: Any) -> 
         assert [job.seq for job in await claim(life, "log", "g")] == [1, 2, 5], (
             "nothing fresh but right above the floor"
         )
+
+
+async def unfinished(life: Life, *seqs: int, most: int) -> Any:
+    """A group that has finished these seqs of six, and letters of them."""
+    await life.put("dead", durability="fsync")
+    await life.put("log", durability="fsync")
+    await life.append("log", *range(6))
+    await put_group(life, max_unfinished=100)
+    assert len(await claim(life, "log", "g")) == 6
+    await ack(life, "log", *seqs, group="g")
+    for seq in seqs:
+        await letter(life, "x", **{"from": "log", "group": "g", "src_seq": str(seq)})
+    await put_group(life, max_unfinished=most)
+    return life.engine.registry.topic("log").groups.by_name["g"].state  # type: ignore[union-attr]
+
+
+async def test_a_record_whose_run_becomes_two_needs_room_for_both(autojump_clock: Any) -> None:
+    async with living() as life:
+        state = await unfinished(life, 2, 3, 4, 5, most=4)  # 1 and 6 are held, and there is one run
+        topic = life.engine.registry.topics["dead"]
+        assert state.room == 1
+        assert (await life.engine.letter_moves.move(topic, [2], may=anywhere)).left == {2: "full"}
+        await put_group(life, max_unfinished=5)
+        assert (await life.engine.letter_moves.move(topic, [2], may=anywhere)).moved == [2]
+        assert (len(state.leases), len(state.finished), state.room, state.reopening) == (3, 2, 0, 0)
+
+
+async def test_claims_beside_a_redrive_do_not_get_the_room_of_its_records(autojump_clock: Any) -> None:
+    offload = HeldOffload()
+    async with living(offload=offload) as life, trio.open_nursery() as nursery:
+        state = await unfinished(life, *range(1, 7), most=2)
+        await life.append("log", *range(4))
+        await trio.sleep(1)
+        offload.hold()
+        topic = life.engine.registry.topics["dead"]
+        moves = Called(nursery, lambda: life.engine.letter_moves.move(topic, [1, 2], may=anywhere))
+        await settle()
+        assert (moves.done, state.room) == (False, 0)
+        claimed = Called(nursery, lambda: claim(life, "log", "g"))
+        await settle()
+        offload.let_go()
+        await settle()
+        assert [job.seq for job in claimed.result] == [7], "it may always have the one above the floor"
+        assert (moves.result.moved, state.reopening, len(state.leases)) == ([1, 2], 0, 3)
 
 
 async def test_all_letters_that_match_go_to_another_topic(autojump_clock: Any) -> None:

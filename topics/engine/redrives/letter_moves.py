@@ -331,10 +331,10 @@ class LetterMoves:
             elif queue.leases.is_parked(seq):
                 # Its dead-letter move has not ended: that would finish the record after its letter is gone.
                 left[letter.seq] = "in_flight"
-            elif is_finished and room <= 0:
+            elif is_finished and room < queue.state.cost_of_reopening(seq):
                 left[letter.seq] = "full"
             else:
-                room -= is_finished
+                room -= queue.state.cost_of_reopening(seq) if is_finished else 0
                 fits.append(letter)
         return _JudgedLetters(fits, left, (0, 0), partial(self._reopening, target, queue, fits))
 
