@@ -331,6 +331,33 @@ async def test_the_letter_of_a_record_that_is_still_on_its_way_to_the_letters_st
         assert [job.seq for job in await claim(life, "log", "g")] == [1]
 
 
+@pytest.mark.parametrize("by", ["a higher cap", "a redrive elsewhere"])
+async def test_a_full_dead_letter_topic_and_a_job_that_wait_for_each_other(by: str, autojump_clock: Any) -> None:
+    """The letter of the job is there, from a move before a crash. The job cannot be moved again while the topic is
+    full, and its letter, which fills the topic, cannot go back while the job is being moved."""
+    async with living() as life:
+        await life.put("q", type="queue", durability="disk", dead_letter="dead")
+        await life.put("dead", durability="disk", cap_records=1, discard="reject")
+        await life.put("other", durability="disk")
+        await life.append("q", 1)
+        await claim(life, "q")
+        await letter(life, 1, **{"from": "q", "src_seq": "1"})
+        await condemn(life, "q", 1)
+        await trio.sleep(100)
+        assert await redrive(life) == RedriveProgress("done", 0, {"in_flight": 1}, None)
+        shown = {one.name: one.jobs for one in (await life.engine.metrics.figures()).topic_samples}
+        assert shown["q"] == (0, 0, 1, False), "the metrics show the job as delayed"
+        if by == "a higher cap":
+            await life.put("dead", cap_records=2)
+        else:
+            assert (await redrive(life, to="other")).moved == 1
+        await trio.sleep(31)
+        moved = 2 if by == "a higher cap" else 1
+        assert len(await life.seqs("dead")) == moved
+        assert await redrive(life) == RedriveProgress("done", moved, {}, None)
+        assert len(await claim(life, "q")) == moved
+
+
 async def test_letters_without_a_place_stay_and_are_counted(autojump_clock: Any) -> None:
     async with living(settings(wal_shards=2)) as life:
         await queue_and_letters(life, 1)
