@@ -95,6 +95,10 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "engine/forwarding/test_router_lives.py",
         "simulation/test_unguarded_rules.py",
     ),
+    "topics/engine/operations/member_commits.py": ("engine/redrives/test_redrives.py",),
+    "topics/engine/redrives/letter_moves.py": ("engine/redrives/test_redrives.py",),
+    "topics/engine/queues/completions.py": ("engine/queues/test_completions.py",),
+    "topics/queue/key_limit.py": ("queue/test_key_limit_cancels.py", "engine/queues/test_key_limit.py"),
     "topics/engine/queues/dead_letters.py": ("engine/queues/test_dead_letters.py", "engine/queues/test_jobs.py"),
     "topics/engine/operations/export.py": ("engine/operations/test_export.py",),
     "topics/engine/forwarding/forwarders.py": (
@@ -124,12 +128,16 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "engine/queues/test_jobs.py",
     ),
     "topics/engine/queues/looks.py": ("engine/groups/test_group_calls.py",),
-    "topics/engine/group_queue.py": ("engine/groups/test_group_calls.py",),
+    "topics/engine/group_queue.py": ("engine/groups/test_group_calls.py", "engine/queues/test_job_changes.py"),
     "topics/engine/groups/group_calls.py": (
         "engine/groups/test_group_calls.py",
         "engine/groups/test_deleted_groups.py",
     ),
-    "topics/groups/group.py": ("groups/test_group.py", "engine/groups/test_group_calls.py"),
+    "topics/groups/group.py": (
+        "groups/test_group.py",
+        "groups/test_replayed_losses.py",
+        "engine/groups/test_group_calls.py",
+    ),
     "topics/filters/predicates.py": ("filters/test_record_filter.py",),
     "topics/filters/record_filter.py": ("filters/test_record_filter.py",),
     "topics/raw_bytes.py": ("test_raw_bytes.py",),
@@ -156,6 +164,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/queue/job_table.py": ("queue/test_leases.py", "engine/queues/test_jobs.py"),
     "topics/queue/leases.py": (
         "queue/test_leases.py",
+        "queue/test_key_limit_cancels.py",
         *QUEUE_TESTS,
         "queue/test_key_order_machine.py",
         "engine/queues/test_key_order.py",

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from tests.conformance.client import until
-from topics.cli.exec_jobs import Command, CommandOutcome, CommandRunner, job_environment
+from topics.cli import exec_jobs
+from topics.cli.exec_jobs import Command, CommandOutcome, CommandRunner, job_environment, result_of
 from topics.client.held_jobs import Nack
 from topics.client.results import Job
 
@@ -147,6 +148,47 @@ def test_a_job_is_done_even_if_nobody_hears_of_it() -> None:
     anyio.run(runner, job())
     assert runner.done == 1
     assert isinstance(runner.unheard, BrokenPipeError)
+
+
+@pytest.mark.parametrize(
+    ("printed", "result"),
+    [
+        (b'  {"a":  [1, 2.50]}\n', b'{"a":  [1, 2.50]}'),
+        (b"7\n", b"7"),
+        (b"null\n", b"null"),
+        (b"two words\n\n", b'"two words\\n"'),
+        (b"NaN", b'"NaN"'),
+        (b"1\n2\n", b'"1\\n2"'),
+        (b"\xff", '"\ufffd"'.encode()),
+        (b"[" * 100_000, b'"' + b"[" * 100_000 + b'"'),
+        (b"", b"null"),
+        (b"\n", b"null"),
+    ],
+)
+def test_a_result_is_the_json_or_the_text_that_was_printed(printed: bytes, result: bytes) -> None:
+    assert msgspec.json.encode(result_of(printed)) == result
+
+
+def results_of(line: str) -> tuple[CommandRunner, object]:
+    runner = CommandRunner(Command(line, shell=True), environ=os.environ, report=lambda _: None, results=True)
+    return runner, anyio.run(runner, job())
+
+
+def test_with_results_the_output_is_the_result_and_what_is_left_running_is_not_waited_for(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    try:
+        assert results_of(f"cat; sleep 1000 & echo $! >{pid}")[1] == msgspec.Raw(b'{"to":"ann"}')
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert results_of("true")[1] is None
+
+
+def test_a_command_that_prints_too_much_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exec_jobs, "MAX_OUTPUT_BYTES", 4)
+    assert results_of("printf 1234")[1] == msgspec.Raw(b"1234")
+    with pytest.raises(Nack) as raised:
+        results_of("printf 12345")
+    assert raised.value.terms.error == "failed, exit code 0, more than 4 bytes of output"
 
 
 @pytest.mark.parametrize("code", [126, 127])

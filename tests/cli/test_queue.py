@@ -18,7 +18,7 @@ from tests.cli.terminal import Terminal
 from tests.client.ports import free_port
 from tests.conformance.client import Daemon, fresh_name, until
 from topics.cli.app import run
-from topics.client import Client, NewRecord
+from topics.client import Client, NewRecord, Record
 
 WITHIN_S = 30.0
 
@@ -217,6 +217,20 @@ def test_a_command_gets_text_without_quotes_where_that_is_asked_for(
 ) -> None:
     done = topics("queue", "work", jobs, "--once", "--raw", "--exec", "cat")
     assert (done.returncode, done.stdout) == (0, '{"n":1}\ntwo\n3\n')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sends", [False, True])
+def test_what_a_command_prints_is_the_result_where_that_is_asked_for(
+    topics: CommandLine, client: Client, jobs: str, sends: bool
+) -> None:
+    client.update(jobs, completed=f"{jobs}-done")
+    options = ["--results"] if sends else []
+    done = topics("queue", "work", jobs, "--once", "--raw", "--exec", "cat", *options)
+    assert (done.returncode, done.stdout) == (0, "" if sends else '{"n":1}\ntwo\n3\n')
+    until(lambda: client.state(f"{jobs}-done").head_seq == 3)
+    results = [record.data["result"] for record in client.read(f"{jobs}-done") if isinstance(record, Record)]
+    assert results == ([{"n": 1}, "two", 3] if sends else [None] * 3)
 
 
 def test_work_that_ends_with_the_queue_does_not_wait_for_a_daemon_that_is_not_there(

@@ -20,6 +20,8 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "bytes_live": ("gauge", set()),
     "queue_topics": ("gauge", set()),
     "queue_leases_in_flight": ("gauge", set()),
+    "results_waiting": ("gauge", set()),
+    "results_waiting_bytes": ("gauge", set()),
     "sse_connections": ("gauge", set()),
     "ws_connections": ("gauge", set()),
     "watch_sessions": ("gauge", set()),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
 from tests.engine.life import Life, living
 from topics.auth.keys import ALL, OPEN, Key
 from topics.engine import engine_metrics
-from topics.model import RouterPatch
+from topics.model import ClaimRequest, HeldRequest, Performance, RouterPatch
+from topics.queue.job_results import RESULT_BYTES
 from topics.telemetry.figures import EngineFigures
 
 pytestmark = pytest.mark.trio
@@ -94,3 +97,23 @@ async def test_queues_are_counted_with_their_leases() -> None:
         figures = await life.engine.metrics.figures()
         assert (figures.queue_topics, figures.queue_leases) == (1, 0)
         assert figures.topic_samples[0].jobs == (3, 0, 0, False)
+
+
+async def test_results_that_are_not_delivered_yet_are_counted(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("done", cap_records=1, discard="reject")
+        await life.append("done", "in the way")
+        await life.put("q", type="queue", completed="done")
+        await life.append("q", 1, 2)
+        claim = ClaimRequest(node="n", most=2, lease_ms=60_000, wait_ms=0)
+        assert len((await life.engine.queues.claim("q", claim, Performance())).jobs) == 2
+        held = HeldRequest(node="n", seqs=[1, 2], lease_ids=None, results={1: b"7", 2: b"null"})
+        await life.engine.queues.ack("q", held, Performance())
+        await trio.sleep(1)
+        figures = await life.engine.metrics.figures()
+        assert (figures.results_waiting, figures.results_bytes) == (2, 2 * RESULT_BYTES + 5)
+        await life.delete("done", before_seq=2)
+        await life.put("done", cap_records=10)
+        await trio.sleep(31)
+        figures = await life.engine.metrics.figures()
+        assert (figures.results_waiting, figures.results_bytes) == (0, 0)

@@ -114,7 +114,7 @@ def test_events_are_what_they_were_after_the_wire() -> None:
         AckEvent(seqs),
         ParkEvent(seqs),
         DeadLetterEvent(seqs),
-        ReopenEvent(seqs, 2, 1),
+        ReopenEvent(seqs, 2, 1, 2),
         ClaimEvent("n", seqs, seqs, NOW.after(10)),
     ]
     for event in events:
@@ -187,7 +187,7 @@ class Groups(RuleBasedStateMachine):
     def reopen(self, data: st.DataObject) -> None:
         seqs = data.draw(st.lists(st.sampled_from(sorted(self.done & self.live)), min_size=1, unique=True))
         group = self.group
-        self.commit(ReopenEvent(array("Q", sorted(seqs)), group.finished.floor, group.missed))
+        self.commit(ReopenEvent(array("Q", sorted(seqs)), group.finished.floor, group.missed, self.log.earliest_seq))
         self.done -= set(seqs)
         self.excepted |= {seq for seq in seqs if seq <= group.finished.floor}
         assert all(group.leases.deliveries(seq) == 0 for seq in seqs)
@@ -213,8 +213,11 @@ class Groups(RuleBasedStateMachine):
             self.log.evict_below(seq + 1, "cap")
         if kind != "delete":
             self.lost += len(dead & (self.live - self.done))
-        self.group.gone(sorted(dead))
-        self.replayed.gone(sorted(dead))
+        if kind == "hole":
+            self.group.lost(seq, seq, self.log.index.only_live)
+        elif kind == "delete":  # of these alone a replay tells groups; of the others they learn at its end
+            self.group.gone([seq])
+            self.replayed.gone([seq])
         self.group.advance(self.log)
         self.live -= dead
         for one in dead:

@@ -13,13 +13,15 @@ import re
 import shlex
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import IO, Final, Literal
 
 import anyio
+import msgspec
 from anyio.abc import ByteSendStream, Process
 
 from topics.client import calls, group_calls
@@ -37,6 +39,9 @@ LOOK_S: Final = 0.25
 
 NOT_RUNNABLE: Final = (126, 127)
 """The exit codes of a shell for a command that cannot be run, or does not exist."""
+
+MAX_OUTPUT_BYTES: Final = 8 << 20
+"""Of what a command prints as its result. A daemon takes `TOPICS_MAX_RECORD_BYTES` of one, 1 MiB by default."""
 
 ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -118,12 +123,26 @@ def job_input(job: Job, *, raw: bool) -> bytes:
     return text + b"\n"
 
 
+def result_of(output: bytes) -> object:
+    """The result of a job whose command has printed this: the same JSON if it is valid JSON, otherwise its text without
+    the last newline; None if it is empty."""
+    try:
+        text = output.decode().strip()
+        if text:
+            msgspec.json.decode(text)
+        return msgspec.Raw(text.encode()) if text else None
+    except (ValueError, RecursionError):  # also msgspec.DecodeError
+        return output.decode(errors="replace").removesuffix("\n")
+
+
 class CommandRunner:
     """Runs the command for each job it is called with: the handler of a worker.
 
     The job's data is the command's standard input (`job_input`). Its output goes where ours goes, or to `output` (a
     file descriptor). Exit code 0 is success. After any other the job is nacked, with a delay that grows with its
-    deliveries; after a command that could not be started, with none.
+    deliveries; after a command that could not be started, with none. With `results` the output becomes the result of
+    the job (`result_of`); it goes to a temporary file, so that nobody waits for processes that the command has left
+    running. A command that prints more than `MAX_OUTPUT_BYTES` has failed.
 
     Each command has a session and a process group of its own, so that Ctrl-C on the terminal does not reach it. When it
     exceeds `timeout_s`, its group gets SIGTERM, and SIGKILL `TERM_GRACE_S` later; when its call is cancelled, SIGKILL
@@ -140,6 +159,7 @@ class CommandRunner:
         pass_token: bool = False,
         output: int | None = None,
         raw: bool = False,
+        results: bool = False,
     ) -> None:
         self._command = command
         self._environ = environ
@@ -148,6 +168,7 @@ class CommandRunner:
         self._pass_token = pass_token
         self._output = output
         self._raw = raw
+        self._results = results
         self._backoff = Backoff()
         self.running = 0
         self.done = 0
@@ -158,15 +179,24 @@ class CommandRunner:
         self.unheard: OSError | None = None
         """Why the end of a command could not be reported. The job is acked all the same if it is done."""
 
-    async def __call__(self, job: Job) -> None:
-        """Run the command for one job. Raises Nack if the job is not done. If it is cancelled, the command is
-        killed."""
+    async def __call__(self, job: Job) -> object:
+        """Run the command for one job, and return its result. Raises Nack if the job is not done. If it is cancelled,
+        the command is killed."""
+        with tempfile.TemporaryFile() if self._results else nullcontext() as printed:
+            await self._run_reported(job, printed)
+            return result_of(_read(printed)) if printed is not None else None
+
+    async def _run_reported(self, job: Job, printed: IO[bytes] | None) -> None:
         began = time.monotonic()
         outcome: Outcome = "killed"
         code: int | None = None
         self.running += 1
+        too_long = False
         try:
-            outcome, code = await self._run(job)
+            outcome, code = await self._run(job, self._output if printed is None else printed.fileno())
+            too_long = printed is not None and os.fstat(printed.fileno()).st_size > MAX_OUTPUT_BYTES
+            if outcome == "done" and too_long:
+                outcome = "failed"
         finally:
             self.running -= 1
             self.done += outcome == "done"
@@ -180,14 +210,16 @@ class CommandRunner:
             if outcome == "not started":
                 raise Nack(0, count=False)
             why = outcome if code is None else f"{outcome}, exit code {code}"
+            if too_long:
+                why += f", more than {MAX_OUTPUT_BYTES} bytes of output"
             raise Nack(self._backoff(job.deliveries), error=why)
 
-    async def _run(self, job: Job) -> tuple[Outcome, int | None]:
+    async def _run(self, job: Job, output: int | None) -> tuple[Outcome, int | None]:
         try:
             with anyio.CancelScope(shield=True):  # a start that is cut off would kill the first process alone
                 process = await anyio.open_process(
                     self._command.words,
-                    stdout=self._output,
+                    stdout=output,
                     stderr=None,
                     env=job_environment(job, self._environ, pass_token=self._pass_token),
                     start_new_session=True,
@@ -226,6 +258,11 @@ class CommandRunner:
             await process.wait()
         _signal_group(process, signal.SIGKILL)  # also for those of the group that the first of it has left behind
         return False
+
+
+def _read(printed: IO[bytes]) -> bytes:
+    printed.seek(0)
+    return printed.read(MAX_OUTPUT_BYTES)
 
 
 async def _feed(stdin: ByteSendStream, data: bytes) -> None:
@@ -324,10 +361,10 @@ class CommandWorker:
             raise self._unreachable
         return self._signals
 
-    async def _handle(self, job: Job) -> None:
+    async def _handle(self, job: Job) -> object:
         runner = self._runner
         try:
-            await runner(job)
+            return await runner(job)
         finally:
             if runner.unstartable is not None or runner.unheard is not None:
                 self._worker.stop()

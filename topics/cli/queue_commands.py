@@ -485,6 +485,7 @@ def _settled(options: CommandOptions, answer: Any, said: str) -> None:
         "topics queue work mails --exec './send-mail'",
         "topics queue work thumbnails --concurrency 4 --job-timeout 5m --exec 'python resize.py'",
         "topics queue work mails --once --shell --exec 'jq -r .to | xargs -n1 ./greet'",
+        "topics queue work sums --results --exec 'jq add'",
     )
 )
 @topic_argument
@@ -510,6 +511,11 @@ def _settled(options: CommandOptions, answer: Any, said: str) -> None:
     help="End when no job is ready, even if jobs are delayed after a failure.",
 )
 @click.option("--raw", is_flag=True, help="Pass a JSON string to COMMAND as plain text, without quotes.")
+@click.option(
+    "--results",
+    is_flag=True,
+    help="Send what COMMAND prints as the result of the job, where the queue has `completed`.",
+)
 @click.option("--pass-token", is_flag=True, help="Leave TOPICS_TOKEN in the command's environment.")
 @group_option
 @client_options
@@ -526,6 +532,7 @@ def work(
     max_jobs: int | None,
     once: bool,
     raw: bool,
+    results: bool,
     pass_token: bool,
     group: str | None,
 ) -> None:
@@ -537,6 +544,10 @@ def work(
 
     Exit code 0 acks the job. After any other the job is delivered again, later each time, up to the max_deliveries of
     the queue. A job may be done twice, if a worker dies or is cut off from the daemon for longer than a lease.
+
+    Where the topic or the group has `completed`, the result is null; with --results it is what the command prints on
+    its standard output (up to the daemon's TOPICS_MAX_RECORD_BYTES, at most 8 MiB; beyond, the job has failed): the
+    same JSON if it is valid JSON, otherwise its text without the last newline, null if it prints nothing.
 
     A command that cannot be run (with --shell: exit codes 126 and 127) ends the worker. Ctrl-C or SIGTERM: no new jobs,
     and the end when those that run are done. A second time: they are killed and given back. A third time: the end at
@@ -562,6 +573,7 @@ def work(
             timeout_s=None if job_timeout is None else job_timeout / 1000,
             pass_token=pass_token,
             raw=raw,
+            results=results,
             output=sys.stderr.fileno() if options.as_json else None,
         )
         signals = _signals_of_run(client, topic, runner, wanted)

@@ -395,6 +395,7 @@ class Engine:
             routers=self.routers,
             forwarders=self.forwarders,
             queues=self.queues,
+            completions=self._completions,
             consumers=self.consumers,
             firings=self.firings,
             redrives=self.redrives,

@@ -19,6 +19,7 @@ from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
+from topics.engine.queues.completions import Completions
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.redrives.redrives import Redrives
 from topics.engine.registry import EngineStatus, Registry, names_with
@@ -54,6 +55,7 @@ class EngineMetrics:
         routers: RouterLifecycle,
         forwarders: Forwarders,
         queues: QueueCalls,
+        completions: Completions,
         consumers: ConsumerCalls,
         firings: Firings,
         redrives: Redrives,
@@ -70,6 +72,7 @@ class EngineMetrics:
         self._routers = routers
         self._forwarders = forwarders
         self._queues = queues
+        self._completions = completions
         self._consumers = consumers
         self._firings = firings
         self._redrives = redrives
@@ -92,6 +95,7 @@ class EngineMetrics:
         routers, routers_truncated = self._routers.samples(METRIC_ROUTERS, key)
         consumers, consumers_truncated = self._consumers.samples(METRIC_CONSUMERS, key)
         groups, groups_truncated = self._groups.samples(METRIC_GROUPS, key)
+        results_waiting, results_bytes = self._completions.waiting()
         return EngineFigures(
             topics=len(registry.topics),
             by_class=census.by_class,
@@ -111,6 +115,8 @@ class EngineMetrics:
             cold_usable=self._store.cold_dir.is_ours,
             queue_topics=census.queue_topics,
             queue_leases=census.queue_leases,
+            results_waiting=results_waiting,
+            results_bytes=results_bytes,
             routers=len(self._routers),
             router_samples=routers,
             routers_truncated=routers_truncated,

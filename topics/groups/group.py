@@ -85,6 +85,7 @@ class Group:
         "max_unfinished",
         "missed",
         "name",
+        "reopening",
         "terms",
         "version",
         "wanted",
@@ -108,6 +109,8 @@ class Group:
         """With an order: up to here there may be held records that are not in the lines yet."""
         self.matched: array[int] = array("Q")
         """With a filter: records that were looked at, match, and were not given out yet; ascending."""
+        self.reopening = 0
+        """What the records count in `max_unfinished` at most that it is about to have again (`cost_of_reopening`)."""
         self._may_have_exceptions = False
         """False if nothing up to the floor is held. Looking costs a step for each page of held records."""
         self.version = next(_VERSIONS)
@@ -186,7 +189,13 @@ class Group:
     def room(self) -> int:
         """How many fresh records it may have besides; none if it is not above 0. Held records with an event on its way
         count twice meanwhile."""
-        return self.max_unfinished - len(self.leases) - self.leases.reserved - len(self.finished)
+        held = len(self.leases) + self.leases.reserved + self.reopening
+        return self.max_unfinished - held - len(self.finished)
+
+    def cost_of_reopening(self, seq: int) -> int:
+        """Return what `max_unfinished` counts more at most when it has a finished record again: above the floor its run
+        may become two."""
+        return 1 if seq <= self.finished.floor else 2
 
     def fresh_room(self, log: TopicLog) -> FreshRoom:
         """Return which fresh records a claim may have. The floor has to be where it can be (`advance`)."""
@@ -327,6 +336,7 @@ class Group:
             self.matched = array("Q", [seq for seq in self.matched if seq not in ended])
 
     def _reopen(self, event: ReopenEvent) -> array[int]:
+        self.leases.gone_below(event.front)  # in a replay: otherwise they would look like reopened ones, lost later
         self.finished.add(1, event.floor)
         self.missed = max(self.missed, event.missed)
         seqs = array("Q", [seq for seq in event.seqs if self.is_finished(seq)])
@@ -363,7 +373,11 @@ class Group:
         self.touch()
         if self.matched:
             self.matched = live_among(self.matched)
-        return self.leases.forget_dead(first, last, live_among)
+        known = [seq for seq in self.reopened_up_to(last) if seq >= first]
+        ended = self.leases.forget_dead(first, last, live_among)
+        results, is_kept = self.leases.results, self.leases.is_kept
+        self.missed += sum([seq not in results and not is_kept(seq) for seq in known])
+        return ended
 
     def advance(self, log: TopicLog) -> None:
         """Move the floor over records that are finished or gone, and count those that were missed. Raises NotLoaded;
@@ -412,9 +426,18 @@ class Group:
     def settle(self, log: TopicLog, run: Callable[[Callable[[], Any]], Any]) -> None:
         """Forget records that are gone, at the end of a replay. `run` calls something that may need columns."""
         self.leases.pass_to(self.finished.floor)
+        run(lambda: self._forget_lost(log))
         run(lambda: self.leases.reconcile(log.index.only_live))
         run(lambda: self.advance(log))
         self.looked_to = max(self.finished.floor, self.leases.cursor)
+
+    def _forget_lost(self, log: TopicLog) -> None:
+        """Count and forget reopened records below the floor that are lost. Raises NotLoaded, and has done nothing."""
+        known = self.reopened_up_to(self.finished.floor)
+        live = set(log.index.only_live(array("Q", known)))
+        dead = [seq for seq in known if seq not in live]
+        self.missed += sum([lost_between(log, seq, seq) for seq in dead if seq not in self.leases.results])
+        self.leases.gone(dead)
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ A frame's payload is one map with `group` and `at` (ms of the window clock), and
     {"op": "put", "seq", "terms", "filter", "max_unfinished"}    `seq` counts only if there is no such group
     {"op": "deleted"}
     {"op": "acked", "seqs"}                                      the group has finished them
-    {"op": "reopened", "seqs", "floor", "missed"}                it is to have them again, in the batch of a transaction
+    {"op": "reopened", "seqs", "floor", "missed", "front"}       it is to have them again, in the batch of a transaction
 
 or what a Lease frame has (`topics.queue.lease_events`): who holds what in this group.
 """
@@ -81,8 +81,7 @@ def group_event_to_wire(group: str, at: int, event: GroupEvent) -> dict[str, Any
     if isinstance(event, AckEvent):
         payload: dict[str, Any] = {"op": "acked", "seqs": little_endian(event.seqs)}
     elif isinstance(event, ReopenEvent):
-        seqs = little_endian(event.seqs)
-        payload = {"op": "reopened", "seqs": seqs, "floor": event.floor, "missed": event.missed}
+        payload = {"op": "reopened", **event._asdict(), "seqs": little_endian(event.seqs)}
     else:
         payload = event.to_wire()
     return {**payload, "group": group, "at": at}
@@ -106,7 +105,7 @@ def group_event_from_wire(value: Mapping[str, Any], now: Instant) -> tuple[str, 
         case {"op": "acked", "seqs": seqs}:
             event = AckEvent(_named(seqs))
         case {"op": "reopened", "seqs": seqs, "floor": floor, "missed": missed}:
-            event = ReopenEvent(_named(seqs), whole(floor), whole(missed))
+            event = ReopenEvent(_named(seqs), whole(floor), whole(missed), whole(value.get("front", 0)))
         case _:
             event = event_from_wire(value, now)
     return group, at, event

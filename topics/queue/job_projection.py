@@ -144,7 +144,8 @@ class JobProjection:
 
     @property
     def dealt(self) -> int:
-        """Return how many jobs are reserved for claims in flight, or to be parked. O(reserved)."""
+        """Return how many jobs are reserved for claims in flight, or to be parked or cancelled. O(reserved). The latter
+        get no lease, so a limit may leave a claim less room than there is until their event has ended, never more."""
         return sum(there and self._table.state(seq) in (ABSENT, FREE) for seq, there in self._reserved.items())
 
     @property
@@ -245,7 +246,7 @@ class JobProjection:
 
     def is_waiting(self, seq: int) -> bool | None:
         """Return True if a live job is ready or delayed, as of the last sweep: somebody will claim it. None if an event
-        in flight may make it so."""
+        in flight may make it so. One that is being cancelled is the caller's to know: a removal is foreseen for it."""
         if self._table.state(seq) in (ABSENT, FREE, DELAYED, LATER):
             return True
         return None if seq in self._reserved else False

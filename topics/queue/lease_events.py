@@ -254,11 +254,13 @@ class ReopenEvent(NamedTuple):
     but the Group frame of a redrive (`topics.groups.group_events`).
 
     `floor` and `missed` are those of the group when it was decided: a replay may not have come so far, because the
-    floor moves over records that are gone without an event."""
+    floor moves over records that are gone without an event. `front` is the first seq that was live then: `missed` has
+    what was lost before it, held records too. An event of an older version has no `front`: it is 0."""
 
     seqs: array[int]
     floor: int
     missed: int
+    front: int = 0
 
 
 JobEvent = (

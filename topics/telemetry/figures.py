@@ -184,6 +184,10 @@ class EngineFigures:
     queue_topics: int = 0
     queue_leases: int = 0
     """Leases that have not expired, in all queues."""
+    results_waiting: int = 0
+    """Results of jobs that wait to be delivered, of all queues and groups."""
+    results_bytes: int = 0
+    """What these count, in bytes."""
     routers: int = 0
     router_samples: list[RouterFigures] = field(default_factory=list)
     routers_truncated: bool = False

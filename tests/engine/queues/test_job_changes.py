@@ -323,3 +323,22 @@ async def test_a_call_about_a_group_ends_with_it(autojump_clock: Any) -> None:
         await trio.sleep(1)
         assert call.error is not None
         assert call.error.code == "group_not_found"
+
+
+async def test_a_claim_that_a_cancellation_leaves_no_room_goes_on_when_that_has_ended(autojump_clock: Any) -> None:
+    """A job that is being cancelled counts in `max_in_flight` until that is done, as a job on its way to a worker."""
+    offload = HeldOffload()
+    async with living(offload=offload) as life, trio.open_nursery() as nursery:
+        await life.put("q", type="queue", durability="fsync", max_in_flight=1)
+        await life.append("q", 1, 2)
+        offload.hold()
+        cancelled = Called(nursery, lambda: cancel(life, 2))
+        await settle()
+        assert not cancelled.done
+        assert seqs_of(await claim(life)) == []
+        waiting = Called(nursery, lambda: claim(life, wait_ms=HOUR_MS))
+        await settle()
+        assert not waiting.done
+        offload.let_go()
+        await settle()
+        assert (cancelled.result, seqs_of(waiting.result)) == ((1, 1, 0), [1])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import trio
 
-from tests.engine.life import HeldOffload, Life, living, records, refusal, settings, settle
+from tests.engine.life import Called, HeldOffload, Life, living, records, refusal, settings, settle
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from topics.engine.redrives.redrives import RedriveProgress, RedriveWish
@@ -185,6 +185,33 @@ async def test_an_exception_below_the_floor_survives_a_kill(checkpoints: bool, a
         assert [job.seq for job in await claim(life, "log", "g")] == [7]
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+async def test_an_exception_below_the_floor_that_a_cap_takes_is_missed_also_after_a_kill(
+    checkpoints: bool, autojump_clock: Any
+) -> None:
+    fs, clock = SimFs(), SimClock()
+    async with living(fs=fs, clock=clock, clean=False) as life:
+        await life.put("dead", durability="fsync")
+        await life.put("log", durability="fsync", cap_records=4)
+        await life.append("log", *range(4))
+        await put_group(life)
+        assert len(await claim(life, "log", "g")) == 4
+        await ack(life, "log", 2, 3, 4, group="g")
+        await life.append("log", "new")  # evicts 1, which is leased: the floor passes it
+        assert ((await group(life)).floor, (await group(life)).missed) == (4, 1)
+        for seq in (2, 4):
+            await letter(life, "x", **{"from": "log", "group": "g", "src_seq": str(seq)})
+        assert (await redrive(life)).moved == 2
+        if checkpoints:
+            await life.compactor.checkpoint()
+        await life.append("log", "new")  # evicts 2
+        state = await group(life)
+        assert (state.floor, state.missed, state.queue.ready) == (4, 2, 3)
+    async with living(fs=fs, clock=clock) as life:
+        state = await group(life)
+        assert (state.floor, state.missed, state.queue.ready) == (4, 2, 3)
+
+
 async def test_what_is_consumed_stays_while_a_group_has_it_again(autojump_clock: Any) -> None:
     async with living() as life:
         await life.put("dead")
@@ -304,6 +331,33 @@ async def test_the_letter_of_a_record_that_is_still_on_its_way_to_the_letters_st
         assert [job.seq for job in await claim(life, "log", "g")] == [1]
 
 
+@pytest.mark.parametrize("by", ["a higher cap", "a redrive elsewhere"])
+async def test_a_full_dead_letter_topic_and_a_job_that_wait_for_each_other(by: str, autojump_clock: Any) -> None:
+    """The letter of the job is there, from a move before a crash. The job cannot be moved again while the topic is
+    full, and its letter, which fills the topic, cannot go back while the job is being moved."""
+    async with living() as life:
+        await life.put("q", type="queue", durability="disk", dead_letter="dead")
+        await life.put("dead", durability="disk", cap_records=1, discard="reject")
+        await life.put("other", durability="disk")
+        await life.append("q", 1)
+        await claim(life, "q")
+        await letter(life, 1, **{"from": "q", "src_seq": "1"})
+        await condemn(life, "q", 1)
+        await trio.sleep(100)
+        assert await redrive(life) == RedriveProgress("done", 0, {"in_flight": 1}, None)
+        shown = {one.name: one.jobs for one in (await life.engine.metrics.figures()).topic_samples}
+        assert shown["q"] == (0, 0, 1, False), "the metrics show the job as delayed"
+        if by == "a higher cap":
+            await life.put("dead", cap_records=2)
+        else:
+            assert (await redrive(life, to="other")).moved == 1
+        await trio.sleep(31)
+        moved = 2 if by == "a higher cap" else 1
+        assert len(await life.seqs("dead")) == moved
+        assert await redrive(life) == RedriveProgress("done", moved, {}, None)
+        assert len(await claim(life, "q")) == moved
+
+
 async def test_letters_without_a_place_stay_and_are_counted(autojump_clock: Any) -> None:
     async with living(settings(wal_shards=2)) as life:
         await queue_and_letters(life, 1)
@@ -344,6 +398,50 @@ async def test_a_full_target_takes_what_it_has_room_for(autojump_clock: Any) -> 
         assert [job.seq for job in await claim(life, "log", "g")] == [1, 2, 5], (
             "nothing fresh but right above the floor"
         )
+
+
+async def unfinished(life: Life, *seqs: int, most: int) -> Any:
+    """A group that has finished these seqs of six, and letters of them."""
+    await life.put("dead", durability="fsync")
+    await life.put("log", durability="fsync")
+    await life.append("log", *range(6))
+    await put_group(life, max_unfinished=100)
+    assert len(await claim(life, "log", "g")) == 6
+    await ack(life, "log", *seqs, group="g")
+    for seq in seqs:
+        await letter(life, "x", **{"from": "log", "group": "g", "src_seq": str(seq)})
+    await put_group(life, max_unfinished=most)
+    return life.engine.registry.topic("log").groups.by_name["g"].state  # type: ignore[union-attr]
+
+
+async def test_a_record_whose_run_becomes_two_needs_room_for_both(autojump_clock: Any) -> None:
+    async with living() as life:
+        state = await unfinished(life, 2, 3, 4, 5, most=4)  # 1 and 6 are held, and there is one run
+        topic = life.engine.registry.topics["dead"]
+        assert state.room == 1
+        assert (await life.engine.letter_moves.move(topic, [2], may=anywhere)).left == {2: "full"}
+        await put_group(life, max_unfinished=5)
+        assert (await life.engine.letter_moves.move(topic, [2], may=anywhere)).moved == [2]
+        assert (len(state.leases), len(state.finished), state.room, state.reopening) == (3, 2, 0, 0)
+
+
+async def test_claims_beside_a_redrive_do_not_get_the_room_of_its_records(autojump_clock: Any) -> None:
+    offload = HeldOffload()
+    async with living(offload=offload) as life, trio.open_nursery() as nursery:
+        state = await unfinished(life, *range(1, 7), most=2)
+        await life.append("log", *range(4))
+        await trio.sleep(1)
+        offload.hold()
+        topic = life.engine.registry.topics["dead"]
+        moves = Called(nursery, lambda: life.engine.letter_moves.move(topic, [1, 2], may=anywhere))
+        await settle()
+        assert (moves.done, state.room) == (False, 0)
+        claimed = Called(nursery, lambda: claim(life, "log", "g"))
+        await settle()
+        offload.let_go()
+        await settle()
+        assert [job.seq for job in claimed.result] == [7], "it may always have the one above the floor"
+        assert (moves.result.moved, state.reopening, len(state.leases)) == ([1, 2], 0, 3)
 
 
 async def test_all_letters_that_match_go_to_another_topic(autojump_clock: Any) -> None:

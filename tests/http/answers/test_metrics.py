@@ -30,6 +30,8 @@ FULL = EngineFigures(
     topics=2,
     by_class={"disk": 2},
     topic_samples=[TopicFigures("a", 5, 1, 5, 50), TopicFigures("b", 0, 1, 0, 0, (3, 2, 0, False))],
+    results_waiting=3,
+    results_bytes=1600,
     routers=1,
     consumer_samples=[ConsumerFigures("a", "c", 3)],
     group_samples=[GroupFigures("a", "g", 3, 2, 1, 0)],
@@ -112,6 +114,7 @@ async def test_both_forms_have_the_same_samples() -> None:
     assert by_text["throttled_total", (("reason", "max_inflight_bytes"),)] == 3
     assert by_text["topic_queue_ready", (("topic", "b"),)] == 3
     assert ("topic_queue_ready", (("topic", "a"),)) not in by_text
+    assert (by_text["results_waiting", ()], by_text["results_waiting_bytes", ()]) == (3, 1600)
     assert by_text["background_restarts_total", (("task", "compactor"),)] == 2
     assert body["topics_request_ms_sum"] == 3.5
     assert body["topics_request_ms_count"] == 1

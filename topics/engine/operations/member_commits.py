@@ -125,12 +125,16 @@ class MemberCommits:
     def reopening(
         self, topic: Topic, queue: GroupQueue, event: ReopenEvent, payload: dict[str, object], token: int
     ) -> MemberCommit:
-        """Return the commit by which a group gets records again."""
+        """Return the commit by which a group gets records again. Until its end they count as held."""
+        group = queue.state
+        cost = sum(group.cost_of_reopening(seq) for seq in event.seqs if group.is_finished(seq))
+        group.reopening += cost
         frame = group_event_to_wire(queue.group, self._registry.windows.now_ms(), event)
         entries = [(FrameType.GROUP, frame), (FrameType.TRANSACTION, payload)]
         data = seal_batch(entries, topic_id=topic.id, ts=self._registry.now_ms(), opened=False)
         commit = self._without_records(topic, data, len(entries), token)
-        commit.apply = partial(self._publish_reopening, queue, event)
+        commit.apply = partial(self._publish_reopening, queue, event, cost)
+        commit.undo = partial(_not_reopened, queue, cost)
         commit.needs = partial(missing_to_delete, topic.log.index, event.seqs)
         return commit
 
@@ -147,8 +151,9 @@ class MemberCommits:
         topic.jobs_gone(seqs)
         self._registry.account(topic)
 
-    def _publish_reopening(self, queue: GroupQueue, event: ReopenEvent, commit: Commit) -> None:
+    def _publish_reopening(self, queue: GroupQueue, event: ReopenEvent, cost: int, commit: Commit) -> None:
         log = commit.topic.log
+        queue.state.reopening -= cost
         queue.apply(event)
         live = set(log.index.only_live(event.seqs))
         queue.gone([seq for seq in event.seqs if seq not in live])
@@ -181,6 +186,12 @@ class MemberCommits:
 
 def _change_nothing(commit: Commit) -> None:
     """An undone member without records leaves its topic as it was."""
+
+
+def _not_reopened(queue: GroupQueue, cost: int, commit: Commit) -> None:
+    """An undone event of a group has not happened: claims may have the room that was kept for it."""
+    queue.state.reopening -= cost
+    queue.ring()
 
 
 def _encoded(topic: Topic, first_seq: int, ts: int, batch: AppendColumns) -> tuple[AppendFrames, list[Block]]:

@@ -87,6 +87,11 @@ class Completions:
         if everywhere and everywhere + size > MAX_ALL_BYTES:
             raise self._registry.throttle("max_all_results_bytes", MAX_ALL_BYTES)
 
+    def waiting(self) -> tuple[int, int]:
+        """Return how many results of all queues and groups wait for delivery, and what they count in bytes. Those of
+        acks on their way count in the bytes only."""
+        return sum([len(queue.leases.results) for queue in self._attended]), sum(map(_waiting, self._attended))
+
     def attend(self, topic: Topic, queue: JobQueue) -> None:
         """Start or wake the queue's task: there may be results, or another topic for them."""
         queue.results_more.set()

@@ -331,10 +331,10 @@ class LetterMoves:
             elif queue.leases.is_parked(seq):
                 # Its dead-letter move has not ended: that would finish the record after its letter is gone.
                 left[letter.seq] = "in_flight"
-            elif is_finished and room <= 0:
+            elif is_finished and room < queue.state.cost_of_reopening(seq):
                 left[letter.seq] = "full"
             else:
-                room -= is_finished
+                room -= queue.state.cost_of_reopening(seq) if is_finished else 0
                 fits.append(letter)
         return _JudgedLetters(fits, left, (0, 0), partial(self._reopening, target, queue, fits))
 
@@ -342,7 +342,9 @@ class LetterMoves:
         self, target: Topic, queue: GroupQueue, letters: Sequence[Letter], payload: dict[str, object], token: int
     ) -> MemberCommit:
         seqs = sorted({letter.origin.seq for letter in letters if letter.origin is not None})
-        event = ReopenEvent(array("Q", seqs), queue.state.finished.floor, queue.state.missed)
+        group = queue.state
+        front = 0 if queue.is_behind else target.log.earliest_seq
+        event = ReopenEvent(array("Q", seqs), group.finished.floor, group.missed, front)
         return self._members.reopening(target, queue, event, payload, token)
 
 

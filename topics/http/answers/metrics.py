@@ -119,6 +119,8 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
     )
     yield _gauge("queue_topics", "Topics that are queues", figures.queue_topics)
     yield _gauge("queue_leases_in_flight", "Leased jobs in all queues", figures.queue_leases)
+    yield _gauge("results_waiting", "Results of jobs that are not delivered yet", figures.results_waiting)
+    yield _gauge("results_waiting_bytes", "Bytes that these results count, of 256 MiB", figures.results_bytes)
     yield _gauge("ready", "Whether the daemon answers requests", int(figures.ready))
     yield _gauge("recovery_progress", "Replay of the WAL, 0 to 1", figures.recovery_progress)
     yield _gauge("uptime_ms", "Time since the start of the process, in milliseconds", figures.uptime_ms)
