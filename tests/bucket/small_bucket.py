@@ -72,6 +72,8 @@ class SmallBucket:
     """Of the last round."""
     number: int = 0
     """Of the last round."""
+    wall_ms: int = 0
+    """Of the last round: clocks are set back, and these times are not."""
     positions: dict[int, Position] = field(default_factory=dict)
     """By shard, what the rounds have."""
     removed: dict[str, bytes] = field(default_factory=dict)
@@ -130,6 +132,7 @@ class SmallBucket:
 
     def _put_round(self, life: Life, runs: list[tuple[Run, bytes]], *, ends_cut: bool) -> None:
         self.number += 1
+        self.wall_ms = max(self.wall_ms, life.clock.now_ms())
         for run, _ in runs:
             if not run.offset:
                 self.begins[run.shard, run.ordinal] = self.number
@@ -141,7 +144,7 @@ class SmallBucket:
             number=self.number,
             previous=self.hash,
             nonce="n",
-            wall_ms=life.clock.now_ms(),
+            wall_ms=self.wall_ms,
             shards=shards,
             positions=[self.positions.get(shard, (0, 0)) for shard in range(shards)],
             runs=[run for run, _ in runs],
