@@ -320,6 +320,8 @@ def cut_copy(fs: SimFs, positions: dict[int, Position]) -> SimFs:
                     size = file.size()
                     file.truncate(offset)
                     file.truncate(max(size, offset))
+    if copy.exists(f"{ROOT}/meta/clock"):
+        copy.unlink(f"{ROOT}/meta/clock")  # a copy has none, whoever makes it
     copy.open(f"{ROOT}/{MARK}", create=True).close()
     copy.settle()
     return copy

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import compress
-from typing import Final, NamedTuple
+from typing import Final
 
-from topics.bucket.base_format import SealedFile, SegmentEntry
+from topics.bucket.base_format import SealedFile
 from topics.bucket.bucket_reader import BucketDamaged, BucketReader
-from topics.bucket.object_names import SegmentKind, SegmentName, parse_segment, segment_name
+from topics.bucket.object_names import SegmentKind
+from topics.bucket.restore.base_pages import KINDS, SegmentPlan
 from topics.log.losses import Hole
 from topics.log.span import DELETED
 from topics.storage.files.datadir import DataDir
@@ -32,37 +32,12 @@ from topics.storage.segments.index_format import (
 from topics.storage.segments.segment_format import DELETED_FLAG, delete_flag_offset
 from topics.storage.segments.segment_reader import SegmentTiers, scan_segment
 from topics.storage.segments.segment_store import DirectorySegmentStore
-from topics.storage.segments.topic_segments import Segment
 
 CHUNK_BYTES: Final = 8 << 20
 """Files are read in pieces of this size."""
 
-MOST_SLOTS: Final = 1 << 24
-"""Records of a segment; the settings allow a million."""
-
-KINDS: Final[Sequence[SegmentKind]] = ("data", "idx", "tags")
-
 _REASONS: Final = {"lost": HOLE_LOST, "corrupt": HOLE_CORRUPT, "source_trim": HOLE_SOURCE_TRIM}
 _FLAG: Final = bytes((DELETED_FLAG,))
-
-
-class SegmentPlan(NamedTuple):
-    """A segment that is to be restored."""
-
-    topic_id: int
-    entry: SegmentEntry
-    segment: Segment | None
-    """As the topic's part has it; None for a segment of a deleted topic."""
-    holes: Sequence[Hole]
-    deleted: bytes
-    """The bitmap of deletions; empty without one."""
-
-    @property
-    def deleted_seqs(self) -> list[int]:
-        """The seqs of the deleted records, ascending."""
-        first = self.entry.first
-        bits = (byte >> bit & 1 for byte in self.deleted for bit in range(8))
-        return list(compress(range(first, first + 8 * len(self.deleted)), bits))
 
 
 class RestoredSegments:
@@ -80,30 +55,10 @@ class RestoredSegments:
         self._note = note
         self._tiers = SegmentTiers(DirectorySegmentStore(fs, datadir.root), None)
 
-    def check(self, plan: SegmentPlan) -> None:
-        """Check that a segment can be restored as the base says, before anything of it is written."""
-        entry, segment = plan.entry, plan.segment
-        what = f"segment {entry.first} of topic {plan.topic_id}"
-        if parse_segment(self._name(plan, "data")) is None:
-            raise BucketDamaged(self._base, f"{what} has a name that cannot be")
-        if (entry.data is None) == (not entry.pieces):
-            raise BucketDamaged(self._base, f"{what} is neither sealed nor active")
-        if any(file is not None and not 0 <= file.size < 1 << 62 for file in (entry.data, entry.idx, entry.tags)):
-            raise BucketDamaged(self._base, f"{what} has a file of a size that cannot be")
-        if segment is None:
-            return
-        if segment.n > MOST_SLOTS or len(plan.deleted) > (segment.n + 7) // 8:
-            raise BucketDamaged(self._base, f"{what} has {segment.n} slots")
-        if (segment.salt or 0) != entry.salt:
-            raise BucketDamaged(self._base, f"{what} is of another generation in the topic's part")
-        size = entry.data.size if entry.data is not None else sum(piece.size for piece in entry.pieces)
-        if size < segment.data_bytes:
-            raise BucketDamaged(self._base, f"{what} has {size} bytes, and its part says {segment.data_bytes}")
-
     def restore_sealed(self, plan: SegmentPlan) -> None:
         """Write the files of a sealed segment."""
         for kind in KINDS:
-            file = self._file_of(plan.entry, kind)
+            file = plan.file(kind)
             if file is not None:
                 self._copy(plan, kind, file)
         self._flag(plan)
@@ -142,7 +97,7 @@ class RestoredSegments:
             write_all(index, entries, 0)
 
     def _copy(self, plan: SegmentPlan, kind: SegmentKind, file: SealedFile) -> None:
-        name = self._name(plan, kind)
+        name = plan.name(kind)
         digest, at = hashlib.sha256(), 0
         with self._open(plan, kind, exclusive=True) as target:
             while at < file.size:
@@ -166,25 +121,16 @@ class RestoredSegments:
             size = data.size()
             for patch in flag_patches(index.pread, plan.entry.first, seqs):
                 if any(at >= size for at in patch.flags_at):
-                    raise BucketDamaged(self._name(plan, "idx"), "it names records behind the end of .data")
+                    raise BucketDamaged(plan.name("idx"), "it names records behind the end of .data")
                 write_all(index, patch.entries, patch.entries_at)
                 for at in patch.flags_at:
                     write_all(data, _FLAG, at)
                 flagged += len(patch.seqs)
         if flagged != len(seqs):
-            raise BucketDamaged(self._name(plan, "idx"), "it lacks records that the base says are deleted")
+            raise BucketDamaged(plan.name("idx"), "it lacks records that the base says are deleted")
 
     def _open(self, plan: SegmentPlan, kind: SegmentKind, *, exclusive: bool = False) -> File:
         return self._fs.open(self._datadir.segment_path(plan.topic_id, plan.entry.first, kind), exclusive=exclusive)
-
-    @staticmethod
-    def _file_of(entry: SegmentEntry, kind: SegmentKind) -> SealedFile | None:
-        return entry.data if kind == "data" else entry.idx if kind == "idx" else entry.tags
-
-    @staticmethod
-    def _name(plan: SegmentPlan, kind: SegmentKind) -> str:
-        entry = plan.entry
-        return segment_name(SegmentName(plan.topic_id, entry.first, entry.epoch, entry.salt), kind)
 
 
 def _reason_of(holes: Sequence[Hole], seq: int) -> int:
