@@ -139,11 +139,10 @@ def test_the_histories_have_everything_in_them() -> None:
             counts["topics"] += len(shown.views)
             counts["queues"] += len(shown.states)
             counts["routers"] += len(shown.routers)
-            counts["stages"] += len(shown.stages)
             counts["consumers"] += sum(map(len, shown.consumers.values()))
             counts["groups"] += sum(map(len, shown.groups.values()))
             counts["schedules"] += len(shown.schedules)
             counts["gaps"] += sum(len(view.gaps) for view in shown.views.values())
             counts["fences"] += sum(bool(part[-1]) for part in parts.values())
-    assert set(counts) >= {"topics", "queues", "routers", "stages", "consumers", "groups", "schedules", "gaps"}
+    assert set(counts) >= {"topics", "queues", "routers", "consumers", "groups", "schedules", "gaps"}
     assert min(counts.values()) > 0, counts

@@ -168,7 +168,7 @@ class BucketReader:
         before: Round | None = None
         for found in rounds if rounds is not None else map(self.round, range(first, last + 1)):
             if before is not None:
-                _check_follows(before, found)
+                check_follows(before, found)
             yield found
             before = found
 
@@ -261,8 +261,8 @@ def _checked(name: str, decode: Callable[[Any], T], data: bytes) -> T:
         raise BucketDamaged(name, str(error)) from error
 
 
-def _check_follows(before: Round, found: Round) -> None:
-    """Check that a round is the one after `before`."""
+def check_follows(before: Round, found: Round) -> None:
+    """Check that a round is the one after `before`. Raises BucketDamaged."""
     name = round_name(found.head.number)
     if found.head.previous != before.hash:
         raise BucketDamaged(name, f"it does not follow {round_name(before.head.number)}: the hash in it is another one")

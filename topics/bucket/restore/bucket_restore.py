@@ -115,7 +115,7 @@ class BucketRestore:
         self._fs.anchor(parent(self._root))
         with self._unfinished():
             base = self._reader.base(target.base)
-            snapshot = _snapshot_of(base)
+            snapshot = snapshot_of(base)
             for directory in (self._datadir.meta_dir, self._datadir.wal_dir, self._datadir.topics_dir):
                 self._fs.mkdir(directory)
             self._write_log(base, target)
@@ -195,7 +195,7 @@ class BucketRestore:
             write_all(file, content, 0)
 
 
-def _snapshot_of(base: Base) -> Snapshot:
+def snapshot_of(base: Base) -> Snapshot:
     """Return the snapshot of a base, without topics. Raises BucketDamaged."""
     name = base_name(base.head.number)
     try:

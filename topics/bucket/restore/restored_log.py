@@ -24,6 +24,25 @@ _MOST_ORDINALS: Final = 1 << 63
 _FILE_END: Final = int(FrameType.FILE_END)
 
 
+def check_files(base: Base) -> dict[int, dict[int, int]]:
+    """Return the files of the log that a base lists: by shard and ordinal, the round that has the first byte. Raises
+    BucketDamaged."""
+    name, head = base_name(base.head.number), base.head
+    if not 1 <= head.shards <= MOST_SHARDS:
+        raise BucketDamaged(name, f"it has {head.shards} shards")
+    listed: dict[int, dict[int, int]] = {shard: {} for shard in range(head.shards)}
+    for shard, ordinal, begins in base.body.files:
+        if shard not in listed or not 0 <= ordinal < _MOST_ORDINALS:
+            raise BucketDamaged(name, f"it lists a file that cannot be: shard {shard}, {ordinal}")
+        if not head.first_round <= begins <= head.number:
+            raise BucketDamaged(name, f"a file that it lists begins in round {begins}")
+        listed[shard][ordinal] = begins
+    for shard, files in listed.items():
+        if not files:
+            raise BucketDamaged(name, f"it lists no file of shard {shard}")
+    return listed
+
+
 class RestoredLog:
     """Writes the files, round by round. Methods raise BucketDamaged, and OSError."""
 
@@ -37,19 +56,8 @@ class RestoredLog:
         self._ends: dict[int, int] = {}
         """The length of the last file of each shard."""
         self._open: dict[int, File] = {}
-        if not 1 <= self._shards <= MOST_SHARDS:
-            raise BucketDamaged(self._base, f"it has {self._shards} shards")
-        self._listed: dict[int, dict[int, int]] = {shard: {} for shard in range(self._shards)}
+        self._listed = check_files(base)
         """By shard and ordinal: the round that has the first byte of a file that the base lists."""
-        for shard, ordinal, begins in base.body.files:
-            if shard not in self._listed or not 0 <= ordinal < _MOST_ORDINALS:
-                raise BucketDamaged(self._base, f"it lists a file that cannot be: shard {shard}, {ordinal}")
-            if not base.head.first_round <= begins <= base.head.number:
-                raise BucketDamaged(self._base, f"a file that it lists begins in round {begins}")
-            self._listed[shard][ordinal] = begins
-        for shard, files in self._listed.items():
-            if not files:
-                raise BucketDamaged(self._base, f"it lists no file of shard {shard}")
 
     def make_directories(self) -> None:
         """Make the directories of all shards."""
