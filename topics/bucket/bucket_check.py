@@ -21,12 +21,13 @@ from topics.bucket.base_format import (
     Base,
     BlobRef,
     SealedFile,
+    TopicEntry,
     check_pack,
     open_blob,
 )
-from topics.bucket.bucket_reader import BucketDamaged, BucketReader, check_follows
+from topics.bucket.bucket_reader import BucketDamaged, BucketReader, check_blob, check_follows
 from topics.bucket.container import BadObject
-from topics.bucket.object_names import PackName, base_name, pack_name, round_name
+from topics.bucket.object_names import BASES, PackName, base_name, pack_name, round_name
 from topics.bucket.restore.base_pages import KINDS, BasePages
 from topics.bucket.restore.bucket_restore import Workers, snapshot_of
 from topics.bucket.restore.restored_log import check_files
@@ -111,23 +112,30 @@ class BucketCheck:
             if (number, ref) in self._pages:
                 continue
             self._pages.add((number, ref))
-            self._blobs.setdefault(ref.pack_name, set()).add(ref)
             try:
+                self._note_blob(ref, name)
                 topics = pages.load(number, ref)
+                for topic in topics:
+                    self._note_blobs(topic.entry, name)
             except BucketDamaged as error:
                 yield BucketFinding(error.name, f"{error.problem} (page {number} of {name})")
                 continue
             for topic in topics:
-                refs = [topic.entry.part, *(entry.deleted for entry in topic.entry.segments)]
-                refs += [piece for entry in topic.entry.segments for piece in entry.pieces]
-                for blob in refs:
-                    if isinstance(blob, BlobRef):
-                        self._blobs.setdefault(blob.pack_name, set()).add(blob)
                 for plan in topic.plans:
                     for kind in KINDS:
                         file = plan.file(kind)
                         if file is not None and self._segments.setdefault(plan.name(kind), file) != file:
                             yield BucketFinding(plan.name(kind), f"{name} says something else of it than another base")
+
+    def _note_blobs(self, topic: TopicEntry, base: str) -> None:
+        refs = [topic.part, *(entry.deleted for entry in topic.segments)]
+        for ref in [*refs, *(piece for entry in topic.segments for piece in entry.pieces)]:
+            if isinstance(ref, BlobRef):
+                self._note_blob(ref, base)
+
+    def _note_blob(self, ref: BlobRef, base: str) -> None:
+        check_blob(ref, base)
+        self._blobs.setdefault(ref.pack_name, set()).add(ref)
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -140,17 +148,17 @@ class BucketCheck:
         self.objects += len(numbers)
         if first is None:
             first = numbers[0] if numbers else 1
-        yield from _missing(
-            [number for number in numbers if number >= first],
-            first,
-            max([recent, *(base.head.number for base in bases)]),
-        )
+            if numbers:
+                yield BucketFinding(BASES, "there is no base that can be read, so nothing can be restored")
+        needed = max([recent, *(base.head.number for base in bases)])
+        yield from _missing([number for number in numbers if number >= first], first, needed)
         before: Round | None = None
         histories: list[int] = []
+        ends: dict[int, tuple[int, int]] = {}
         for found in self._workers.map(self._round, numbers):
             if isinstance(found, BucketFinding):
                 yield found
-                before = None
+                before, ends = None, {}
                 continue
             number = found.head.number
             if number > first and before is not None and number == before.head.number + 1:
@@ -161,12 +169,14 @@ class BucketCheck:
             before = found
             if found.head.begins_history:
                 histories.append(number)
+                ends = {}
+            yield from _misplaced(found, ends)
             there = {(run.shard, run.ordinal) for run in found.head.runs if not run.offset}
-            for shard, ordinal, base in self._begins.get(number, ()):
+            for shard, ordinal, of in self._begins.get(number, ()):
                 if (shard, ordinal) not in there:
                     yield BucketFinding(
                         round_name(number),
-                        f"file {ordinal} of shard {shard} does not begin in it, says {base_name(base)}",
+                        f"file {ordinal} of shard {shard} does not begin in it, as {base_name(of)} says",
                     )
         for head in (base.head for base in bases):
             if any(head.first_round < number <= head.number for number in histories):
@@ -228,6 +238,22 @@ class BucketCheck:
         if not self._quick and digest.digest() != file.hash:
             return BucketFinding(name, "its hash does not match")
         return None
+
+
+def _misplaced(found: Round, ends: dict[int, tuple[int, int]]) -> Iterator[BucketFinding]:
+    """Yield the runs of a round that do not follow those before them. `ends` is where these end, by shard (ordinal and
+    offset), and is moved on."""
+    for run in found.head.runs:
+        ordinal, offset = ends.get(run.shard, (run.ordinal, run.offset))
+        follows = run.offset == offset if run.ordinal == ordinal else run.ordinal > ordinal and not run.offset
+        if not follows or not run.length or run.shard >= found.head.shards:
+            problem = f"bytes {run.offset} to {run.offset + run.length} of file {run.ordinal} of shard {run.shard}"
+            yield BucketFinding(round_name(found.head.number), f"{problem} do not follow those before them")
+        ends[run.shard] = (run.ordinal, run.offset + run.length)
+    for shard, end in ends.items():
+        if shard < found.head.shards and found.head.positions[shard] != end:
+            problem = f"its position in shard {shard} is not where its runs end"
+            yield BucketFinding(round_name(found.head.number), problem)
 
 
 def _missing(numbers: Sequence[int], first: int, last: int) -> Iterator[BucketFinding]:

@@ -270,17 +270,22 @@ def check_follows(before: Round, found: Round) -> None:
         raise BucketDamaged(name, f"its time or its epoch is less than that of {round_name(before.head.number)}")
 
 
+def check_blob(ref: BlobRef, where: str) -> None:
+    """Raises BucketDamaged, for the object `where` that names a blob, if there can be no such blob."""
+    if (
+        parse_pack(pack_name(ref.pack_name)) is None
+        or ref.offset < 0
+        or not 0 < ref.length <= MAX_BLOB_BYTES + READ_BYTES
+        or not 0 <= ref.size <= MAX_BLOB_BYTES
+    ):
+        raise BucketDamaged(where, f"it names a blob that cannot be: {tuple(ref[:-1])}")
+
+
 def _groups(refs: Sequence[BlobRef], where: str) -> Iterator[list[BlobRef]]:
     """Yield the blobs that are read in one call. `refs` are in the order of their places."""
     group: list[BlobRef] = []
     for ref in refs:
-        if (
-            parse_pack(pack_name(ref.pack_name)) is None
-            or ref.offset < 0
-            or not 0 < ref.length <= MAX_BLOB_BYTES + READ_BYTES
-            or not 0 <= ref.size <= MAX_BLOB_BYTES
-        ):
-            raise BucketDamaged(where, f"it names a blob that cannot be: {ref[:-1]}")
+        check_blob(ref, where)
         if group and (
             ref[:2] != group[0][:2]
             or ref.offset - (group[-1].offset + group[-1].length) > READ_GAP
