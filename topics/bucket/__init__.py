@@ -13,6 +13,10 @@ container         the form that rounds, bases and packs have in common
 round_format      the bytes of a round
 base_format       the bytes of bases, pages and packs
 owner_format      the content of `owner` and `FORMAT`
+bucket_reader     reading and checking objects
+bucket_check      whether a bucket has all that a restore may need
+bucket_figures    what is in a bucket, for people
+restore/          from a bucket to a data directory
 
 **Theory of operation.** A store of objects gives the daemon two operations from which agreement between machines is
 built: put an object only if there is none of this name, and put it only if the object that is there has a given ETag.
