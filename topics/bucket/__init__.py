@@ -13,6 +13,7 @@ container         the form that rounds, bases and packs have in common
 round_format      the bytes of a round
 base_format       the bytes of bases, pages and packs
 owner_format      the content of `owner` and `FORMAT`
+pin_format        the content of pins
 bucket_reader     reading and checking objects
 bucket_check      whether a bucket has all that a restore may need
 bucket_figures    what is in a bucket, for people
