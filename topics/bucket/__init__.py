@@ -39,3 +39,4 @@ Decisions, and what was rejected:
   may be session tokens and signatures. This is why the library's version is pinned.
 - **The library's own repetitions** were rejected: they would repeat a conditional put whose answer was lost, and report
   "exists" about the process's own object.
+"""
