@@ -13,6 +13,12 @@ container         the form that rounds, bases and packs have in common
 round_format      the bytes of a round
 base_format       the bytes of bases, pages and packs
 owner_format      the content of `owner` and `FORMAT`
+bases             the task that makes bases
+base_making       one base being made of a capture: what is new in it
+known_base        what the newest base has, as far as the next one needs it
+segment_reads     reading segments for a base, and which of their records are deleted
+uploads           uploads of one base: several at a time, a bounded number of bytes
+packs             the packs of the base that is being made
 
 **Theory of operation.** A store of objects gives the daemon two operations from which agreement between machines is
 built: put an object only if there is none of this name, and put it only if the object that is there has a given ETag.

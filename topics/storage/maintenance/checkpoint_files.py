@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from topics.runtime.offload import Offload, Pool
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
 from topics.storage.maintenance.base_capture import CapturedSegment, CapturedTopic
+from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.named_files import NamedFiles
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
@@ -57,9 +58,18 @@ class CheckpointFiles:
     """Says which files a checkpoint consists of. Made by the compactor."""
 
     def __init__(
-        self, store: Store, source: TopicSource, checkpoints: TopicCheckpoints, *, fs: Fs, offload: Offload
+        self,
+        store: Store,
+        source: TopicSource,
+        checkpoints: TopicCheckpoints,
+        file_holds: FileHolds,
+        *,
+        fs: Fs,
+        offload: Offload,
     ) -> None:
+        self.tiers = store.tiers
         self._store = store
+        self._file_holds = file_holds
         self._source = source
         self._checkpoints = checkpoints
         self._fs = fs
@@ -196,12 +206,42 @@ class CheckpointFiles:
         for i, (topic, generation, segments) in enumerate(self._topics(moment, named, held=True), 1):
             part = topic.on_disk.newest_part
             if part is not None:
-                taken = tuple([CapturedSegment(s, s.n, s.data_bytes, s.sealed, s.tier, s.salt) for s in segments])
+                taken = tuple(map(_captured, segments))
                 found.append(CapturedTopic(topic.id, part, generation is not None, taken))
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
         found.sort(key=lambda topic: topic.id)
         return found
+
+    # -- without a hold ----------------------------------------------------------------------------------------------
+
+    async def sealed(self, wanted: Callable[[Segment], bool], most: int) -> list[CapturedSegment]:
+        """Return at most so many sealed segments that are `wanted` and are not being replaced now."""
+        found: list[CapturedSegment] = []
+        for i, topic in enumerate(list(self._source.by_id.values()), 1):
+            if topic.segment_set is not None:
+                for segment in sorted(topic.segment_set.segments, key=lambda segment: segment.first):
+                    if segment.sealed and wanted(segment) and self.is_current(segment):
+                        found.append(_captured(segment))
+                        if len(found) == most:
+                            return found
+            if i % SLICE_TOPICS == 0:
+                await trio.lowlevel.checkpoint()
+        return found
+
+    def is_current(self, segment: Segment) -> bool:
+        """Return True if a segment has files that nobody is replacing or removing now."""
+        topic = self._source.by_id.get(segment.topic_id)
+        if topic is None or topic.segment_set is None or topic.deleted or segment.tier == "gone":
+            return False
+        segment_set = topic.segment_set
+        if segment not in segment_set.segments or any(segment is one for one in segment_set.gone):
+            return False
+        return not self._file_holds.is_replacing(topic, segment)
+
+
+def _captured(segment: Segment) -> CapturedSegment:
+    return CapturedSegment(segment, segment.n, segment.data_bytes, segment.sealed, segment.tier, segment.salt)
 
 
 def _segment_files(segments: Iterable[Segment]) -> list[str]:

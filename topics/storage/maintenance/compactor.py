@@ -94,7 +94,7 @@ class Compactor:
         self._file_holds = file_holds
         self._fs = fs
         self._offload = offload
-        self._files = CheckpointFiles(store, source, checkpoints, fs=fs, offload=offload)
+        self.files = CheckpointFiles(store, source, checkpoints, file_holds, fs=fs, offload=offload)
         self._lock = trio.Lock()
         self._wake = trio.Event()
         self._schedules_stored = source.schedules.version
@@ -111,6 +111,8 @@ class Compactor:
         """True unless the last `announce` has failed: then the log may lack what a checkpoint relies on."""
         self._failures = 0
         """How many checkpoints have failed since the last success."""
+        self._stored = 0
+        """Topics and versions of the schedules that checkpoints have stored."""
         self._begun = 0
         """How many checkpoints have begun."""
         self._ended = 0
@@ -208,9 +210,9 @@ class Compactor:
         async with self._lock:
             hold = await self._begun_hold()
             if not hold_ms:
-                return await self._files.names(hold.named, held=False), hold.taken
+                return await self.files.names(hold.named, held=False), hold.taken
             await self._file_holds.hold(hold_ms)
-            names = await self._files.names(hold.named, held=True)
+            names = await self.files.names(hold.named, held=True)
             self._hold, self._keeps_outdated = hold, True
             return names, hold.taken
 
@@ -231,13 +233,13 @@ class Compactor:
             hold = await self._begun_hold()
             await self._file_holds.hold(hold_ms, BASE)
             try:
-                await self._files.prepare_cut()
+                await self.files.prepare_cut()
                 starts = self._kept[-1]
                 # In one step, so that nothing is in the fields that the log does not have before the cut.
-                moment = self._files.cut(held=True)
+                moment = self.files.cut(held=True)
                 fields = msgspec.structs.asdict(self._picture(hold.taken.number, starts, []))
-                cut, wal_files = await self._files.log_of(moment, [start.position for start in starts])
-                topics = await self._files.topics_of(moment, hold.named)
+                cut, wal_files = await self.files.log_of(moment, [start.position for start in starts])
+                topics = await self.files.topics_of(moment, hold.named)
             except BaseException:
                 self.release()
                 raise
@@ -246,6 +248,16 @@ class Compactor:
             del fields["topics"]
             fields["number"] = self._store.snapshot_number
             return BaseCapture(hold, fields, cut, wal_files, topics, moment.foreign)
+
+    @property
+    def identity(self) -> str:
+        """The identity of the data directory."""
+        return self._store.identity
+
+    @property
+    def version(self) -> int:
+        """Rises whenever there is something that the last capture has not seen."""
+        return self._stored + len(self._source.changed) + self._source.schedules.version
 
     async def prolong(self, capture: BaseCapture, hold_ms: int) -> None:
         """Have the hold of a capture last `hold_ms` from now on. Raises OSError if it was over before."""
@@ -299,6 +311,7 @@ class Compactor:
         finally:
             with trio.CancelScope(shield=True):
                 await self._give_back(topics)
+        self._stored += len(topics)
         self._checkpoints.stuck = {topic for topic in self._checkpoints.stuck if not topic.deleted}
         for topic in passed_over | self._checkpoints.stuck:
             starts[topic.shard] = self._previous(topic.shard)
