@@ -34,8 +34,6 @@ class PlainArchive:
         self.bases.append(number)
 
 
-def writer_of(life: Life, archive: PlainArchive, **options: bool) -> BaseWriter:
+def writer_of(life: Life, archive: PlainArchive) -> BaseWriter:
     """The writer of bases of a life."""
-    return BaseWriter(
-        archive, life.compactor, clock=life.clock, offload=InlineOffload(), interval_ms=600_000, **options
-    )
+    return BaseWriter(archive, life.compactor, clock=life.clock, offload=InlineOffload(), interval_ms=600_000)

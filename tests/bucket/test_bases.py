@@ -357,7 +357,7 @@ def test_a_put_that_fails_at_any_step_leaves_the_base_before_complete(fault: Sim
             for _ in range(3):
                 if await writer.try_take():
                     break
-            assert not writer.failures
+            assert not writer.failures, writer.problem
             checked = check_bucket(objects)
             assert checked.base.head.number > first.base.head.number
             assert deleted_in(checked) == deleted_now(life)

@@ -50,6 +50,8 @@ from topics.storage.snapshots.snapshot import decode_part
 LARGE_PART: Final = 4096
 """A part of more bytes is a blob of its own."""
 
+KINDS: Final[Sequence[SegmentKind]] = ("data", "idx", "tags")
+
 MOST_PIECES: Final = 16
 """An active segment with so many pieces is put together anew."""
 
@@ -61,8 +63,9 @@ class SealedUploads:
         self.epoch = epoch
         self.done: dict[SegmentKey, SegmentEntry] = {}
         """Those that are in the bucket, and in no base yet."""
-        self.attempted: dict[str, SealedFile] = {}
-        """Files whose put has not been confirmed: an object of this name and hash is ours."""
+        self.attempted: dict[str, dict[bytes, SealedFile]] = {}
+        """Files of segments that have not been put completely, by name and hash: an object like this is ours, with the
+        flags of that time."""
 
     def entry(self, topic_id: int, first: int, files: SealedBytes) -> tuple[SegmentEntry, dict[SegmentKind, bytes]]:
         """Return the entry of a segment with these files, and the files by kind. Computes hashes: for a worker
@@ -77,6 +80,16 @@ class SealedUploads:
         hashed = {kind: SealedFile(len(data), hashlib.sha256(data).digest()) for kind, data in contents.items()}
         entry = SegmentEntry(first, files.salt, self.epoch, hashed.get("data"), hashed.get("idx"), hashed.get("tags"))
         return entry, contents
+
+    def attempt(self, name: str, file: SealedFile) -> None:
+        """This file is being put."""
+        self.attempted.setdefault(name, {})[file.hash] = file
+
+    def finish(self, topic_id: int, entry: SegmentEntry) -> None:
+        """All files of a segment are in the bucket."""
+        self.done[topic_id, entry.first, entry.salt] = entry
+        for kind in KINDS:
+            self.attempted.pop(self.name(topic_id, entry, kind), None)
 
     def name(self, topic_id: int, entry: SegmentEntry, kind: SegmentKind) -> str:
         """Return the name of one file of a segment."""
@@ -241,17 +254,16 @@ class BaseMaking:
         entry, contents = await self._offload.run(Pool.CPU, partial(self._sealed.entry, topic_id, first, files))
         left = len(contents)
 
-        def done(name: str) -> None:
+        def done() -> None:
             nonlocal left
             left -= 1
-            self._sealed.attempted.pop(name, None)
             if not left:
-                self._sealed.done[topic_id, first, files.salt] = entry
+                self._sealed.finish(topic_id, entry)
 
         for kind, data in contents.items():
             name = self._sealed.name(topic_id, entry, kind)
-            self._sealed.attempted[name] = file_of(entry, kind)
-            await self._uploads.put(name, data, partial(done, name))
+            self._sealed.attempt(name, file_of(entry, kind))
+            await self._uploads.put(name, data, done)
         return msgspec.structs.replace(entry)
 
     async def _active_entry(self, captured: CapturedSegment, old: SegmentNote | None) -> SegmentEntry:

@@ -111,6 +111,8 @@ class BaseWriter:
         """How many bases this process has made."""
         self.failures = 0
         """How many have failed since the last success."""
+        self.problem = ""
+        """Why the last one has failed; empty if it has not."""
         self.rewritten: frozenset[PackName] = frozenset()
         """Packs in which the next base is to have nothing any more."""
         self._archive = archive
@@ -155,12 +157,13 @@ class BaseWriter:
         except* FAILURES as group:
             failure = _first(group)
         if failure is None:
-            self.failures = 0
+            self.failures, self.problem = 0, ""
             return True
         self.failures += 1
+        self.problem = str(failure)
         log.warning(
             "base_failed",
-            error=str(failure),
+            error=self.problem,
             failures=self.failures,
             consequence="a restore begins at the base before and reads more rounds; it is tried again",
         )
@@ -324,19 +327,15 @@ class BaseWriter:
         )
         for kind, data in contents.items():
             name = sealed.name(segment.topic_id, entry, kind)
-            before = sealed.attempted.get(name)
-            sealed.attempted[name] = file_of(entry, kind)
+            sealed.attempt(name, file_of(entry, kind))
             try:
                 await self.puts.create(name, data)
             except NotOurs as error:
-                if before is None or error.hash != before.hash:
+                before = sealed.attempted[name].get(error.hash or b"")
+                if before is None:
                     raise
                 setattr(entry, kind, before)  # an earlier put of ours, with fewer flags
-            except BaseException:
-                sealed.attempted[name] = before or sealed.attempted[name]
-                raise
-            sealed.attempted.pop(name, None)
-        sealed.done[segment.topic_id, segment.first, files.salt] = entry
+        sealed.finish(segment.topic_id, entry)
 
 
 def _lineage(identity: str) -> str:
