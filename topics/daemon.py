@@ -30,6 +30,7 @@ import trio
 
 from topics import __version__
 from topics.auth.key_file import KeysRefused, read_keys
+from topics.bucket.bounded_objects import MOST_CHANGES, MOST_READS
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.http.app import make_app
@@ -143,6 +144,8 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
             Pool.COLD_FILES: MOST_HANGING_CHANGES,
             Pool.CPU: 2,
             Pool.FILES: 4,
+            Pool.BUCKET_READ: MOST_READS,
+            Pool.BUCKET_CHANGE: MOST_CHANGES,
         }
     )
     try:

@@ -28,6 +28,7 @@ LATE = {
     "prometheus_client": "scrapes",
     "httpx": "clients",
     "pyarrow": "exports as Arrow streams",
+    "obstore": "a bucket in S3, GCS or Azure",
     "topics.client": "clients",
     "topics.storage.offline": "inspect and verify",
 }

@@ -10,7 +10,7 @@ import trio
 
 from tests.simulation.disk import SimHang
 from topics.runtime.bounded_calls import BoundedCall, CallTimeLimit, CallTimeout
-from topics.runtime.offload import COLD, HOLDS_DISK, Pool
+from topics.runtime.offload import BUCKET, COLD, HOLDS_DISK, Pool
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class InlineOffload:
             result = call()
         finally:
             waits, self._waits = self._waits, []
-            assert not waits or kind in COLD or kind is Pool.CPU, f"a call of kind {kind} waits for the cold store"
+            assert not waits or kind in COLD | BUCKET or kind is Pool.CPU, f"a call of kind {kind} waits for a store"
             with trio.CancelScope(shield=True):
                 for patience in waits:
                     await _wait(patience)

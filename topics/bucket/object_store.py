@@ -68,7 +68,8 @@ class ObjectStore(Protocol):
         ...
 
     def head(self, name: str) -> ObjectFacts:
-        """What there is to say of an object. Raises ObjectMissing."""
+        """What there is to say of an object. Raises ObjectMissing; also if there is no bucket, where the store does not
+        say which of the two is missing."""
         ...
 
     def delete(self, names: Sequence[str]) -> None:

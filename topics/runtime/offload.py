@@ -26,6 +26,8 @@ class Pool(Enum):
     COLD_FILES = "cold_files"
     CPU = "cpu"
     FILES = "files"
+    BUCKET_READ = "bucket_read"
+    BUCKET_CHANGE = "bucket_change"
 
 
 HOLDS_DISK: Final = frozenset({Pool.WAL, Pool.FILES, Pool.COLD_FILES})
@@ -33,6 +35,9 @@ HOLDS_DISK: Final = frozenset({Pool.WAL, Pool.FILES, Pool.COLD_FILES})
 
 COLD: Final = frozenset({Pool.COLD_READ, Pool.COLD_FILES})
 """The kinds whose calls may use the cold store. Once the daemon is ready, no call of another kind does."""
+
+BUCKET: Final = frozenset({Pool.BUCKET_READ, Pool.BUCKET_CHANGE})
+"""The kinds whose calls use the object store, and nothing else does."""
 
 
 class Offload(Protocol):
@@ -60,8 +65,8 @@ class Offload(Protocol):
         ...
 
     def busy_share(self) -> float:
-        """The share of worker threads that are busy, 0 to 1, not counting those for the cold store. The governor uses
-        it as a signal of pressure."""
+        """The share of worker threads that are busy, 0 to 1, not counting those for the cold store and the object
+        store. The governor uses it as a signal of pressure."""
         ...
 
 
@@ -95,6 +100,6 @@ class ThreadOffload:
         return attempt(call, time_limit, late)
 
     def busy_share(self) -> float:
-        # A slow cold store holds up only the calls that use it, and is no sign of pressure.
-        limiters = [limiter for kind, limiter in self._limiters.items() if kind not in COLD]
+        # A slow store holds up only the calls that use it, and is no sign of pressure.
+        limiters = [limiter for kind, limiter in self._limiters.items() if kind not in COLD | BUCKET]
         return sum(limiter.borrowed_tokens for limiter in limiters) / sum(limiter.total_tokens for limiter in limiters)
