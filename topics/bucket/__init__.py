@@ -17,6 +17,7 @@ local_note        what the data directory knows of its bucket
 log_reader        the bytes of the log that rounds carry
 ownership         who may write to the prefix
 opening           finding the place at which the archive goes on
+backlog           how much log is kept for the bucket
 archive           the task that writes rounds
 
 **Theory of operation.** A store of objects gives the daemon two operations from which agreement between machines is
