@@ -19,6 +19,7 @@ class PlainArchive:
         self.epoch = epoch
         self.bucket_id = "b"
         self.number = number
+        self.history_begun_at = 1
         self.bases: list[int] = []
         self.asked: list[list[LogPosition]] = []
 
@@ -30,7 +31,7 @@ class PlainArchive:
     def round_of_file(self, shard: int, ordinal: int) -> int:
         return 1
 
-    def note_base(self, number: int) -> None:
+    async def note_base(self, number: int) -> None:
         self.bases.append(number)
 
 

@@ -184,6 +184,7 @@ def test_bitmaps_are_the_deleted_slots_whatever_their_flags_say() -> None:
     async def script(life: Life, client: Client) -> None:
         objects = SimObjects()
         writer = writer_of(life, PlainArchive(objects))
+        await writer.load()
         await stored(life, client)
         for turn in range(6):
             if turn == 1:
@@ -209,6 +210,7 @@ def test_the_pieces_and_files_are_those_of_the_disk_but_for_flags() -> None:
     async def script(life: Life, client: Client) -> None:
         objects = SimObjects()
         writer = writer_of(life, PlainArchive(objects))
+        await writer.load()
         await stored(life, client)
         for _ in range(20):  # more than an active segment may have pieces
             await fill(client, "fsync", 1, each=1, size=1)
@@ -234,6 +236,7 @@ def test_a_base_uploads_only_what_has_changed_since_the_one_before() -> None:
         objects = SimObjects()
         archive = PlainArchive(objects)
         writer = writer_of(life, archive)
+        await writer.load()
         await stored(life, client)
         await writer.take()
         before, count = writer.puts.bytes, writer.puts.objects
@@ -258,6 +261,7 @@ def test_with_5000_topics_of_which_3_have_changed_three_pages_are_uploaded() -> 
     async def script(life: Life, client: Client) -> None:
         objects = SimObjects()
         writer = writer_of(life, PlainArchive(objects))
+        await writer.load()
         for i in range(5000):
             await client.create(f"t{i}", durability="fsync")
         await writer.take()
@@ -279,6 +283,7 @@ def test_sources_of_copies_in_deleted_topics_are_in_the_base() -> None:
     async def script(life: Life, client: Client) -> None:
         objects = SimObjects()
         writer = writer_of(life, PlainArchive(objects))
+        await writer.load()
         await client.create("source", durability="fsync")
         await fill(client, "source", 6)
         await life.compactor.checkpoint()
@@ -332,6 +337,7 @@ def test_a_put_that_fails_at_any_step_leaves_the_base_before_complete(fault: Sim
         async def script(life: Life, client: Client) -> None:
             nonlocal failed
             writer = writer_of(life, PlainArchive(objects))
+            await writer.load()
             await stored(life, client)
             assert await writer.try_take()
             first = check_bucket(objects)
@@ -377,6 +383,7 @@ def test_bases_are_made_through_random_faults(seed: int) -> None:
         objects = SimObjects(seed)
         archive = PlainArchive(objects)
         writer = writer_of(life, archive)
+        await writer.load()
         await stored(life, client)
         for turn in range(5):
             objects.faults = random_faults(seed * 100 + turn, 0.2, FAULTS)
@@ -401,6 +408,7 @@ def test_a_damaged_local_segment_makes_no_base_that_could_not_be_restored() -> N
     async def script(life: Life, client: Client) -> None:
         objects = SimObjects()
         writer = writer_of(life, PlainArchive(objects))
+        await writer.load()
         await one_of_each(client)
         await fill_all(client, 6)
         await life.compactor.checkpoint()
@@ -420,6 +428,7 @@ def test_the_task_makes_one_base_at_once_and_then_one_for_each_interval_with_a_c
     async def script(life: Life, client: Client) -> None:
         objects = SimObjects()
         writer = writer_of(life, PlainArchive(objects))
+        await writer.load()
         await stored(life, client)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(writer.run)

@@ -13,6 +13,12 @@ container         the form that rounds, bases and packs have in common
 round_format      the bytes of a round
 base_format       the bytes of bases, pages and packs
 owner_format      the content of `owner` and `FORMAT`
+local_note        what the data directory knows of its bucket
+log_reader        the bytes of the log that rounds carry
+ownership         who may write to the prefix
+opening           finding the place at which the archive goes on
+backlog           how much log is kept for the bucket
+archive           the task that writes rounds
 bases             the task that makes bases
 base_making       one base being made of a capture: what is new in it
 known_base        what the newest base has, as far as the next one needs it

@@ -8,6 +8,7 @@ and costs that what was put is put again, or goes by age. Sealed segments that w
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from topics.bucket.archive import ArchiveStopped, PlaceGivenUp
 from topics.bucket.base_format import BaseBody, BaseHead, BlobRef, encode_base
 from topics.bucket.base_making import BaseMaking, SealedUploads, file_of
 from topics.bucket.container import BadObject
@@ -23,6 +25,7 @@ from topics.bucket.object_names import PackName, base_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError
 from topics.bucket.packs import PackNumbers, Packs
 from topics.bucket.segment_reads import is_coherent, read_sealed
+from topics.bucket.settled_puts import PutGivenUp
 from topics.bucket.uploads import PARALLEL, NotOurs, Puts, Uploads
 from topics.errors import ApiError
 from topics.runtime.clock import Clock
@@ -50,7 +53,18 @@ BACKOFF_S: Final = (1.0, 5.0, 30.0, 120.0)
 MOST_ROUNDS: Final = 1000
 """After so many rounds a base is due, however little time has passed."""
 
-FAILURES: Final = (OSError, ApiError, StoreError, NotOurs, ObjectMissing, ObjectTooLarge, BadObject)
+FAILURES: Final = (
+    OSError,
+    ApiError,
+    StoreError,
+    NotOurs,
+    ObjectMissing,
+    ObjectTooLarge,
+    BadObject,
+    ArchiveStopped,
+    PlaceGivenUp,
+    PutGivenUp,
+)
 """What a base may fail with and be tried again."""
 
 
@@ -59,7 +73,12 @@ class ArchivePlace(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The epoch of this owner."""
+        """The epoch in which this process writes. Raises ArchiveStopped while the bucket is not open."""
+        ...
+
+    @property
+    def history_begun_at(self) -> int:
+        """The first round of the history."""
         ...
 
     @property
@@ -78,11 +97,11 @@ class ArchivePlace(Protocol):
         ...
 
     def round_of_file(self, shard: int, ordinal: int) -> int:
-        """Return the round that has the first byte of a file of the log."""
+        """Return the round that has the first byte of a file of the log. Raises KeyError if there is none."""
         ...
 
-    def note_base(self, number: int) -> None:
-        """There is a base for the end of this round."""
+    async def note_base(self, number: int) -> None:
+        """There is a base for the end of this round. Raises PlaceGivenUp, PutGivenUp."""
         ...
 
 
@@ -98,12 +117,10 @@ class BaseWriter:
         offload: Offload,
         interval_ms: int,
         records: Callable[[], int] = lambda: 0,
-        begins_history: bool = False,
     ) -> None:
-        """`records` says how many live records there are. `begins_history`: one base is made at once, and nothing of
-        the ones before is used."""
+        """`records` says how many live records there are."""
         self.ready = trio.Event()
-        """Set when there is a base of this directory's history."""
+        """Set when there is a base of this directory's history. Replaced when another history begins."""
         self.puts = Puts(archive.objects, offload)
         self.known = KnownBase()
         """What the newest base has."""
@@ -121,10 +138,10 @@ class BaseWriter:
         self._offload = offload
         self._interval_ms = interval_ms
         self._records = records
-        self._begins_history = begins_history
-        self._is_loaded = False
-        self._numbers = PackNumbers(archive.epoch)
-        self._sealed = SealedUploads(archive.epoch)
+        self._epoch = 0
+        """The epoch for which `known` was loaded; 0 before. Another one means that the bucket was opened again."""
+        self._numbers = PackNumbers(0)
+        self._sealed = SealedUploads(0)
         self._version = -1
         self._wake = trio.Event()
 
@@ -170,11 +187,15 @@ class BaseWriter:
         return False
 
     async def load(self) -> None:
-        """Find out once what the newest base in the bucket has. Raises StoreError."""
-        if self._is_loaded:
+        """Find out, once for each epoch, what the newest base in the bucket has. Raises StoreError, ArchiveStopped."""
+        epoch = self._archive.epoch
+        if epoch == self._epoch:
             return
+        if self.ready.is_set():
+            self.ready = trio.Event()
         objects = self._archive.objects
-        numbers = [] if self._begins_history else await base_numbers(objects, self._offload)
+        self.known = KnownBase()
+        numbers = await base_numbers(objects, self._offload)
         if numbers:
             try:
                 base = await read_base(objects, self._offload, base_name(numbers[-1]))
@@ -184,14 +205,17 @@ class BaseWriter:
                 # Another directory may have other records in a segment of the same name.
                 if _lineage(str(base.body.snapshot.get("identity"))) == _lineage(self._compactor.identity):
                     self.known = await load_or_nothing(objects, self._offload, base)
-        self._is_loaded = True
-        if self.known.base is not None:
+        self._numbers, self._sealed = PackNumbers(epoch), SealedUploads(epoch)
+        self._epoch = epoch
+        begun = self._archive.history_begun_at
+        if self.known.base is not None and 0 < begun <= self.known.base.head.number:
             self.ready.set()
 
     # -- one base ----------------------------------------------------------------------------------------------------
 
     async def take(self) -> int:
-        """Make a base and return its number. Raises an exception group of `FAILURES`; then the base before counts."""
+        """Make a base and return its number. `load` comes before. Raises an exception group of `FAILURES`; then the
+        base before counts."""
         began = self._clock.monotonic_ms()
         objects, size = self.puts.objects, self.puts.bytes
         await self._put_sealed()
@@ -221,8 +245,8 @@ class BaseWriter:
             self._version = version
             self.rewritten -= unwanted
         self.made += 1
-        self._archive.note_base(number)
         self.ready.set()
+        await self._archive.note_base(number)
         log.info(
             "base_made",
             base=number,
@@ -264,11 +288,13 @@ class BaseWriter:
         records: int,
     ) -> bool:
         """Put the base. Return False if it turns out that an earlier attempt has put one for the same round."""
-        files = [(*place, self._archive.round_of_file(*place)) for place in capture.wal_files]
+        if self._archive.epoch != self._epoch:
+            raise PlaceGivenUp
+        files = [(*place, self._round_of(*place)) for place in capture.wal_files]
         body = BaseBody(snapshot=capture.snapshot, files=files, pages=pages, records=records)
         head = BaseHead(
             bucket=self._archive.bucket_id,
-            epoch=self._archive.epoch,
+            epoch=self._epoch,
             number=number,
             first_round=min((first for _, _, first in files), default=number),
             wall_ms=wall_ms,
@@ -282,12 +308,18 @@ class BaseWriter:
         except NotOurs:
             # The put of an earlier attempt, whose answer was lost, was carried out after all: it is complete, too.
             base = await read_base(self._archive.objects, self._offload, name)
-            if base.head.epoch != self._archive.epoch:
+            if base.head.epoch != self._epoch:
                 raise
             self.known = await load_or_nothing(self._archive.objects, self._offload, base)
             return False
         self.known = result
         return True
+
+    def _round_of(self, shard: int, ordinal: int) -> int:
+        try:
+            return self._archive.round_of_file(shard, ordinal)
+        except KeyError:
+            raise OSError(errno.EAGAIN, f"no round has file {ordinal} of shard {shard} of the log") from None
 
     # -- sealed segments, without a hold -------------------------------------------------------------------------------
 

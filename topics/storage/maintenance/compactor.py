@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import trio
@@ -52,6 +52,14 @@ WAL."""
 REST: Final = 4
 """A checkpoint for sealing begins no earlier than so many times as long after the last checkpoint as that one took, so
 that calls for sealing, however many, keep the disk busy with checkpoints for a fifth of the time at most."""
+
+
+class LogKeeper(Protocol):
+    """Somebody who still needs files of the log that no replay needs."""
+
+    def may_drop(self, file: WalFile) -> bool:
+        """Return False if the file has to stay. All younger ones of its shard stay with it. Never waits."""
+        ...
 
 
 class CheckpointResult(NamedTuple):
@@ -95,6 +103,8 @@ class Compactor:
         self._fs = fs
         self._offload = offload
         self.files = CheckpointFiles(store, source, checkpoints, file_holds, fs=fs, offload=offload)
+        self.keeper: LogKeeper | None = None
+        """Who is asked before a file of the log is removed."""
         self._lock = trio.Lock()
         self._wake = trio.Event()
         self._schedules_stored = source.schedules.version
@@ -451,8 +461,11 @@ class Compactor:
 
     def _previous(self, shard: int) -> ReplayStart:
         """Return where the newest snapshot on disk begins the replay of a shard."""
-        kept = self._kept[-1] if self._kept else self._store.recovered_starts()
-        return kept[shard]
+        return self.replay_starts()[shard]
+
+    def replay_starts(self) -> list[ReplayStart]:
+        """Return where the replay of the newest snapshot begins, by shard."""
+        return self._kept[-1] if self._kept else self._store.recovered_starts()
 
     async def announce(self) -> None:
         """Log what a checkpoint is going to rely on; synced when this returns.
@@ -504,6 +517,8 @@ class Compactor:
                 if file.file_id in needed:
                     break  # copies point to frames in it
                 if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):
+                    break
+                if self.keeper is not None and not self.keeper.may_drop(file):
                     break
                 droppable.append(file)
             if droppable:
