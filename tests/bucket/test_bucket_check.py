@@ -17,12 +17,12 @@ from tests.simulation.model import Client, History
 from tests.simulation.segment_lives import SMALL
 from tests.simulation.test_holds import changed, stored
 from tests.simulation.world import ROOT, Life, World
-from topics.bucket.bucket_check import BucketCheck, BucketFinding
-from topics.bucket.bucket_figures import listing_of, status_of
-from topics.bucket.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.object_names import FORMAT, OWNER, base_name, round_name
-from topics.bucket.restore.bucket_restore import BucketRestore, Workers
-from topics.bucket.restore.restore_target import RestoreRefused, choose_target
+from topics.bucket.offline.bucket_check import BucketCheck, BucketFinding
+from topics.bucket.offline.bucket_figures import listing_of, status_of
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.bucket.offline.bucket_restore import BucketRestore, Workers
+from topics.bucket.offline.restore_target import RestoreRefused, choose_target
 
 
 @cache

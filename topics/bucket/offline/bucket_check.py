@@ -25,12 +25,12 @@ from topics.bucket.base_format import (
     check_pack,
     open_blob,
 )
-from topics.bucket.bucket_reader import BucketDamaged, BucketReader, check_blob, check_follows
 from topics.bucket.container import BadObject
 from topics.bucket.object_names import BASES, PackName, base_name, pack_name, round_name
-from topics.bucket.restore.base_pages import KINDS, BasePages
-from topics.bucket.restore.bucket_restore import Workers, snapshot_of
-from topics.bucket.restore.restored_log import check_files
+from topics.bucket.offline.base_pages import KINDS, BasePages
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader, check_blob, check_follows
+from topics.bucket.offline.bucket_restore import Workers, snapshot_of
+from topics.bucket.offline.restored_log import check_files
 from topics.bucket.round_format import Round
 from topics.storage.files.progress import Progress
 
