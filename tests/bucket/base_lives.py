@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.bucket.simulated_objects import SimObjects
 from tests.simulation.offload import InlineOffload
 from tests.simulation.world import Life
-from topics.bucket.bases import BaseWriter
+from topics.bucket.bases.base_writer import BaseWriter
 from topics.storage.wal.wal_files import LogPosition
 
 

@@ -18,15 +18,15 @@ import trio
 
 from topics.bucket.archive import ArchiveStopped, PlaceGivenUp
 from topics.bucket.base_format import BaseBody, BaseHead, BlobRef, encode_base
-from topics.bucket.base_making import BaseMaking, SealedUploads, file_of
+from topics.bucket.bases.base_making import BaseMaking, SealedUploads, file_of
+from topics.bucket.bases.known_base import KnownBase, base_numbers, load_or_nothing, read_base
+from topics.bucket.bases.packs import PackNumbers, Packs
+from topics.bucket.bases.segment_reads import is_coherent, read_sealed
+from topics.bucket.bases.uploads import PARALLEL, NotOurs, Puts, Uploads
 from topics.bucket.container import BadObject
-from topics.bucket.known_base import KnownBase, base_numbers, load_or_nothing, read_base
-from topics.bucket.object_names import PackName, base_name
+from topics.bucket.object_names import PackName, SegmentName, base_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError
-from topics.bucket.packs import PackNumbers, Packs
-from topics.bucket.segment_reads import is_coherent, read_sealed
 from topics.bucket.settled_puts import PutGivenUp
-from topics.bucket.uploads import PARALLEL, NotOurs, Puts, Uploads
 from topics.errors import ApiError
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
@@ -142,6 +142,7 @@ class BaseWriter:
         """The epoch for which `known` was loaded; 0 before. Another one means that the bucket was opened again."""
         self._numbers = PackNumbers(0)
         self._sealed = SealedUploads(0)
+        self._packs_before = 0
         self._version = -1
         self._wake = trio.Event()
 
@@ -160,6 +161,21 @@ class BaseWriter:
     def ask(self) -> None:
         """Have a base made now, because there are `MOST_ROUNDS` rounds since the last one."""
         self._wake.set()
+
+    def rewrite(self, packs: frozenset[PackName]) -> None:
+        """Have the next base name nothing in these packs, and make it soon."""
+        self.rewritten |= packs
+        self._wake.set()
+
+    @property
+    def newest_pack(self) -> int:
+        """The highest number of a pack of this epoch that was taken before the newest base was complete. Packs above it
+        may be for the next one."""
+        return self._packs_before
+
+    def is_unfinished(self, name: str, segment: SegmentName) -> bool:
+        """Return True if a file of a segment has been put, or is being put, for the next base."""
+        return name in self._sealed.attempted or (segment.topic_id, segment.first, segment.salt) in self._sealed.done
 
     def _is_due(self) -> bool:
         return not self.ready.is_set() or self._compactor.version != self._version or bool(self.rewritten)
@@ -206,7 +222,7 @@ class BaseWriter:
                 if _lineage(str(base.body.snapshot.get("identity"))) == _lineage(self._compactor.identity):
                     self.known = await load_or_nothing(objects, self._offload, base)
         self._numbers, self._sealed = PackNumbers(epoch), SealedUploads(epoch)
-        self._epoch = epoch
+        self._epoch, self._packs_before = epoch, 0
         begun = self._archive.history_begun_at
         if self.known.base is not None and 0 < begun <= self.known.base.head.number:
             self.ready.set()
@@ -242,6 +258,7 @@ class BaseWriter:
         number = await self._archive.archived_to(capture.cut)
         if await self._put_base(number, capture, pages, making.result, wall_ms=wall_ms, records=records):
             self._sealed.done.clear()
+            self._packs_before = self._numbers.last
             self._version = version
             self.rewritten -= unwanted
         self.made += 1
