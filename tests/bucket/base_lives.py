@@ -23,6 +23,10 @@ class PlainArchive:
         self.bases: list[int] = []
         self.asked: list[list[LogPosition]] = []
 
+    @property
+    def last_round(self) -> int:
+        return self.number
+
     async def archived_to(self, positions: Sequence[LogPosition]) -> int:
         self.number += 1
         self.asked.append(list(positions))

@@ -190,6 +190,11 @@ class Archive:
         return self.place.bucket
 
     @property
+    def last_round(self) -> int:
+        """The last round that is written."""
+        return self.place.number
+
+    @property
     def history_begun_at(self) -> int:
         """The first round of the history."""
         return self.place.history

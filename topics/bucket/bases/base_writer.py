@@ -53,6 +53,9 @@ BACKOFF_S: Final = (1.0, 5.0, 30.0, 120.0)
 MOST_ROUNDS: Final = 1000
 """After so many rounds a base is due, however little time has passed."""
 
+LOOK_S: Final = 10.0
+"""How often it is looked if there are so many (s)."""
+
 FAILURES: Final = (
     OSError,
     ApiError,
@@ -79,6 +82,11 @@ class ArchivePlace(Protocol):
     @property
     def history_begun_at(self) -> int:
         """The first round of the history."""
+        ...
+
+    @property
+    def last_round(self) -> int:
+        """The last round that is written. Raises like `epoch`."""
         ...
 
     @property
@@ -143,6 +151,8 @@ class BaseWriter:
         self._numbers = PackNumbers(0)
         self._sealed = SealedUploads(0)
         self._packs_before = 0
+        self._newest = 0
+        """The number of the newest base of this history; 0 if there is none."""
         self._version = -1
         self._wake = trio.Event()
 
@@ -154,12 +164,22 @@ class BaseWriter:
                 with trio.move_on_after(BACKOFF_S[min(self.failures, len(BACKOFF_S)) - 1]):
                     await self._wake.wait()
                 continue
-            with trio.move_on_after(self._interval_ms / 1000):
+            await self._wait_for_reason()
+
+    async def _wait_for_reason(self) -> None:
+        until = trio.current_time() + self._interval_ms / 1000
+        while not self._wake.is_set() and (left := until - trio.current_time()) > 0:
+            with trio.move_on_after(min(left, LOOK_S)):
                 await self._wake.wait()
-            self._wake = trio.Event()
+            try:
+                if self._archive.epoch != self._epoch or self._archive.last_round - self._newest >= MOST_ROUNDS:
+                    break  # the bucket was opened again, or a replay becomes long
+            except ArchiveStopped:
+                pass
+        self._wake = trio.Event()
 
     def ask(self) -> None:
-        """Have a base made now, because there are `MOST_ROUNDS` rounds since the last one."""
+        """Have a base made now, if anything has changed."""
         self._wake.set()
 
     def rewrite(self, packs: frozenset[PackName]) -> None:
@@ -225,6 +245,7 @@ class BaseWriter:
         self._epoch, self._packs_before = epoch, 0
         begun = self._archive.history_begun_at
         if self.known.base is not None and 0 < begun <= self.known.base.head.number:
+            self._newest = self.known.base.head.number
             self.ready.set()
 
     # -- one base ----------------------------------------------------------------------------------------------------
@@ -262,6 +283,7 @@ class BaseWriter:
             self._version = version
             self.rewritten -= unwanted
         self.made += 1
+        self._newest = number
         self.ready.set()
         await self._archive.note_base(number)
         log.info(
