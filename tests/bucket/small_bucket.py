@@ -32,7 +32,7 @@ from topics.bucket.base_format import (
     encode_base,
     encode_page,
 )
-from topics.bucket.bases import BaseWriter
+from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.object_names import (
     FORMAT,
     OWNER,
