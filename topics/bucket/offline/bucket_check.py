@@ -3,8 +3,8 @@
 - Each round, base and pack is read, and its hash checked. Each blob that a base names has the hash that the base says.
 - Each segment that a base names exists and has the size and the SHA-256 that the base says.
 - Rounds have numbers without gaps and hashes that follow one another, from the first one that the oldest base needs.
-  Older ones (the first of each epoch is kept) are checked by themselves. Behind a base that only a pin keeps, rounds may
-  be gone up to those that the next base needs.
+  Older ones (the first of each epoch is kept) are checked by themselves. Behind a base that only a pin keeps,
+  rounds may be gone up to those that the next base needs.
 - Each base contains what it must: parts that decode, segments that fit them, files of the log that rounds begin.
 
 What no base names is no damage: it may have been uploaded for a base that is not written yet.
@@ -177,9 +177,9 @@ class BucketCheck:
                 histories.append(number)
                 ends = {}
             yield from _misplaced(found, ends)
-            there = {(run.shard, run.ordinal) for run in found.head.runs if not run.offset}
+            begun = {(run.shard, run.ordinal) for run in found.head.runs if not run.offset}
             for shard, ordinal, of in self._begins.get(number, ()):
-                if (shard, ordinal) not in there:
+                if (shard, ordinal) not in begun:
                     yield BucketDefect(
                         round_name(number),
                         f"file {ordinal} of shard {shard} does not begin in it, as {base_name(of)} says",
