@@ -16,6 +16,8 @@ from tests.client.ports import free_port
 from tests.conformance.client import Client, Daemon, until
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
 
+OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Path:
@@ -50,6 +52,14 @@ def records_of(client: Client, topic: str) -> list[tuple[int, Any]]:
         position = answer["next_from_seq"]
 
 
+def commands() -> list[list[str]]:
+    """The commands of the chapter about a lost machine."""
+    chapter = OPERATIONS.read_text().partition("\n## 14. ")[2]
+    found = [line.split()[1:] for line in chapter.splitlines() if line.startswith("    topics ")]
+    assert [words[0] for words in found] == ["bucket", "bucket", "restore", "verify", "bucket", "restore"]
+    return found
+
+
 def archived(topics: CommandLine, url: str) -> Any:
     """What the bucket has."""
     done: subprocess.CompletedProcess[str] = topics("bucket", "status", url, "--json")
@@ -78,9 +88,11 @@ def test_what_was_archived_is_served_after_the_machine_is_lost(daemon: Daemon, b
     assert (verified.returncode, verified.stderr) == (0, ""), verified.stdout
     root = tmp_path / "second"
     root.mkdir()
-    restored = topics("restore", url, "--data-dir", str(root / "data"))
-    assert restored.returncode == 0, restored.stderr
-    assert topics("verify", str(root / "data")).returncode == 0
+    places = {"s3://archive/main": url, "/var/lib/topics": str(root / "data"), "/srv/before": str(tmp_path / "before")}
+    cut = archived(topics, url)["last_round_ms"]
+    for command in commands():
+        done = topics(*(places.get(word, str(cut) if "T" in word else word) for word in command))
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
     second = Daemon(root, port=free_port())
     try:
         with closing(second.start()) as client:
