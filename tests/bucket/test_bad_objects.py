@@ -23,9 +23,9 @@ from topics.bucket.base_format import (
     encode_page,
     open_blob,
 )
-from topics.bucket.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.object_names import PackName, pack_name, round_name
-from topics.bucket.restore.restore_target import RestoreRefused, choose_target
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.bucket.offline.restore_target import RestoreRefused, choose_target
 from topics.bucket.round_format import Round, Run, decode_round, encode_round
 from topics.storage.snapshots.snapshot import decode_part, encode_part
 

@@ -13,10 +13,10 @@ from tests.simulation.model import Client, History, View, views_of
 from tests.simulation.segment_lives import SMALL, see
 from tests.simulation.test_holds import changed, stored
 from tests.simulation.world import ROOT, Life, World
-from topics.bucket.bucket_reader import BucketReader
 from topics.bucket.object_store import ObjectStore
-from topics.bucket.restore.bucket_restore import BucketRestore, Workers
-from topics.bucket.restore.restore_target import choose_target
+from topics.bucket.offline.bucket_reader import BucketReader
+from topics.bucket.offline.bucket_restore import BucketRestore, Workers
+from topics.bucket.offline.restore_target import choose_target
 
 
 def restored(objects: ObjectStore, number: int | None = None, root: str = ROOT) -> SimFs:

@@ -43,8 +43,8 @@ from topics.cli.output import (
 from topics.cli.values import Time
 
 if TYPE_CHECKING:
-    from topics.bucket.bucket_figures import BucketStatus
-    from topics.bucket.bucket_reader import BucketReader
+    from topics.bucket.offline.bucket_figures import BucketStatus
+    from topics.bucket.offline.bucket_reader import BucketReader
 
 TIMEOUT_S: Final = 60.0
 """How long the store may give no sign of life (s)."""
@@ -79,8 +79,8 @@ def restore(
     The bucket is only read. The directory gets its name when it is complete; until then it is DIR.partial. The first
     start on it raises the heads of all topics, because the seqs behind them may have been given out.
     """
-    from topics.bucket.restore.bucket_restore import WORKERS, BucketRestore, Workers  # noqa: PLC0415
-    from topics.bucket.restore.restore_target import RestoreRefused, choose_target  # noqa: PLC0415
+    from topics.bucket.offline.bucket_restore import WORKERS, BucketRestore, Workers  # noqa: PLC0415
+    from topics.bucket.offline.restore_target import RestoreRefused, choose_target  # noqa: PLC0415
     from topics.storage.files.fs import OsFs  # noqa: PLC0415
 
     del full
@@ -106,15 +106,13 @@ def restore(
                 "round": target.round,
                 "base": target.base,
                 "time": target.wall_ms,
-                "topics": figures.topics,
                 "bytes": figures.bytes,
             }
         )
         return
     print_line(
         printable(
-            f"{data_dir}: {figures.topics:,} topics as of {moment(target.wall_ms)} UTC (round {target.round}), "
-            f"{size(figures.bytes)} read"
+            f"{data_dir}: the state of {moment(target.wall_ms)} UTC (round {target.round}), {size(figures.bytes)} read"
         )
     )
 
@@ -133,7 +131,7 @@ def bucket() -> None:
 @click.pass_obj
 def status(options: CommandOptions, url: str) -> None:
     """Show who writes to a bucket, its last round, its newest base, and how much is in it."""
-    from topics.bucket.bucket_figures import status_of  # noqa: PLC0415
+    from topics.bucket.offline.bucket_figures import status_of  # noqa: PLC0415
 
     with _failures():
         found = status_of(_reader(url))
@@ -150,7 +148,7 @@ def status(options: CommandOptions, url: str) -> None:
 @click.pass_obj
 def ls(options: CommandOptions, url: str, limit: int) -> None:
     """List bases and rounds, newest first. Times are UTC."""
-    from topics.bucket.bucket_figures import listing_of  # noqa: PLC0415
+    from topics.bucket.offline.bucket_figures import listing_of  # noqa: PLC0415
 
     with _failures():
         found = listing_of(_reader(url), limit)
@@ -179,8 +177,8 @@ def ls(options: CommandOptions, url: str, limit: int) -> None:
 def verify(options: CommandOptions, url: str, quick: bool) -> None:
     """Look for damage in a bucket: every hash, the chain of rounds, and whether each base is complete. Exit code 1 if
     there is any."""
-    from topics.bucket.bucket_check import BucketCheck  # noqa: PLC0415
-    from topics.bucket.restore.bucket_restore import WORKERS, Workers  # noqa: PLC0415
+    from topics.bucket.offline.bucket_check import BucketCheck  # noqa: PLC0415
+    from topics.bucket.offline.bucket_restore import WORKERS, Workers  # noqa: PLC0415
 
     workers = Workers(WORKERS)
     count = 0
@@ -210,7 +208,7 @@ def verify(options: CommandOptions, url: str, quick: bool) -> None:
 def _reader(url: str) -> BucketReader:
     """What reads the bucket at a URL. Exits if the URL, or a variable of the provider, cannot be used."""
     from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location  # noqa: PLC0415
-    from topics.bucket.bucket_reader import BucketReader  # noqa: PLC0415
+    from topics.bucket.offline.bucket_reader import BucketReader  # noqa: PLC0415
 
     try:
         location = parse_location(url, os.environ, "URL")
@@ -222,8 +220,8 @@ def _reader(url: str) -> BucketReader:
 @contextmanager
 def _failures() -> Iterator[None]:
     """Turn the errors of a bucket into those of a command."""
-    from topics.bucket.bucket_reader import BucketDamaged  # noqa: PLC0415
     from topics.bucket.object_store import StoreError, StoreErrorKind  # noqa: PLC0415
+    from topics.bucket.offline.bucket_reader import BucketDamaged  # noqa: PLC0415
 
     try:
         yield

@@ -24,7 +24,6 @@ from typing import Final, NamedTuple, TypeVar
 
 from topics.bucket.base_format import Base
 from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location
-from topics.bucket.bucket_reader import ATTEMPTS, FIRST_PAUSE_S, BucketDamaged, BucketReader
 from topics.bucket.container import BadObject
 from topics.bucket.object_names import base_name, pin_name
 from topics.bucket.object_store import (
@@ -36,6 +35,7 @@ from topics.bucket.object_store import (
     StoreError,
     StoreErrorKind,
 )
+from topics.bucket.offline.bucket_reader import ATTEMPTS, FIRST_PAUSE_S, BucketDamaged, BucketReader
 from topics.bucket.pin_format import MAX_PIN_BYTES, Pin, decode_pin, encode_pin
 from topics.spark.errors import FilesError
 from topics.spark.options import PIN_MS, AsOf

@@ -33,9 +33,9 @@ from pyspark.sql.datasource import InputPartition
 
 from topics.bucket.base_format import BlobRef
 from topics.bucket.bucket_location import parse_location
-from topics.bucket.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.object_names import base_name
-from topics.bucket.restore.base_pages import BasePages, LoadedTopic, SegmentPlan
+from topics.bucket.offline.base_pages import BasePages, LoadedTopic, SegmentPlan
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.spark.bucket_access import OpenBucket, PlannedBase, opened
 from topics.spark.errors import FilesError
 from topics.spark.options import ReadOptions

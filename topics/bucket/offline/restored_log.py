@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from topics.bucket.base_format import Base
-from topics.bucket.bucket_reader import BucketDamaged
 from topics.bucket.object_names import base_name, round_name
+from topics.bucket.offline.bucket_reader import BucketDamaged
 from topics.bucket.round_format import Round, Run
 from topics.storage.files.datadir import DataDir, wal_path
 from topics.storage.files.fs import File, Fs, parent, write_all

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from topics.bucket.base_format import Base, BlobRef
-from topics.bucket.bucket_reader import BucketReader
 from topics.bucket.object_names import base_name
-from topics.bucket.restore.base_pages import BasePages, SegmentPlan
-from topics.bucket.restore.restored_segments import RestoredSegments
+from topics.bucket.offline.base_pages import BasePages, SegmentPlan
+from topics.bucket.offline.bucket_reader import BucketReader
+from topics.bucket.offline.restored_segments import RestoredSegments
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, write_all
 from topics.storage.files.progress import Progress

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from topics.bucket.bucket_reader import BucketReader
 from topics.bucket.object_names import round_name
+from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.round_format import RoundHead
 
 MapHeads = Callable[[Callable[[int], RoundHead], Iterable[int]], Iterable[RoundHead]]

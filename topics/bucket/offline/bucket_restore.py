@@ -18,11 +18,11 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from topics.bucket.base_format import Base
-from topics.bucket.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.object_names import base_name
-from topics.bucket.restore.restore_target import RestoreRefused, RestoreTarget
-from topics.bucket.restore.restored_log import RestoredLog
-from topics.bucket.restore.restored_topics import RestoredTopics
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget
+from topics.bucket.offline.restored_log import RestoredLog
+from topics.bucket.offline.restored_topics import RestoredTopics
 from topics.storage.files.datadir import FORMAT, DataDir
 from topics.storage.files.fs import Fs, LockHeld, join, parent, write_all
 from topics.storage.files.progress import Progress
@@ -46,7 +46,6 @@ class RestoreFigures(NamedTuple):
     """What a restore has done."""
 
     target: RestoreTarget
-    topics: int
     bytes: int
 
 
@@ -129,7 +128,7 @@ class BucketRestore:
                 self._fs.rmdir(self._root)
             self._fs.rename(self._partial, self._root)
         self._fs.sync_dir(parent(self._root))
-        return RestoreFigures(target, len(snapshot.topics), self.progress.done)
+        return RestoreFigures(target, self.progress.done)
 
     @contextmanager
     def _unfinished(self) -> Iterator[None]:

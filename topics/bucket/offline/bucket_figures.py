@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from topics.bucket.bucket_reader import BucketReader, NumberedObject
 from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS
+from topics.bucket.offline.bucket_reader import BucketReader, NumberedObject
 from topics.bucket.owner_format import Owner
 
 KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from topics.bucket.base_format import SealedFile
-from topics.bucket.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.object_names import SegmentKind
-from topics.bucket.restore.base_pages import KINDS, SegmentPlan
+from topics.bucket.offline.base_pages import KINDS, SegmentPlan
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.log.losses import Hole
 from topics.log.span import DELETED
 from topics.storage.files.datadir import DataDir

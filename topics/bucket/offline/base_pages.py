@@ -10,8 +10,8 @@ from itertools import compress
 from typing import Final, NamedTuple
 
 from topics.bucket.base_format import Base, BlobRef, SealedFile, SegmentEntry, TopicEntry
-from topics.bucket.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.object_names import SegmentKind, SegmentName, base_name, parse_segment, segment_name
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.log.losses import Hole
 from topics.log.topic_log import TopicLog
 from topics.storage.segments.topic_segments import Segment
