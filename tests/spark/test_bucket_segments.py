@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ import trio
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, GreaterThan, LessThan
 
-from tests.bucket.servers import SECRET, fresh_prefix, moto_server
+from tests.bucket.conftest import moto
+from tests.bucket.servers import SECRET, S3Server, fresh_prefix
 from tests.bucket.small_bucket import SmallBucket
 from tests.conformance.client import Client, until
 from tests.simulation.model import Client as EngineClient
@@ -42,7 +44,8 @@ from topics.spark.source import TopicsDataSource
 
 Row = dict[str, Any]
 
-left = files.left  # a fixture for these tests, too
+left = files.left
+__all__ = ["left", "moto"]  # fixtures for these tests, too
 NAMES = "tagged,quick,capped,fleeting"
 
 
@@ -174,6 +177,28 @@ def test_a_topic_that_is_not_in_the_base_is_named(bucket: str) -> None:
     assert objects_in(bucket, PINS) == []
     some = ReadOptions.parsed({"path": bucket, "topicPrefix": "nothing"})
     assert reader_of_path(some).partitions() == []
+
+
+def test_the_next_segment_arrives_while_one_is_worked_on(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: Queue[str] = Queue()
+    real = bucket_segments.content_of
+
+    def noted(reader: Any, objects: Any, base: str, pool: Any) -> bytes:
+        begun.put(objects.name)
+        return real(reader, objects, base, pool)
+
+    monkeypatch.setattr(bucket_segments, "content_of", noted)
+    reader = reader_of_path(ReadOptions.parsed({"path": bucket, "topic": "tagged", "recordsPerPartition": "1000"}))
+    (task,) = reader.partitions()
+    assert isinstance(task, BucketTask)
+    names = [part.objects.name for part in task.parts if isinstance(part, bucket_segments.BucketPart) and part.objects]
+    assert len(names) > 2
+    batches = reader.read(task)
+    next(batches)
+    assert [begun.get(timeout=60) for _ in range(2)] == names[:2]
+    assert begun.empty()  # two at most are in memory
+    assert len(list(batches)) >= len(names) - 1
+    assert begun.qsize() == len(names) - 2
 
 
 # ----------------------------------------------------------------- bases of one life
@@ -365,6 +390,23 @@ def collected(spark: SparkSession, path: str, where: str, **options: str) -> lis
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_runs(spark: SparkSession, tmp_path: Path, left: Path, bucket: str) -> None:
+    chapter = PAGE.read_text().partition("### A bucket instead of a daemon")[2].partition("\n### ")[0]
+    (block,) = re.findall(r"^```python\n(.*?)^```$", chapter, re.MULTILINE | re.DOTALL)
+    spark.dataSource.register(TopicsDataSource)
+    places = {"s3://archive/main": bucket, '"orders"': '"quick"'}
+    for there, here in places.items():
+        assert there in block
+        block = block.replace(there, here)
+    scope: dict[str, Any] = {"spark": spark}
+    exec(block, scope)
+    assert scope["orders"].count() == 215
+
+
 WHERE = "seq between 20 and 210 and tag = 'blue'"
 
 
@@ -378,24 +420,28 @@ def test_spark_reads_a_bucket_and_pushes_filters(spark: SparkSession, left: Path
     assert decode_pin(pin.read_bytes()).base == BASE
 
 
-@pytest.mark.slow
-def test_spark_reads_a_bucket_in_s3(spark: SparkSession, left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers of this session have the variables of its process, as executors have those of theirs."""
-    with moto_server() as server:
-        prefix = fresh_prefix()
-        put_all(objects_of_left(left), server.objects(prefix))
-        url = f"s3://{server.bucket}/{prefix}"
-        for name, value in server.variables().items():
-            monkeypatch.setenv(name, value)
-        rows = of_files(left)
-        options = ReadOptions.parsed({"path": url, "topics": NAMES, "startingSeq": "1", "tombstones": "true"})
-        reader = pickle.loads(pickle.dumps(reader_of_path(options)))
-        tasks = pickle.loads(pickle.dumps(reader.partitions()))
-        assert SECRET.encode() not in pickle.dumps((options, reader, tasks))
-        found = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
-        assert_same(joined(found), rows)
-        for file in [one.name for one in server.objects(prefix).list(SEGMENTS) if one.name.endswith(".data")][:1]:
-            server.objects(prefix).delete([file])
-            with pytest.raises(FilesError, match=re.escape(f"{url}/{file}: it is missing")) as failure:
-                read(url)
-            assert SECRET not in str(failure.value)
+def test_a_bucket_in_s3_is_read_from_one_process_to_the_next(
+    left: Path, moto: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark does it: with pickles of the reader and of its tasks. `test_secrets` does it in Spark."""
+    prefix = fresh_prefix()
+    objects = moto.objects(prefix)
+    put_all(objects_of_left(left), objects)
+    url = f"s3://{moto.bucket}/{prefix}"
+    for name, value in moto.variables().items():
+        monkeypatch.setenv(name, value)
+    options = ReadOptions.parsed({"path": url, "topics": NAMES, "startingSeq": "1", "tombstones": "true"})
+    reader = pickle.loads(pickle.dumps(reader_of_path(options)))
+    tasks = pickle.loads(pickle.dumps(reader.partitions()))
+    assert SECRET.encode() not in pickle.dumps((options, reader, tasks))
+    found = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    assert_same(joined(found), of_files(left))
+    (pin,) = objects.list(PINS)
+    assert decode_pin(objects.get(pin.name, 4096).data).base == BASE
+    file = next(one.name for one in objects.list(SEGMENTS) if one.name.endswith(".data"))
+    objects.delete([file])
+    with pytest.raises(FilesError, match=re.escape(f"{url}/{file}: it is missing")) as failure:
+        read(url)
+    assert SECRET not in str(failure.value)
+    (end,) = {one.name for one in objects.list(PINS)} - {pin.name}
+    assert decode_pin(objects.get(end, 4096).data).base == BASE  # nobody can tell that the query has failed

@@ -20,9 +20,10 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -181,30 +182,40 @@ def deleted_seqs(bitmap: bytes, first: int) -> bytes:
     return found.tobytes()
 
 
-def fetched(
-    bucket: OpenBucket, part: BucketPart, base: str, wanted: Collection[str], pool: ThreadPoolExecutor
-) -> PartitionContent:
-    """Read a partition with a segment: all of its bytes, at once. Raises FilesError."""
-    segment, objects = part.segment, part.objects
-    assert segment is not None
-    assert objects is not None
+class ArrivedSegment(NamedTuple):
+    """The verified bytes of a segment, and the bitmap of its deletions, empty for none."""
+
+    data: bytes
+    deleted: bytes
+
+
+def arrived(bucket: OpenBucket, objects: SegmentObjects, base: str, pool: ThreadPoolExecutor) -> ArrivedSegment:
+    """Fetch a segment: all of its bytes, at once. Raises FilesError."""
     with bucket.errors():
         data = content_of(bucket.reader, objects, base, pool)
-        if objects.deleted is not None:
-            for _, bitmap in bucket.reader.blobs([objects.deleted], base):
-                segment = segment._replace(unflagged=_merged(segment.deleted, deleted_seqs(bitmap, segment.first)))
+        deleted = [objects.deleted] if objects.deleted is not None else []
+        return ArrivedSegment(data, b"".join(bitmap for _, bitmap in bucket.reader.blobs(deleted, base)))
+
+
+def shown(part: BucketPart, found: ArrivedSegment, wanted: Collection[str], url: str) -> PartitionContent:
+    """What there is of a partition in the bytes of its segment. Raises FilesError."""
+    segment, objects, data = part.segment, part.objects, found.data
+    assert segment is not None
+    assert objects is not None
+    if found.deleted:
+        segment = segment._replace(unflagged=_merged(segment.deleted, deleted_seqs(found.deleted, segment.first)))
     if not segment.sealed and len(data) > segment.data_bytes:
         data = data[: segment.data_bytes]
     try:
-        found = decode(data, wanted, seqs=range(segment.first, segment.last + 1), salt=segment.salt)
-        shown = look(found, segment, part.after, part.last)
+        decoded = decode(data, wanted, seqs=range(segment.first, segment.last + 1), salt=segment.salt)
+        content = look(decoded, segment, part.after, part.last)
     except NotDecodable as error:
-        raise FilesError(f"{bucket.url}/{objects.name}: {error}") from None
-    if shown.lost:
-        places = ", ".join(f"{bad.start} to {bad.stop - 1}" for bad in found.bad[:SHOWN])
-        more = " and more" if len(found.bad) > SHOWN else ""
-        raise FilesError(f"{bucket.url}/{objects.name}: no valid frames at bytes {places}{more}")
-    return PartitionContent(found, shown.mask, [])
+        raise FilesError(f"{url}/{objects.name}: {error}") from None
+    if content.lost:
+        places = ", ".join(f"{bad.start} to {bad.stop - 1}" for bad in decoded.bad[:SHOWN])
+        more = " and more" if len(decoded.bad) > SHOWN else ""
+        raise FilesError(f"{url}/{objects.name}: no valid frames at bytes {places}{more}")
+    return PartitionContent(decoded, content.mask, [])
 
 
 def _merged(some: Sequence[int], others: bytes) -> bytes:
@@ -213,6 +224,27 @@ def _merged(some: Sequence[int], others: bytes) -> bytes:
     more: array[int] = array("Q")
     more.frombytes(others)
     return array("Q", sorted({*some, *more})).tobytes()
+
+
+def _arriving(bucket: OpenBucket, task: BucketTask) -> Iterator[tuple[FilePart, ArrivedSegment | None]]:
+    """The parts of a task with the bytes of their segments. The bytes of a part arrive while the one before it is
+    worked on. Raises FilesError."""
+    planned = task.base
+    base = base_name(planned.number)
+    with ThreadPoolExecutor(FETCHES) as pool, ThreadPoolExecutor(1) as ahead:
+
+        def begun(part: FilePart | None) -> Future[ArrivedSegment] | None:
+            nonlocal planned
+            if not isinstance(part, BucketPart) or part.objects is None:
+                return None
+            planned = bucket.renewed(planned)
+            return ahead.submit(arrived, bucket, part.objects, base, pool)
+
+        coming = begun(task.parts[0])
+        for part, following in zip_longest(task.parts, task.parts[1:]):
+            found = coming.result() if coming is not None else None
+            coming = begun(following)
+            yield part, found
 
 
 # ----------------------------------------------------------------- for Spark
@@ -281,14 +313,12 @@ class BucketSegmentReader(SegmentReader):
         if not isinstance(partition, BucketTask):
             return  # Spark's own, where there is none
         wanted = FetchRequest.by(self._options, self._scope)
-        bucket, planned = self._bucket(), partition.base
-        with ThreadPoolExecutor(FETCHES) as pool:
-            for part in partition.parts:
-                content = PartitionContent(None, b"", [])
-                if isinstance(part, BucketPart):
-                    planned = bucket.renewed(planned)
-                    content = fetched(bucket, part, base_name(planned.number), columns_needed(wanted), pool)
-                yield from rows(content, part, wanted)
+        bucket = self._bucket()
+        for part, found in _arriving(bucket, partition):
+            content = PartitionContent(None, b"", [])
+            if isinstance(part, BucketPart) and found is not None:
+                content = shown(part, found, columns_needed(wanted), bucket.url)
+            yield from rows(content, part, wanted)
 
     def _bucket(self) -> OpenBucket:
         assert self._options.path is not None
