@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, GreaterTha
 from tests.bucket.conftest import moto
 from tests.bucket.servers import SECRET, S3Server, fresh_prefix
 from tests.bucket.small_bucket import SmallBucket
-from tests.conformance.client import Client, until
+from tests.conformance.client import Client, body_of, until
 from tests.simulation.model import Client as EngineClient
 from tests.simulation.model import History, View, canonical, views_of
 from tests.simulation.segment_lives import SMALL as SMALL_SEGMENTS
@@ -32,6 +32,7 @@ from tests.spark import test_segments as files
 from tests.spark.buckets import BASE, BucketOfFiles, directory_of, put_all
 from tests.spark.conftest import StartDaemon
 from tests.spark.test_segments import assert_same, joined, over_rest, rows_from
+from tests.storage.data_file import rows_of
 from topics.bucket.object_names import BASES, FORMAT, PACKS, PINS, SEGMENTS
 from topics.bucket.pin_format import decode_pin
 from topics.spark import bucket_segments
@@ -41,6 +42,7 @@ from topics.spark.errors import DataLoss, FilesError
 from topics.spark.options import OptionError, ReadOptions
 from topics.spark.segments import PushingSegmentReader, segment_reader
 from topics.spark.source import TopicsDataSource
+from topics.storage.segments.segment_format import DELETED_FLAG, LIVE_FLAG
 
 Row = dict[str, Any]
 
@@ -204,7 +206,7 @@ def test_the_next_segment_arrives_while_one_is_worked_on(bucket: str, monkeypatc
 # ----------------------------------------------------------------- bases of one life
 
 
-def rows_of(view: View) -> list[tuple[int, int, str]]:
+def records_of(view: View) -> list[tuple[int, int, str]]:
     return [(one.seq, one.ts, one.body) for one in view.records.values()]
 
 
@@ -261,7 +263,7 @@ def test_each_base_of_a_life_is_read_as_the_owner_was(tmp_path: Path, by_daemon:
                 if view.config.durability == "ephemeral":
                     continue
                 found = rows.get(name, [])
-                assert bodies_of(found) == rows_of(view), name
+                assert bodies_of(found) == records_of(view), name
                 gaps = [(row["gap_from"], row["gap_to"], row["reason"]) for row in found if row["seq"] is None]
                 assert gaps == view.gaps, name
         tasks = reader_of_path(ReadOptions.parsed({"path": url, "topicPrefix": "", "asOf": str(number)})).partitions()
@@ -312,6 +314,17 @@ def test_an_object_that_is_missing_or_wrong_is_an_error_that_names_it(
         read(bucket, failOnDataLoss="false")
 
 
+def test_a_flag_that_was_changed_in_the_bucket_is_an_error(bucket: str) -> None:
+    """No frame's checksum is about its flag: the hash of the object is."""
+    file = next(one for one in data_of(bucket) if one.stat().st_size > 400)
+    content = bytearray(file.read_bytes())
+    frames = rows_of(bytes(content))
+    content[frames.offset[0] + frames.frame_len[0] - 1] ^= DELETED_FLAG ^ LIVE_FLAG
+    file.write_bytes(content)
+    with pytest.raises(FilesError, match=f"{file.name}: its hash does not match"):
+        read(bucket)
+
+
 def test_a_record_that_the_base_counts_and_no_frame_has_is_an_error(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +339,28 @@ def test_a_record_that_the_base_counts_and_no_frame_has_is_an_error(
     monkeypatch.setattr(bucket_segments, "content_of", trusting)
     with pytest.raises(FilesError, match=rf"{file.name}: no valid frames at bytes \d+ to \d+"):
         read(bucket, failOnDataLoss="false")
+
+
+def test_a_deletion_before_the_upload_and_after_the_checkpoint_counts(
+    left: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base says that the record is live, and its flag says that it is deleted."""
+    file = next(one for one in data_of(bucket) if one.stat().st_size > 400)
+    content = bytearray(file.read_bytes())
+    frames = rows_of(bytes(content))
+    place = next(i for i, flag in enumerate(frames.delete_flag) if flag == LIVE_FLAG)
+    content[frames.offset[place] + frames.frame_len[place] - 1] = DELETED_FLAG
+    real = bucket_segments.content_of
+
+    def newer(reader: Any, objects: Any, base: str, pool: Any) -> bytes:
+        return bytes(content) if objects.name in str(file) else real(reader, objects, base, pool)
+
+    monkeypatch.setattr(bucket_segments, "content_of", newer)
+    rows = of_files(left)
+    found = read(bucket)
+    (gone,) = [row for row in rows if row not in found]
+    assert gone["seq"] == frames.seq[place]
+    assert found == [row for row in rows if row != gone]
 
 
 def test_deleted_records_do_not_come_back_without_their_bitmap(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,6 +396,7 @@ def test_a_base_shows_what_the_daemon_showed(tmp_path: Path, start_daemon: Start
     expected: dict[int, list[Row]] = {}
     with Client(daemon) as client:
         life = files.Life(client, seed)
+        body_of(client.post("/v0/topics/plain?stage=private", json={"records": [{"data": "staged"}]}), 200, 201)
         for _ in range(3):
             life.go_on(25)
             life.checkpoint()
@@ -369,6 +405,7 @@ def test_a_base_shows_what_the_daemon_showed(tmp_path: Path, start_daemon: Start
             expected[opened(url, 0).choose(None)] = rows
     for number, rows in expected.items():
         assert_same(read(url, **files.EVERYTHING, asOf=str(number)), rows)
+    assert_same(read_prefix(url), expected[max(expected)])  # without the stage
 
 
 def has_base(url: str) -> bool:
