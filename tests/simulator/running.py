@@ -23,7 +23,7 @@ from tests.engine.walks import SlowOffload
 from tests.simulation.disk import UNLIMITED, Fault, Op, SimFs
 from tests.simulation.model import View, view_of
 from tests.simulation.offload import InlineOffload
-from tests.simulation.queue_lives import nobody_buries, nobody_moves
+from tests.simulation.queue_state import nobody_buries, nobody_moves
 from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import check_logs
 from tests.simulation.test_damage import overwrite
