@@ -14,6 +14,7 @@ from tests.simulation.model import View, view_of
 from tests.simulation.router_lives import nobody_forwards
 from tests.simulation.segment_lives import check_logs
 from tests.simulation.world import Life
+from topics.engine.queues.completions import Completions
 from topics.engine.queues.dead_letters import DeadLetters
 from topics.log.span import NotLoaded
 from topics.log.topic_log import SeqRun
@@ -174,18 +175,24 @@ def nobody_moves(life: Life) -> Iterator[None]:
 
 @contextmanager
 def nobody_buries() -> Iterator[None]:
-    """Nothing goes to a dead-letter topic, nor back from being parked, of what has not been begun."""
-    movers: Any = DeadLetters
-    original = movers._try
+    """Nothing goes to a dead-letter topic, nor back from being parked, and no result is delivered, of what has not been
+    begun."""
     go_on = trio.Event()
+    movers: list[Any] = [DeadLetters, Completions]
+    originals = [mover._try for mover in movers]
 
-    async def held(*args: Any) -> None:
-        await go_on.wait()
-        await original(*args)
+    def held(original: Any) -> Any:
+        async def begin(*args: Any) -> None:
+            await go_on.wait()
+            await original(*args)
 
-    movers._try = held
+        return begin
+
+    for mover, original in zip(movers, originals, strict=True):
+        mover._try = held(original)
     try:
         yield
     finally:
-        movers._try = original
+        for mover, original in zip(movers, originals, strict=True):
+            mover._try = original
         go_on.set()

@@ -1,0 +1,98 @@
+"""What a plan does with jobs whose outcomes are judged. It is drawn by itself, so that the rest of a seed's plan is
+what it was before."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+from tests.simulator.actors import Actor, Step
+
+QUEUE: Final = "w"
+LOG: Final = "v"
+GROUP: Final = "team"
+LETTERS: Final = "graves"
+RESULTS: Final = "results"
+PLACES: Final = (QUEUE, LOG, LETTERS, RESULTS)
+"""All topics that nothing else touches."""
+KEYS: Final = (None, "a", "a", "b")
+PAUSES: Final = (0, 0, 0, 0, 1, 5, 30, 400, 2500)
+
+
+class OutcomePlanner:
+    """Draws what is done with these topics in each life."""
+
+    def __init__(self, seed: int, size: float) -> None:
+        self.random = random.Random(f"outcomes {seed}")
+        self.size = size
+        self.sources = self.random.choices(((), (QUEUE,), (LOG,), (QUEUE, LOG)), (3, 3, 3, 2))[0]
+        self.setup = self._setup()
+
+    def actors(self, number: int) -> list[Actor]:
+        """Those of a life."""
+        if not self.sources:
+            return []
+        rng = self.random
+        found = [Actor("w-setup", [Step("set_up_outcomes", 0, self.setup)])]
+        for source in self.sources:
+            if number == 0 or rng.random() < 0.8:
+                found.append(self._actor(f"{source}-jobs", 8, lambda source=source: self._append(source)))
+            workers = rng.choice((1, 1, 2))
+            found += [
+                self._actor(f"{source}-hand{i}", 18, lambda source=source: self._work(source)) for i in range(workers)
+            ]
+        return found
+
+    def _actor(self, name: str, most: int, step: Any) -> Actor:
+        return Actor(name, [step() for _ in range(self.random.randrange(3, 4 + int(most * self.size)))])
+
+    def _setup(self) -> dict[str, Any]:
+        rng = self.random
+        sources = {source: self._source() for source in self.sources}
+        made = rng.choice((None, "disk", "fsync", "memory"))
+        return {"sources": sources, "letters": rng.choice(("disk", "fsync")), "results": made}
+
+    def _source(self) -> dict[str, Any]:
+        rng = self.random
+        terms: dict[str, Any] = {"lease_ms": rng.choice((1000, 2000, 30_000)), "leases_durable": rng.random() < 0.5}
+        if rng.random() < 0.75:
+            terms["completed"] = RESULTS
+        if rng.random() < 0.7:
+            terms |= {"max_deliveries": rng.choice((0, 1, 2)), "dead_letter": LETTERS}
+        if rng.random() < 0.3:
+            terms["retry"] = {"backoff": "fixed", "delay_ms": rng.choice((50, 1000)), "max_delay_ms": 1000}
+        return {"durability": rng.choices(("memory", "disk", "fsync"), (1, 4, 4))[0], "terms": terms}
+
+    def _step(self, do: str, **what: Any) -> Step:
+        return Step(do, self.random.choice(PAUSES), what)
+
+    def _append(self, source: str) -> Step:
+        rng = self.random
+        if rng.random() < 0.12:
+            return self._step("want_results", source=source, wants=rng.random() < 0.6)
+        tags = [rng.choice(KEYS) for _ in range(rng.choice((1, 1, 2, 4)))]
+        return self._step("outcome_jobs", source=source, tags=tags, size=rng.choice((1, 30, 300)))
+
+    def _work(self, source: str) -> Step:
+        rng = self.random
+        kind = rng.choices(("claim", "ack", "nack", "extend"), (42, 34, 18, 4))[0]
+        if kind == "claim":
+            what = {"most": rng.choice((1, 2, 5)), "lease_ms": rng.choice((None, 20, 3000, 60_000))}
+            return self._step("outcome_claim", source=source, wait_ms=rng.choice((0, 0, 40, 2000)), **what)
+        said: dict[str, Any] = {"say": kind, "which": rng.random(), "count": rng.choice((1, 1, 3))}
+        if kind == "ack":
+            said["results"] = rng.random() < 0.8
+        if kind == "nack":
+            said["terms"] = self._terms()
+        if kind == "extend":
+            said["ms"] = rng.choice((10, 5000, 60_000))
+        return self._step("outcome_say", source=source, **said)
+
+    def _terms(self) -> dict[str, Any]:
+        rng = self.random
+        found: dict[str, Any] = {}
+        if rng.random() < 0.4:
+            found["delay_ms"] = rng.choice((0, 40, 5000))
+        if rng.random() < 0.5:
+            found["dead"] = True
+        return found
