@@ -41,6 +41,8 @@ class OutcomePlanner:
             found += [
                 self._actor(f"{source}-hand{i}", 18, lambda source=source: self._work(source)) for i in range(workers)
             ]
+        if any("dead_letter" in one["terms"] for one in self.setup["sources"].values()):
+            found += [self._actor(f"redriver{i}", 8, self._redrive) for i in range(rng.choice((0, 1, 1, 2)))]
         return found
 
     def _actor(self, name: str, most: int, step: Any) -> Actor:
@@ -87,6 +89,20 @@ class OutcomePlanner:
         if kind == "extend":
             said["ms"] = rng.choice((10, 5000, 60_000))
         return self._step("outcome_say", source=source, **said)
+
+    def _redrive(self) -> Step:
+        """Dead letters go back, all of them or those of one source."""
+        rng = self.random
+        kind = rng.choices(("redrive", "stop", "retry"), (60, 8, 32))[0]
+        if kind == "stop":
+            return self._step("stop_redrive")
+        if kind == "retry":
+            what = {"by": rng.choice(("all", "seqs")), "share": rng.random()}
+            return self._step("retry_dead", source=rng.choice(self.sources), **what)
+        most = rng.choice((None, None, 1, 3))
+        rate = rng.choice((None, None, None, (1, 100)))
+        to = rng.choice((None, None, None, None, None, None, *self.sources))
+        return self._step("redrive", to=to, most=most, rate=rate)
 
     def _terms(self) -> dict[str, Any]:
         rng = self.random

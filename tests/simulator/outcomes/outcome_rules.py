@@ -62,7 +62,8 @@ class OutcomeRules:
             other = source.leases.get(lease.seq)
             if other is not None and not other.over and now < other.earliest_end:
                 broken(f"{source.where}: seq {lease.seq} was given to {lease.node} at {now}, and {other} holds it")
-            if other is not None and other.life == lease.life and now < other.again_ms:
+            is_same = other is not None and other.life == lease.life and lease.deliveries > other.deliveries
+            if other is not None and is_same and now < other.again_ms:
                 broken(f"{source.where}: {lease} was given out at {now}, and was delayed by {other}")
         source.leases |= {lease.seq: lease for lease in leases}
         self.checked["outcome claims"] += len(leases)

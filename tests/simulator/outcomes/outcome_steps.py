@@ -19,6 +19,7 @@ from tests.simulator.outcomes.outcome_plans import GROUP, LETTERS, LOG, QUEUE, R
 from tests.simulator.outcomes.outcome_rules import OutcomeRules
 from tests.simulator.outcomes.outcome_seen import OutcomesSeen, outcomes_shown_by, queue_in
 from topics.engine.job_queue import JobQueue
+from topics.engine.redrives.redrives import RedriveWish
 from topics.model import (
     AppendRequest,
     ClaimRequest,
@@ -27,6 +28,7 @@ from topics.model import (
     HeldRequest,
     HeldResult,
     Job,
+    JobSelection,
     NackTerms,
     Performance,
     TopicConfigPatch,
@@ -179,7 +181,9 @@ class OutcomeSteps(Caller):
             if kind == "extend" and not lease.over:
                 lease.earliest_end, lease.latest_end = asked + what["ms"], self.now() + what["ms"]
             if kind == "nack":
-                lease.again_ms = asked + (what["terms"].get("delay_ms") or 0)
+                # A dead job may be given back at once.
+                delay_ms = 0 if "dead" in what["terms"] else what["terms"].get("delay_ms") or 0
+                lease.again_ms = asked + delay_ms
 
     async def _say_of(self, source: JobSource, kind: str, request: HeldRequest, what: Mapping[str, Any]) -> HeldResult:
         name, group, queues = source.name, source.group, self.engine.queues
@@ -189,6 +193,42 @@ class OutcomeSteps(Caller):
             fields = {key: value for key, value in what["terms"].items() if key != "dead" or source.buries}
             return await queues.nack(name, request, NackTerms(**fields), Performance(), group)
         return await queues.extend(name, request, what["ms"], Performance(), group)
+
+    # -- dead letters ------------------------------------------------------------------------------------------------
+
+    async def do_redrive(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Begin to move dead letters back to where they came from, or to one topic."""
+        if LETTERS not in self.engine.registry.topics:
+            return
+        wish = RedriveWish(what["to"], None, what["most"], tuple(what["rate"]) if what["rate"] else None)
+        self.truth.outcomes.is_scattered |= what["to"] is not None
+        with self._refusable():
+            self.engine.redrives.start(LETTERS, wish, _may)
+            self.truth.outcomes.checked["redrives"] += 1
+
+    async def do_stop_redrive(self, _actor: str, _what: Mapping[str, Any]) -> None:
+        """Stop it."""
+        if LETTERS in self.engine.registry.topics:
+            with self._refusable():
+                await self.engine.redrives.stop(LETTERS)
+
+    async def do_retry_dead(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Have the dead jobs of one source come again: all of them, or one by the seq of its letter."""
+        source, letters = self._source(what), self.engine.registry.topics.get(LETTERS)
+        if source is None or not source.buries or letters is None:
+            return
+        seqs = [int(what["share"] * letters.log.head_seq) + 1] if what["by"] == "seqs" else None
+        selection = JobSelection(seqs, None)
+        with self._refusable():
+            changed = await self.engine.dead_jobs.retry(
+                source.name, LETTERS, selection, Performance(), source.group, _may
+            )
+            self._alive()
+            self.truth.outcomes.checked["dead jobs retried"] += changed.done
+
+
+def _may(_name: str) -> bool:
+    return True
 
 
 # ----------------------------------------------------------------- the end
@@ -201,9 +241,12 @@ async def finish_outcomes(life: Life, rules: OutcomeRules) -> tuple[OutcomesSeen
     for name in queues:
         await _change(life, name, TopicConfigPatch(max_deliveries=0, retry=None))
     for around in range(ROUNDS):
+        if LETTERS in life.engine.registry.topics:
+            life.engine.redrives.start(LETTERS, RedriveWish(), _may)
+            await life.engine.redrives.ended()
         for name in queues:
             await _claim_all(life, name, rules, came)
-        if not await _unfinished(life, queues):
+        if not await _unfinished(life, queues, rules):
             break
         if around == ROUNDS // 2:
             for name in queues:  # what cannot be buried comes back
@@ -226,9 +269,11 @@ async def _change(life: Life, name: str, patch: TopicConfigPatch) -> None:
         )
 
 
-async def _unfinished(life: Life, queues: Mapping[str, JobQueue]) -> bool:
+async def _unfinished(life: Life, queues: Mapping[str, JobQueue], rules: OutcomeRules) -> bool:
     """Whether there is anything left to do."""
     seen = await outcomes_shown_by(life)
+    if any(rules.sources[one.topic].durability != "memory" for one in seen.letters.values()):
+        return True
     return any(seen.jobs[name] or seen.waiting[name] for name in queues)
 
 
