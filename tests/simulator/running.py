@@ -38,6 +38,7 @@ from tests.simulator.jobs.job_plans import HOUR_MS
 from tests.simulator.jobs.job_steps import let_go
 from tests.simulator.judging import judge_arrivals, judge_salvaged
 from tests.simulator.known import Broken, Fate, broken
+from tests.simulator.outcomes.outcome_lists import check_lists
 from tests.simulator.outcomes.outcome_plans import PLACES
 from tests.simulator.outcomes.outcome_seen import OutcomesSeen, outcomes_shown_by
 from tests.simulator.outcomes.outcome_steps import finish_outcomes
@@ -337,6 +338,7 @@ class _Run:
         async def look(life: Life) -> None:
             with nobody_moves(life):
                 found.append(await shown_by(life))
+                self.truth.outcomes.checked["lists"] += await check_lists(life)
                 life.engine.status.phase = "draining"
 
         world.offload = None

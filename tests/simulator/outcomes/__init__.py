@@ -5,6 +5,8 @@ with a group, their dead letters, and their results. So its rules are exact wher
 outcome_plans   what is done with them, as part of a plan
 outcome_facts   what clients know of a job and of its source
 outcome_seen    what a start shows
+outcome_lists   lists of jobs, held against what is there
 outcome_rules   what must not happen, and what a start must show
-outcome_steps   the clients: producers, workers, and people who look, retry, cancel and redrive
+outcome_steps   the clients: producers, workers, and people who redrive
+change_steps    people who look, retry and cancel
 """

@@ -41,6 +41,10 @@ class OutcomePlanner:
             found += [
                 self._actor(f"{source}-hand{i}", 18, lambda source=source: self._work(source)) for i in range(workers)
             ]
+            found += [
+                self._actor(f"{source}-manager", 10, lambda source=source: self._manage(source))
+                for _ in range(rng.choice((0, 1)))
+            ]
         if any("dead_letter" in one["terms"] for one in self.setup["sources"].values()):
             found += [self._actor(f"redriver{i}", 8, self._redrive) for i in range(rng.choice((0, 1, 1, 2)))]
         return found
@@ -89,6 +93,18 @@ class OutcomePlanner:
         if kind == "extend":
             said["ms"] = rng.choice((10, 5000, 60_000))
         return self._step("outcome_say", source=source, **said)
+
+    def _manage(self, source: str) -> Step:
+        """Jobs are listed, retried and cancelled."""
+        rng = self.random
+        kind = rng.choices(("list", "cancel", "retry"), (50, 25, 25))[0]
+        if kind == "list":
+            state = rng.choice((None, None, "ready", "in_flight", "in_flight", "delayed", "dead"))
+            return self._step("list_jobs", source=source, state=state)
+        what: dict[str, Any] = {"share": rng.random(), "count": rng.choice((1, 1, 2, 5))}
+        if kind == "cancel":
+            what["tag"] = rng.choice((None, None, None, "a", "b"))
+        return self._step(f"{kind}_jobs", source=source, **what)
 
     def _redrive(self) -> Step:
         """Dead letters go back, all of them or those of one source."""

@@ -30,6 +30,8 @@ class OutcomeRules:
         """How many starts there were at which the daemon may have gone on with deliveries and moves."""
         self.judged = 0
         """How many there were at the last judgement."""
+        self.ending: set[str] = set()
+        """Tags of which somebody has cancelled all jobs in this life."""
         self.is_scattered = False
         """In this life letters may have gone elsewhere than they came from: a crash may bring back what is moved."""
         self.checked: Counter[str] = Counter()
@@ -76,6 +78,16 @@ class OutcomeRules:
                 source.leases[seq].over = True
             if seq in source.at:
                 self.jobs[source.at[seq]].must_be = False
+
+    def cancelling(self, source: JobSource, tag: str) -> list[int]:
+        """Somebody cancels all jobs with a tag. Return the seqs of those that anybody was told of."""
+        self.ending.add(tag)
+        for job in self.jobs.values():
+            if job.tag == tag:
+                job.must_be = False
+        seqs = [seq for seq, number in source.at.items() if self.jobs[number].tag == tag]
+        self.ends(source, seqs)
+        return seqs
 
     def ended(self, source: JobSource, seqs: Iterable[int], now: int, *, cancelled: bool = False) -> None:
         """That was answered. A record of a group that is among the dead letters too may be given back to it."""
@@ -193,6 +205,7 @@ class OutcomeRules:
     def restarted(self, seen: OutcomesSeen, *, clock_moved: bool) -> None:
         """A new life begins with this."""
         self.is_scattered, self.judged = False, self.starts
+        self.ending = set()
         copies = Counter(number for jobs in seen.jobs.values() for number in jobs.values())
         copies.update(letter.number for letter in seen.letters.values())
         completing = Counter(seen.jobs[name][seq] for name, seqs in seen.completing.items() for seq in seqs)

@@ -90,7 +90,7 @@ class OutcomeSteps(Caller):
             self._alive()
             for i, job in enumerate(jobs):
                 rules.tell(source, result.first_seq + i, job.number)
-                job.must_be = result.first_seq + i not in source.maybe_ended
+                job.must_be = result.first_seq + i not in source.maybe_ended and job.tag not in rules.ending
                 job.promise = source.promise
 
     async def do_want_results(self, _actor: str, what: Mapping[str, Any]) -> None:
