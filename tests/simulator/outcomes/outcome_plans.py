@@ -65,6 +65,10 @@ class OutcomePlanner:
             terms["completed"] = RESULTS
         if rng.random() < 0.7:
             terms |= {"max_deliveries": rng.choice((0, 1, 2)), "dead_letter": LETTERS}
+        if rng.random() < 0.4:
+            terms["max_in_flight_per_key"] = {"by": "tag", "max": rng.choice((1, 1, 2))}
+        elif rng.random() < 0.2:
+            terms["order_by"] = "tag"
         if rng.random() < 0.3:
             terms["retry"] = {"backoff": "fixed", "delay_ms": rng.choice((50, 1000)), "max_delay_ms": 1000}
         return {"durability": rng.choices(("memory", "disk", "fsync"), (1, 4, 4))[0], "terms": terms}

@@ -67,8 +67,24 @@ class OutcomeRules:
             is_same = other is not None and other.life == lease.life and lease.deliveries > other.deliveries
             if other is not None and is_same and now < other.again_ms:
                 broken(f"{source.where}: {lease} was given out at {now}, and was delayed by {other}")
+        self._check_keys(source, leases, now)
         source.leases |= {lease.seq: lease for lease in leases}
         self.checked["outcome claims"] += len(leases)
+
+    def _check_keys(self, source: JobSource, leases: Sequence[OutcomeLease], now: int) -> None:
+        """No key has more jobs leased than it may; with an order that is one."""
+        limit = source.terms.get("max_in_flight_per_key")
+        most = limit["max"] if limit is not None else 1 if "order_by" in source.terms else 0
+        if not most or not leases:
+            return
+        given = {lease.seq: lease for lease in leases}
+        held = {lease.seq: lease for lease in source.held(now, leases[0].life) if lease.seq not in source.maybe_ended}
+        counts = Counter(self.jobs[lease.number].tag for lease in (held | given).values())
+        for key in {self.jobs[lease.number].tag for lease in leases} - {None}:
+            if counts[key] > most:
+                broken(f"{source.where}: {leases} were given out beside {held}, more than {most} of the key {key}")
+            self.checked["keys"] += 1
+            self.checked["full keys"] += counts[key] == most
 
     def ends(self, source: JobSource, seqs: Iterable[int]) -> None:
         """Somebody asks for the end of jobs."""
