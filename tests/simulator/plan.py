@@ -252,6 +252,7 @@ class _Maker:
             crash_at = int(rng.choice((10, 60, 300)) * rng.random() * (1 + self.size))
         if end != "stop" and not rotten:
             self.die(actors)
+            self.outcomes.die(actors)
         return LifePlan(
             actors=actors,
             end=end,

@@ -16,6 +16,8 @@ RESULTS: Final = "results"
 PLACES: Final = (QUEUE, LOG, LETTERS, RESULTS)
 """All topics that nothing else touches."""
 KEYS: Final = (None, "a", "a", "b")
+TOLD: Final = ("outcome_say", "cancel_jobs", "retry_dead", "redrive")
+DOERS: Final = ("-hand0", "-hand1", "-manager")
 PAUSES: Final = (0, 0, 0, 0, 1, 5, 30, 400, 2500)
 
 
@@ -48,6 +50,16 @@ class OutcomePlanner:
         if any("dead_letter" in one["terms"] for one in self.setup["sources"].values()):
             found += [self._actor(f"redriver{i}", 8, self._redrive) for i in range(rng.choice((0, 1, 1, 2)))]
         return found
+
+    def die(self, actors: list[Actor]) -> None:
+        """In some lives the machine dies soon after something was told of these jobs."""
+        rng = self.random
+        mine = [actor for actor in actors if actor.name.endswith(DOERS) or actor.name.startswith("redriver")]
+        if mine and rng.random() < 0.4:
+            actor = rng.choice(mine)
+            places = [i + 1 for i, step in enumerate(actor.steps) if step.do in TOLD]
+            if places:
+                actor.steps.insert(rng.choice(places), Step("die", rng.choice((0, 0, 1, 5, 30))))
 
     def _actor(self, name: str, most: int, step: Any) -> Actor:
         return Actor(name, [step() for _ in range(self.random.randrange(3, 4 + int(most * self.size)))])
