@@ -1,9 +1,8 @@
-"""The simulator says so when something is wrong with outcomes of jobs: each test has a broken build, and seeds that show
-it."""
+"""The simulator notices broken outcomes of jobs: each test has a broken build, and seeds that show it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ def test_a_letter_that_stays_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     """The deletion of a piece is logged without its first letter."""
     original = member_commits.little_endian
 
-    def without_first(seqs: Sequence[int]) -> bytes:
+    def without_first(seqs: array[int]) -> bytes:
         return original(seqs[1:])
 
     monkeypatch.setattr(member_commits, "little_endian", without_first)
