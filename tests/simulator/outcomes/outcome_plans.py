@@ -132,7 +132,7 @@ class OutcomePlanner:
             what = {"by": rng.choice(("all", "seqs")), "share": rng.random()}
             return self._step("retry_dead", source=rng.choice(self.sources), **what)
         most = rng.choice((None, None, 1, 3))
-        rate = rng.choice((None, None, None, (1, 100)))
+        rate = rng.choice((None, None, None, [1, 100]))
         to = rng.choice((None, None, None, None, None, None, *self.sources))
         return self._step("redrive", to=to, most=most, rate=rate)
 

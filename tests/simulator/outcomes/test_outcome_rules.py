@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.simulator.jobs.test_job_rules import problems
-from topics.engine.operations import member_commits
 from topics.engine.queues.completions import Completions
+from topics.log.dumped_values import little_endian
 from topics.queue.key_limit import KeyLimit
 
 
@@ -34,12 +34,11 @@ def test_results_that_are_delivered_twice_are_noticed(monkeypatch: pytest.Monkey
 
 def test_a_letter_that_stays_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deletion of a piece is logged without its first letter."""
-    original = member_commits.little_endian
 
     def without_first(seqs: array[int]) -> bytes:
-        return original(seqs[1:])
+        return little_endian(seqs[1:])
 
-    monkeypatch.setattr(member_commits, "little_endian", without_first)
+    monkeypatch.setattr("topics.engine.operations.member_commits.little_endian", without_first)
     assert any("places, of at most" in problem for problem in problems(range(12)))
 
 
