@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 One task does everything, so at most one round is being made and at most one put is under way:
 
-    opening    the prefix is taken (`opening`). It is tried again until it succeeds; the daemon works meanwhile
+    opening    the prefix is taken (`place_search`). It is tried again until it succeeds; the daemon works meanwhile
     working    a cut, when `TOPICS_BUCKET_ROUND_MS` is over, when there are `ROUND_BYTES`, or when `archived_to` asks;
                its rounds, one after another, each settled before the next is made; then the note in `meta/bucket`
     refused    the bucket has answered, and must not be used. It is tried again now and then
@@ -34,8 +34,8 @@ from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.log_reader import ROUND_BYTES, LogGone, Piece, divided, measured, read_pieces, stretches
 from topics.bucket.object_names import round_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreErrorKind
-from topics.bucket.opening import Opening, Place
 from topics.bucket.ownership import BucketRefused, Ownership
+from topics.bucket.place_search import Place, PlaceSearch
 from topics.bucket.round_format import RoundHead, encode_round
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts, StoreState, TakenByOther, log_state
 from topics.config import Settings
@@ -315,7 +315,7 @@ class Archive:
 
     async def _open(self) -> None:
         ends = [writer.synced_position()[0] for writer in self._store.writers]
-        opening = Opening(
+        search = PlaceSearch(
             self.objects,
             self._puts,
             self._ownership,
@@ -327,7 +327,7 @@ class Archive:
             keep_on=self._keep_on,
         )
         given_up = self._given_up
-        place = await opening.open(self._note, take=self._take, url=self._url)
+        place = await search.open(self._note, take=self._take, url=self._url)
         if given_up != self._given_up:
             raise PlaceGivenUp
         self._take = self._given_up = False
