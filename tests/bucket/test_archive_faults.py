@@ -81,7 +81,7 @@ async def test_what_is_asked_for_is_archived_at_once_and_owner_names_a_round_aft
         assert rounds_in(objects)[-1].head.ends_cut
         assert await life.archive.archived_to(life.archive.place.positions or []) == number
         assert owner_of(objects).round == 0
-        life.archive.note_base(number)
+        await life.archive.note_base(number)
         await life.append("a", 1)
         latest = await life.archived()
         await trio.sleep(1)

@@ -68,6 +68,10 @@ def test_the_rounds_of_a_daemon_that_is_killed_again_and_again_have_its_log(tmp_
     code, _ = daemon.terminate()
     assert code == 0
     check_rounds(tmp_path)
+    verified = subprocess.run(
+        [sys.executable, "-m", "topics", "verify", str(tmp_path / "data")], capture_output=True, timeout=60, check=False
+    )
+    assert (verified.returncode, b"unknown name" in verified.stdout) == (0, False)
     owner = decode_owner((tmp_path / "bucket" / "owner").read_bytes())
     assert (owner.state, owner.epoch) == ("free", 4)
 

@@ -192,6 +192,11 @@ class Archive:
         return self.place.bucket
 
     @property
+    def last_round(self) -> int:
+        """The last round that is written."""
+        return self.place.number
+
+    @property
     def history_begun_at(self) -> int:
         """The first round of the history."""
         return self.place.history
@@ -229,7 +234,7 @@ class Archive:
             await trio.sleep(pause_s)
             pause_s = LOOK_S  # a shard without room has its place where it is
 
-    def note_base(self, number: int) -> None:
+    async def note_base(self, number: int) -> None:
         """There is a base for round `number`: with the next cut, `owner` names a recent round."""
         if number > self._owner_round:
             self._owner_due = True
