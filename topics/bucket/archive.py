@@ -345,7 +345,7 @@ class Archive:
         begins = place.positions is None
         if begins:
             # Until a round is written, the note says that a history is to begin.
-            self._keep_from = self._first_places()
+            self._keep_from = first_places(self._store, self._source, self._starts)
         self._cut_number = 0
         self._place = place
         self._owner_round = place.number
@@ -353,18 +353,6 @@ class Archive:
         self._asked = True
         self._enter("working")
         log.info("bucket_opened", bucket=place.bucket, epoch=place.epoch, round=place.number, begins_history=begins)
-
-    def _first_places(self) -> list[LogPosition]:
-        """Return the beginnings of the oldest files that the newest snapshot needs, by shard."""
-        copied = self._source.copied_files()
-        places = []
-        for shard, start in enumerate(self._starts.replay_starts()):
-            files = self._store.files.of_shard(shard)
-            needed = [file.ordinal for file in files if file.file_id in copied]
-            before = [file.ordinal for file in files if file.ordinal <= start.position.ordinal]
-            needed.append(before[-1] if before else files[0].ordinal)
-            places.append(LogPosition(min(needed), 0))
-        return places
 
     # -- working ---------------------------------------------------------------------------------------------------
 
@@ -606,6 +594,19 @@ class Archive:
                 await self._wake.wait()
                 if not self._stopping:
                     self._wake = trio.Event()
+
+
+def first_places(store: Store, source: LogSource, starts: Starts) -> list[LogPosition]:
+    """Return the beginnings of the oldest files of the log that the newest snapshot needs, by shard."""
+    copied = source.copied_files()
+    places = []
+    for shard, start in enumerate(starts.replay_starts()):
+        files = store.files.of_shard(shard)
+        needed = [file.ordinal for file in files if file.file_id in copied]
+        before = [file.ordinal for file in files if file.ordinal <= start.position.ordinal]
+        needed.append(before[-1] if before else files[0].ordinal)
+        places.append(LogPosition(min(needed), 0))
+    return places
 
 
 def _head_of(
