@@ -13,6 +13,12 @@ container         the form that rounds, bases and packs have in common
 round_format      the bytes of a round
 base_format       the bytes of bases, pages and packs
 owner_format      the content of `owner` and `FORMAT`
+local_note        what the data directory knows of its bucket
+log_reader        the bytes of the log that rounds carry
+ownership         who may write to the prefix
+place_search      finding the place at which the archive goes on
+backlog           how much log is kept for the bucket
+archive           the task that writes rounds
 
 **Theory of operation.** A store of objects gives the daemon two operations from which agreement between machines is
 built: put an object only if there is none of this name, and put it only if the object that is there has a given ETag.

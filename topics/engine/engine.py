@@ -131,8 +131,8 @@ class Engine:
         )
         self.cache = PayloadCache(settings.cache_bytes)
         self.registry = Registry(clock, self.store.windows, self.cache)
-        self._fs = fs
-        self._offload = offload
+        self.fs = self._fs = fs
+        self.offload = self._offload = offload
         self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""

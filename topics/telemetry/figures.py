@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 # Microseconds, about three bounds a decade: from the flush of a fast NVMe disk to a disk that is failing.
 FSYNC_LATENCY_BOUNDS_US: Final[tuple[float, ...]] = (
@@ -86,6 +86,25 @@ class WalFigures:
         self.submit_full += other.submit_full
         self.read_only += other.read_only
         self.fsync_latency.merge(other.fsync_latency)
+
+
+@dataclass(slots=True)
+class BucketFigures:
+    """The archive in the bucket. Counts are since the start of the process."""
+
+    state: Literal["opening", "working", "waiting", "refused"] = "opening"
+    """`waiting` is for the store."""
+    problem: str = ""
+    """Why it is not working; for an operator."""
+    epoch: int = 0
+    round: int = 0
+    """The last round that is in the bucket."""
+    rounds: int = 0
+    round_bytes: int = 0
+    """Of rounds as they are stored."""
+    lag_bytes: int = 0
+    lag_ms: int = 0
+    """How much of the synced log is not in the bucket, and since when at least."""
 
 
 @dataclass(slots=True)
@@ -217,3 +236,5 @@ class EngineFigures:
     cold_usable: bool = True
     """The cold directory is known to belong to this daemon, or there is none."""
     delivery: DeliveryFigures = field(default_factory=DeliveryFigures)
+    bucket: BucketFigures | None = None
+    """None without a bucket."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
@@ -56,6 +56,14 @@ SLICE_TOPICS: Final = 100
 
 _RELATIVE: Final = DataDir("")
 """Paths relative to the data directory."""
+
+
+class LogKeeper(Protocol):
+    """Somebody who still needs files of the log that no replay needs."""
+
+    def may_drop(self, file: WalFile) -> bool:
+        """Return False if the file has to stay. All younger ones of its shard stay with it. Never waits."""
+        ...
 
 
 class CheckpointResult(NamedTuple):
@@ -98,6 +106,8 @@ class Compactor:
         self._file_holds = file_holds
         self._fs = fs
         self._offload = offload
+        self.keeper: LogKeeper | None = None
+        """Who is asked before a file of the log is removed."""
         self._lock = trio.Lock()
         self._wake = trio.Event()
         self._schedules_stored = source.schedules.version
@@ -395,8 +405,11 @@ class Compactor:
 
     def _previous(self, shard: int) -> ReplayStart:
         """Return where the newest snapshot on disk begins the replay of a shard."""
-        kept = self._kept[-1] if self._kept else self._store.recovered_starts()
-        return kept[shard]
+        return self.replay_starts()[shard]
+
+    def replay_starts(self) -> list[ReplayStart]:
+        """Return where the replay of the newest snapshot begins, by shard."""
+        return self._kept[-1] if self._kept else self._store.recovered_starts()
 
     async def announce(self) -> None:
         """Log what a checkpoint is going to rely on; synced when this returns.
@@ -448,6 +461,8 @@ class Compactor:
                 if file.file_id in needed:
                     break  # copies point to frames in it
                 if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):
+                    break
+                if self.keeper is not None and not self.keeper.may_drop(file):
                     break
                 droppable.append(file)
             if droppable:
