@@ -379,7 +379,7 @@ class Daemon:
     def _start_bases(self, background: trio.Nursery, archive: Archive) -> None:
         """Have bases made, and what nobody needs removed from the bucket."""
         from topics.bucket.bases.base_writer import BaseWriter  # noqa: PLC0415
-        from topics.bucket.bases.collector import Collector  # noqa: PLC0415
+        from topics.bucket.bases.collector import BucketCollector  # noqa: PLC0415
 
         engine, settings = self.engine, self.settings
         bases = engine.bases = BaseWriter(
@@ -390,7 +390,7 @@ class Daemon:
             interval_ms=settings.bucket_base_ms,
             records=lambda: engine.registry.total_records,
         )
-        collector = Collector(
+        collector = BucketCollector(
             archive, bases, clock=engine.clock, offload=engine.offload, retain_ms=settings.bucket_retain_ms
         )
         background.start_soon(self._restarted, "bases", bases.run)

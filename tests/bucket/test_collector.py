@@ -14,7 +14,7 @@ from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.bucket.bases.base_writer import BaseWriter
-from topics.bucket.bases.collector import Collector, NotOwner
+from topics.bucket.bases.collector import BucketCollector, NotOwner
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name
 from topics.bucket.owner_format import decode_owner, encode_owner
 from topics.bucket.pin_format import Pin, encode_pin
@@ -36,9 +36,9 @@ def bases_for(life: ArchivedLife) -> BaseWriter:
     )
 
 
-def collector_for(life: ArchivedLife, bases: BaseWriter, **options: int) -> Collector:
+def collector_for(life: ArchivedLife, bases: BaseWriter, **options: int) -> BucketCollector:
     engine = life.engine
-    return Collector(
+    return BucketCollector(
         life.archive,
         bases,
         clock=life.clock,
