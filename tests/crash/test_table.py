@@ -131,10 +131,13 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     Ceilings: ("lower_all", "lower_idle"),
     Compactor: (
         "announce",
+        "capture",
         "change_layout",
         "checkpoint",
         "checkpoint_at_start",
         "name_files",
+        "prolong",
+        "release",
         "seal",
         "try_checkpoint",
     ),
