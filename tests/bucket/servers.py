@@ -112,9 +112,10 @@ def _free_port() -> int:
 
 @contextmanager
 def _running(command: Sequence[str], port: int, variables: Mapping[str, str]) -> Iterator[str]:
-    """A server in a session of its own, until the end of the context."""
+    """A server in a session of its own, until the end of the context, or until the thread that began it is killed."""
+    until_death = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
     server = subprocess.Popen(
-        command,
+        [*until_death, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

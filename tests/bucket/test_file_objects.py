@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from topics.bucket import file_objects
 from topics.bucket.file_objects import LEFT_S, FileObjects
 from topics.bucket.object_store import ObjectChanged, ObjectExists, StoreError, StoreErrorKind
 
@@ -74,7 +73,7 @@ def test_a_kill_at_any_moment_leaves_an_object_whole_or_not_at_all(
         etag = store.put_new("owner", b"before")
         with monkeypatch.context() as patch:
             for name in names:
-                patch.setattr(file_objects.os, name, counted(name))
+                patch.setattr(os, name, counted(name))
             left = number
             is_whole = True
             try:
@@ -119,9 +118,9 @@ def test_what_is_put_is_synced_before_it_has_its_name_and_its_directories_after(
         events.append("rename")
         real_rename(source, target)
 
-    monkeypatch.setattr(file_objects.os, "fsync", fsync)
-    monkeypatch.setattr(file_objects.os, "link", link)
-    monkeypatch.setattr(file_objects.os, "rename", rename)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "rename", rename)
     etag = store.put_new("a/b/c", b"x")
     assert events[0].startswith("sync .tmp/")
     assert events[1:] == ["sync .", "sync a", "link", "sync a/b"]
@@ -210,7 +209,7 @@ def test_errors_of_the_system_are_told_in_a_sentence(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_objects.os, "write", fails)
+        patch.setattr(os, "write", fails)
         with pytest.raises(StoreError, match=os.strerror(number)) as failure:
             store.put_new("a", b"x")
     assert (failure.value.kind, failure.value.is_transient) == (kind, is_transient)
@@ -221,6 +220,6 @@ def test_a_file_system_without_links_is_told(tmp_path: Path, monkeypatch: pytest
     def fails(source: str, target: str) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(file_objects.os, "link", fails)
+    monkeypatch.setattr(os, "link", fails)
     with pytest.raises(StoreError, match="has no hard links"):
         FileObjects(str(tmp_path)).put_new("a", b"x")

@@ -10,7 +10,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from topics.runtime.offload import HOLDS_DISK, Pool, ThreadOffload
+from topics.runtime.offload import BUCKET, COLD, HOLDS_DISK, Pool, ThreadOffload
 
 pytestmark = pytest.mark.trio
 
@@ -63,3 +63,14 @@ async def test_a_call_that_waits_for_a_thread_counts_already() -> None:
         go_on.set()
     assert (before, meanwhile) == (True, False)
     assert offload.is_disk_free()
+
+
+@pytest.mark.parametrize("kind", list(Pool))
+async def test_calls_that_wait_for_a_store_elsewhere_are_no_sign_of_pressure(kind: Pool) -> None:
+    offload, go_on = ThreadOffload(dict.fromkeys(Pool, 1)), threading.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offload.run, kind, partial(go_on.wait, 60))
+        await trio.testing.wait_all_tasks_blocked()
+        share = offload.busy_share()
+        go_on.set()
+    assert (share > 0) == (kind not in COLD | BUCKET)

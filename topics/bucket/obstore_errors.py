@@ -16,6 +16,7 @@ from topics.bucket.object_store import StoreError, StoreErrorKind
 _STATUS: Final = re.compile(r"non-2xx status code: (\d{3})\b")
 _CODE: Final = re.compile(r"<Code>([A-Za-z]{1,64})</Code>|\"code\"\s*:\s*\"([A-Za-z]{1,64})\"")
 
+_MISSING: Final = frozenset({"NoSuchKey", "NoSuchVersion", "BlobNotFound", "ResourceNotFound"})
 _NO_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"})
 _DENIED: Final = frozenset(
     {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
@@ -56,10 +57,16 @@ def meaning(error: Exception, url: str) -> Refusal | StoreError:
         return StoreError(StoreErrorKind.CONFLICT, f"two changes of one object met in {url}{_told(status, code)}")
     if kind == "AlreadyExistsError":
         return Refusal.EXISTS
-    if kind in ("PreconditionError", "NotModifiedError"):
+    if status == 404:
+        # A proxy, or a service that gives credentials, may say the same about something else: that says nothing about
+        # the object. An answer to HEAD has no code.
+        if code not in _MISSING and "Error performing HEAD" not in text:
+            return StoreError(
+                StoreErrorKind.OTHER, f"what answers for {url} does not know the request{_told(status, code)}"
+            )
+        return Refusal.CHANGED if kind == "PreconditionError" else Refusal.MISSING
+    if kind == "PreconditionError":
         return Refusal.CHANGED
-    if isinstance(error, FileNotFoundError) or status == 404:
-        return Refusal.MISSING
     if status == 416:
         return Refusal.BEYOND_END
     return _failure(text, url, status, code)
@@ -77,18 +84,18 @@ def _failure(text: str, url: str, status: int, code: str) -> StoreError:
         return StoreError(StoreErrorKind.UNAVAILABLE, f"the store of {url} fails{told}")
     if status:
         return StoreError(StoreErrorKind.OTHER, f"the store refuses a request to {url}{told}")
+    if "/latest/api/token" in text or "/latest/meta-data" in text:
+        return StoreError(
+            StoreErrorKind.DENIED,
+            f"there are no credentials for {url}: set the variables of the provider, such as AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY. This machine gives none either",
+        )
     if "kind: Timeout" in text:
         return StoreError(StoreErrorKind.TIMEOUT, f"the store of {url} did not answer in time")
     if "InvalidCertificate" in text or "certificate" in text:
         return StoreError(StoreErrorKind.OTHER, f"the certificate of the store of {url} is not accepted")
     if "dns error" in text:
         return StoreError(StoreErrorKind.UNAVAILABLE, f"the host of the store of {url} is not known to the resolver")
-    if "CredentialsError" in text or "instance metadata" in text or "/latest/api/token" in text:
-        return StoreError(
-            StoreErrorKind.DENIED,
-            f"there are no credentials for {url}: set the variables of the provider, such as AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY",
-        )
     if "HTTP error" in text or "HttpError" in text:
         return StoreError(StoreErrorKind.UNAVAILABLE, f"the store of {url} cannot be reached, or broke off an answer")
     return StoreError(StoreErrorKind.OTHER, f"the library has failed with a request to {url}")

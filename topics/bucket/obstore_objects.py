@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
 
 import obstore
 from obstore.store import AzureStore, GCSStore, S3Store
@@ -39,7 +39,7 @@ from topics.bucket.obstore_errors import Refusal, meaning
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config
 
 T = TypeVar("T")
 
@@ -63,6 +63,9 @@ class ObstoreObjects:
 
     def __repr__(self) -> str:
         return f"<ObstoreObjects {self._url}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store holds credentials, and is not pickled: pickle its location")
 
     def put_new(self, name: str, data: bytes) -> str:
         return self._put(name, data, "create")
@@ -199,9 +202,15 @@ def _open(location: BucketLocation, timeout_s: float) -> S3Store | GCSStore | Az
         "timeout": timedelta(seconds=max(WHOLE_S, timeout_s)),
     }
     retry: RetryConfig = {"max_retries": 0}
+    # The endpoint that was checked is the one that is used. For GCS the library reads none by itself.
     if location.scheme == "gs":
-        return GCSStore(location.bucket, client_options=client, retry_config=retry)
+        gcs: GCSConfig = {"base_url": location.endpoint} if location.endpoint else {}
+        return GCSStore(location.bucket, config=gcs, client_options=client, retry_config=retry)
     if location.scheme == "az":
-        return AzureStore(location.bucket, client_options=client, retry_config=retry)
+        azure: AzureConfig = {"endpoint": location.endpoint} if location.endpoint else {}
+        return AzureStore(location.bucket, config=azure, client_options=client, retry_config=retry)
     # Conditions by ETag, whatever AWS_CONDITIONAL_PUT says.
-    return S3Store(location.bucket, client_options=client, retry_config=retry, conditional_put="etag")
+    s3: S3Config = {"conditional_put": "etag"}
+    if location.endpoint:
+        s3["aws_endpoint_url_s3"] = location.endpoint
+    return S3Store(location.bucket, config=s3, client_options=client, retry_config=retry)
