@@ -163,7 +163,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     EngineMetrics: ("figures",),
     IdempotencyKeys: ("expire",),
     UniqueJobs: ("expire",),
-    Compactor: ("run",),
+    Compactor: ("replay_starts", "run"),
     Reclaimer: ("run",),
     Relocator: ("run",),
 }
