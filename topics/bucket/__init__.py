@@ -20,7 +20,8 @@ place_search      finding the place at which the archive goes on
 backlog           how much log is kept for the bucket
 archive           the task that writes rounds
 pin_format        the content of pins
-bases             making bases, and removing what nobody needs any more
+bases/            making bases, and removing what nobody needs any more
+offline/          restores and checks, without a daemon
 
 **Theory of operation.** A store of objects gives the daemon two operations from which agreement between machines is
 built: put an object only if there is none of this name, and put it only if the object that is there has a given ETag.
