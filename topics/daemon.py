@@ -201,6 +201,7 @@ class Daemon:
         self.port = port_of(sockets)
         self._sockets = sockets
         self._objects: BoundedObjects | None = None
+        self._archive: Archive | None = None
         self._failed = False
         self._draining = "requests"
         self._drain_began = self._stage_began = 0.0
@@ -357,7 +358,7 @@ class Daemon:
 
         try:
             self._objects = make_objects(self.settings, os.environ, engine.offload)
-            archive = engine.archive = Archive(
+            archive = self._archive = Archive(
                 self.settings,
                 engine.store,
                 engine.registry,
@@ -374,15 +375,16 @@ class Daemon:
         except OSError as error:
             raise StartFailure(f"the note about the bucket cannot be read or written: {error}") from error
         engine.compactor.keeper = archive
+        engine.metrics.bucket = archive.look
         return archive
 
     def _start_bases(self, background: trio.Nursery, archive: Archive) -> None:
         """Have bases made, and what nobody needs removed from the bucket."""
         from topics.bucket.bases.base_writer import BaseWriter  # noqa: PLC0415
-        from topics.bucket.bases.collector import Collector  # noqa: PLC0415
+        from topics.bucket.bases.collector import BucketCollector  # noqa: PLC0415
 
         engine, settings = self.engine, self.settings
-        bases = engine.bases = BaseWriter(
+        bases = BaseWriter(
             archive,
             engine.compactor,
             clock=engine.clock,
@@ -390,7 +392,7 @@ class Daemon:
             interval_ms=settings.bucket_base_ms,
             records=lambda: engine.registry.total_records,
         )
-        collector = Collector(
+        collector = BucketCollector(
             archive, bases, clock=engine.clock, offload=engine.offload, retain_ms=settings.bucket_retain_ms
         )
         background.start_soon(self._restarted, "bases", bases.run)
@@ -454,9 +456,9 @@ class Daemon:
         if clean:
             with building():  # all it makes of a topic stays until the topic is stored
                 await self.engine.compactor.try_checkpoint(marks=False)
-        if self.engine.archive is not None:
+        if self._archive is not None:
             self._enter_stage("the bucket")
-            await self.engine.archive.finish()
+            await self._archive.finish()
         self._enter_stage("nothing")
         log.info("drained", clean=clean, ms=round((trio.current_time() - self._drain_began) * 1000))
 

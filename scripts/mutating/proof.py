@@ -95,10 +95,15 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "engine/forwarding/test_router_lives.py",
         "simulation/test_unguarded_rules.py",
     ),
-    "topics/engine/operations/member_commits.py": ("engine/redrives/test_redrives.py",),
-    "topics/engine/redrives/letter_moves.py": ("engine/redrives/test_redrives.py",),
     "topics/engine/queues/completions.py": ("engine/queues/test_completions.py",),
-    "topics/queue/key_limit.py": ("queue/test_key_limit_cancels.py", "engine/queues/test_key_limit.py"),
+    "topics/engine/operations/member_commits.py": ("engine/redrives/test_redrives.py",),
+    "topics/engine/queues/job_changes.py": ("engine/queues/test_job_changes.py",),
+    "topics/queue/key_limit.py": (
+        "queue/test_key_limit_cancels.py",
+        "queue/test_key_limit_machine.py",
+        "engine/queues/test_key_limit.py",
+    ),
+    "topics/engine/redrives/letter_moves.py": ("engine/redrives/test_redrives.py",),
     "topics/engine/queues/dead_letters.py": ("engine/queues/test_dead_letters.py", "engine/queues/test_jobs.py"),
     "topics/engine/operations/export.py": ("engine/operations/test_export.py",),
     "topics/engine/forwarding/forwarders.py": (

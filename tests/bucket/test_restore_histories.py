@@ -15,7 +15,7 @@ from tests.bucket.small_bucket import SmallBucket
 from tests.bucket.test_restore import restored
 from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
-from tests.simulation.queue_lives import nobody_moves
+from tests.simulation.queue_state import nobody_moves
 from tests.simulation.world import COLD, Life, World, settings
 from tests.simulator.caller import Memory
 from tests.simulator.clients import Clients

@@ -9,7 +9,7 @@ import trio
 
 from tests.crash.judges import PagedQueueSweep, stepping
 from tests.crash.rows import Earlier, Operation, Script, nothing
-from tests.simulation.queue_lives import Client
+from tests.simulation.queue_clients import Client
 from tests.simulation.router_lives import SMALL
 from tests.simulation.segment_lives import checkpoint, exactly, reclaim, relocate
 from tests.simulation.test_queue_crashes import an_hour_apart, fill, one_move, one_shift

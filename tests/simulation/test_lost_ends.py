@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.simulation.model import Client, History, View, numbered, views_of
-from tests.simulation.queue_lives import nobody_moves
+from tests.simulation.queue_state import nobody_moves
 from tests.simulation.router_lives import until_idle
 from tests.simulation.test_damage import wal_files
 from tests.simulation.world import ROOT, Life, World, settings

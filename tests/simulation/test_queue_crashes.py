@@ -23,19 +23,10 @@ from tests.simulation.clock import BASE_MS
 from tests.simulation.disk import Fault
 from tests.simulation.lives import CLASSES, TAGS
 from tests.simulation.model import numbered
-from tests.simulation.queue_lives import (
-    Client,
-    Kept,
-    Oracle,
-    QueueSweep,
-    Script,
-    Told,
-    empty,
-    kept_by,
-    nobody_moves,
-    see,
-    shown_by,
-)
+from tests.simulation.queue_clients import Client, Script, Told
+from tests.simulation.queue_lives import QueueSweep, empty, see
+from tests.simulation.queue_oracle import Oracle
+from tests.simulation.queue_state import Kept, kept_by, nobody_moves, shown_by
 from tests.simulation.router_lives import SMALL
 from tests.simulation.segment_lives import checkpoint, exactly, maintenance, reclaim, relocate
 from tests.simulation.world import End, Life, all_ends, some_ends

@@ -24,6 +24,7 @@ from topics.filters.record_filter import Filter
 if TYPE_CHECKING:
     from tests.simulator.groups.group_facts import GroupFacts
     from tests.simulator.jobs.job_steps import SentJobs
+    from tests.simulator.outcomes.outcome_facts import JobSource, OutcomeLease
 
 
 class Memory:
@@ -38,6 +39,8 @@ class Memory:
         self.jobs: dict[str, list[SentJobs]] = {}
         self.members: dict[str, list[tuple[GroupFacts, Lease]]] = {}
         """What a member of groups has claimed last."""
+        self.outcomes: dict[str, list[tuple[JobSource, OutcomeLease]]] = {}
+        """What a worker of jobs whose outcomes are judged has claimed last."""
         self.names: int = 0
         self.positions: dict[str, dict[str, tuple[Instance, int]]] = {}
         """How far watchers have got, and readers with a filter."""

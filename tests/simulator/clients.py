@@ -26,6 +26,7 @@ from tests.simulator.groups.group_steps import GroupSteps
 from tests.simulator.jobs.job_facts import Grant, typed
 from tests.simulator.jobs.job_steps import nack_terms
 from tests.simulator.known import Batch, Commit, Instance, Lease, Stage, promise_of
+from tests.simulator.outcomes.change_steps import ChangeSteps
 from tests.simulator.schedules.schedule_steps import ScheduleSteps
 from tests.simulator.transactions import Transaction
 from tests.simulator.truth import Truth
@@ -79,7 +80,7 @@ def _forged(number: int) -> str:
     return (text + "." * 7) * (1200 // len(text.encode()) + 1)
 
 
-class Clients(ConsumerSteps, GroupSteps, ScheduleSteps):
+class Clients(ChangeSteps, ConsumerSteps, GroupSteps, ScheduleSteps):
     """The actors of one life."""
 
     def __init__(self, life: Life, truth: Truth, memory: Memory, offset_ms: int) -> None:

@@ -20,6 +20,7 @@ from tests.simulation.world import End
 from tests.simulator.actors import Actor, Step
 from tests.simulator.groups.group_plans import GroupPlanner
 from tests.simulator.jobs.job_plans import JobPlanner
+from tests.simulator.outcomes.outcome_plans import OutcomePlanner
 from tests.simulator.schedules.schedule_plans import SchedulePlanner
 
 PLAIN: Final = ("a", "b", "c", "d")
@@ -178,6 +179,7 @@ class _Maker:
         self.jobs = JobPlanner(seed, self.size)
         self.groups = GroupPlanner(seed, self.size)
         self.schedules = SchedulePlanner(seed, self.size)
+        self.outcomes = OutcomePlanner(seed, self.size)
 
     def plan(self) -> Plan:
         rng = self.random
@@ -242,6 +244,7 @@ class _Maker:
         actors += self.jobs.actors(number)
         actors += self.groups.actors(number)
         actors += self.schedules.actors(number)
+        actors += self.outcomes.actors(number)
         rotten = rng.random() < 0.15
         end = "kill" if rotten else rng.choices(ENDS, END_WEIGHTS)[0]
         crash_at = None
@@ -249,6 +252,7 @@ class _Maker:
             crash_at = int(rng.choice((10, 60, 300)) * rng.random() * (1 + self.size))
         if end != "stop" and not rotten:
             self.die(actors)
+            self.outcomes.die(actors)
         return LifePlan(
             actors=actors,
             end=end,

@@ -23,7 +23,7 @@ from tests.engine.walks import SlowOffload
 from tests.simulation.disk import UNLIMITED, Fault, Op, SimFs
 from tests.simulation.model import View, view_of
 from tests.simulation.offload import InlineOffload
-from tests.simulation.queue_lives import nobody_buries, nobody_moves
+from tests.simulation.queue_state import nobody_buries, nobody_moves
 from tests.simulation.router_lives import until_idle
 from tests.simulation.segment_lives import check_logs
 from tests.simulation.test_damage import overwrite
@@ -38,6 +38,10 @@ from tests.simulator.jobs.job_plans import HOUR_MS
 from tests.simulator.jobs.job_steps import let_go
 from tests.simulator.judging import judge_arrivals, judge_salvaged
 from tests.simulator.known import Broken, Fate, broken
+from tests.simulator.outcomes.outcome_lists import check_lists
+from tests.simulator.outcomes.outcome_plans import PLACES
+from tests.simulator.outcomes.outcome_seen import OutcomesSeen, outcomes_shown_by
+from tests.simulator.outcomes.outcome_steps import finish_outcomes
 from tests.simulator.passages import filtered_view
 from tests.simulator.plan import FILTERS, TOLD, Hang, LifePlan, Plan, Rot, Trouble
 from tests.simulator.schedules.schedule_rules import ScheduleSeen, schedules_shown_by
@@ -106,6 +110,7 @@ class Shown:
     groups: dict[str, dict[str, GroupSeen]]
     """Likewise."""
     schedules: dict[str, ScheduleSeen]
+    outcomes: OutcomesSeen
 
 
 def run(plan: Plan) -> Figures:
@@ -142,7 +147,8 @@ class _Run:
 
     def _done(self) -> Figures:
         truth = self.truth
-        self.figures.checked = truth.checked + truth.jobs.checked + truth.groups.checked + truth.schedules.checked
+        rules = (truth, truth.jobs, truth.groups, truth.schedules, truth.outcomes)
+        self.figures.checked = sum((one.checked for one in rules), Counter())
         return self.figures
 
     def _settings(self, life: LifePlan | None) -> Settings:
@@ -162,6 +168,7 @@ class _Run:
         hang = _hang(life.hang) if life.hang is not None and self._may_hang(life.hang) else None
         world.offload = partial(_offload, life)
         clients: list[Clients] = []
+        self.truth.outcomes.starts += 1
 
         async def scenario(running: Life) -> None:
             for fault in [hang, *faults] if hang is not None else faults:
@@ -247,6 +254,8 @@ class _Run:
             return False
         self.truth.judge_consumers(shown.consumers, shown.views, fate, self.offset_ms)
         self.truth.groups.judge(self.truth, shown.groups, shown.views, fate)
+        failed, damaged = self.truth.failed, self.truth.rot > 0
+        self.truth.outcomes.judge(shown.outcomes, fate, failed=failed, rot=damaged)
         self.truth.judge(shown.views, shown.states, fate)
         self.truth.judge_routers(shown.routers, shown.views)
         self.truth.schedules.judge(self.truth, shown.schedules, shown.views)
@@ -259,6 +268,7 @@ class _Run:
         self.truth.jobs.restarted(shown.states, self.truth.tick())
         self.truth.groups.restarted(self.truth, shown.groups)
         self.truth.schedules.restarted(shown.schedules)
+        self.truth.outcomes.restarted(shown.outcomes, clock_moved=self.truth.clock_moved)
         self._go_on(self.world.after("drop" if before.end_seed % 2 else "kill"), 0, 0)
         return True
 
@@ -280,6 +290,7 @@ class _Run:
         if before.crash_in_recovery is None or before.rot:
             return fate
         fs = self.world.fs
+        self.truth.outcomes.starts += 1
         fs.crash_at = fs.mutations + before.crash_in_recovery
 
         async def nothing(_life: Life) -> None:
@@ -327,6 +338,7 @@ class _Run:
         async def look(life: Life) -> None:
             with nobody_moves(life):
                 found.append(await shown_by(life))
+                self.truth.outcomes.checked["lists"] += await check_lists(life)
                 life.engine.status.phase = "draining"
 
         world.offload = None
@@ -377,6 +389,7 @@ class _Run:
     def _finish(self) -> None:
         """Everything comes to rest, and is there after a clean stop."""
         shown: list[Shown] = []
+        self.truth.outcomes.starts += 1
 
         async def rest(life: Life) -> None:
             with nobody_buries():  # else jobs go while they are looked at
@@ -386,6 +399,7 @@ class _Run:
             await self._empty(life, before)
             await self._finish_groups(life, before)
             await self._consume(life, before.views)
+            self.truth.outcomes.judge_end(*await finish_outcomes(life, self.truth.outcomes), rot=self.truth.rot > 0)
             for _ in range(3):
                 await life.compactor.checkpoint()
                 await life.reclaimer.pass_over()
@@ -513,7 +527,7 @@ async def shown_by(life: Life) -> Shown:
     check_logs(life)
     views: dict[str, View] = {}
     states: dict[str, QueueState] = {}
-    for name in list(life.engine.registry.topics):
+    for name in [one for one in life.engine.registry.topics if one not in PLACES]:
         view = views[name] = await _settled_view(life, name)
         if not view.config.ttl_ms:
             records, gaps, _ = await exported(life, name)
@@ -527,10 +541,10 @@ async def shown_by(life: Life) -> Shown:
     assert not more
     check_logs(life)
     stages = {stage.name: (stage.log.head_seq, stage.log.count) for stage in life.engine.registry.stages.values()}
-    topics = life.engine.registry.topics
+    topics, outcomes = life.engine.registry.topics, await outcomes_shown_by(life)
     named = {name: {one.name: seen(one) for one in topics[name].consumers or ()} for name in views}
     routed = {state.router: state for state in routers}
-    return Shown(views, states, routed, stages, named, await groups_shown_by(life), schedules_shown_by(life))
+    return Shown(views, states, routed, stages, named, await groups_shown_by(life), schedules_shown_by(life), outcomes)
 
 
 async def _settled_view(life: Life, name: str) -> View:
@@ -577,6 +591,8 @@ def _assert_same(before: Shown, after: Shown, problem: str, *, stopped: bool = F
             broken(f"{name}: {problem}: groups\n  {before.groups.get(name)}\n  {after.groups.get(name)}")
     if before.schedules != after.schedules:
         broken(f"{problem}: schedules {before.schedules} and {after.schedules}")
+    if before.outcomes != after.outcomes:
+        broken(f"{problem}: outcomes {before.outcomes} and {after.outcomes}")
     if before.routers.keys() != after.routers.keys():
         broken(f"{problem}: routers {before.routers} and {after.routers}")
     if not stopped and before.stages != after.stages:

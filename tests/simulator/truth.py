@@ -39,6 +39,7 @@ from tests.simulator.known import (
     promise_of,
     survives,
 )
+from tests.simulator.outcomes.outcome_rules import OutcomeRules
 from tests.simulator.schedules.schedule_rules import ScheduleRules
 from tests.simulator.transactions import Transaction, judge_transactions
 from topics.errors import ApiError
@@ -63,6 +64,7 @@ class Truth:
         self.jobs = JobRules()
         self.groups = GroupRules()
         self.schedules = ScheduleRules()
+        self.outcomes = OutcomeRules()
         self.leases: dict[tuple[int, int], Lease] = {}
         """The newest of each job, by epoch and seq."""
         self.stepped = False

@@ -58,7 +58,7 @@ PRESSURE: Final = (
         "pressure",
         "topics/storage/wal/shard_writer.py",
         """
-            self.queue.settle_requests(self.stall.refusal)
+            self.queue.settle_requests(self.stall.refusal, self.synced_position()[0])
         """,
         """
             pass

@@ -154,6 +154,24 @@ async def test_a_page_looks_at_no_more_records_than_a_call_may(autojump_clock: A
         assert not perf.records_scanned, "nothing is asked without a filter"
 
 
+@pytest.mark.parametrize("wanted", [None, '["tag","Eq","x"]'])
+async def test_each_page_gets_on_also_where_a_call_may_look_at_one_record(
+    wanted: str | None, autojump_clock: Any
+) -> None:
+    async with living(settings(max_scan=1)) as life:
+        await life.put("q", type="queue")
+        await life.append("q", *({"data": i, "tag": "x" if i % 2 else "y"} for i in range(1, 6)))
+        after: int | None = 0
+        seqs: list[int] = []
+        for _ in range(20):
+            if after is None:
+                break
+            found = await page(life, wanted=wanted, after=after)
+            seqs += [json.loads(b"{" + job.record)["$seq"] for job in found.jobs]
+            after = found.next_after
+        assert (seqs, after) == ([1, 2, 3, 4, 5] if wanted is None else [1, 3, 5], None)
+
+
 async def test_jobs_that_are_not_in_the_state_are_not_looked_at(autojump_clock: Any) -> None:
     """A list of the leased jobs goes over the table, not over the log; one of the ready jobs passes over the others."""
     async with living(settings(max_scan=10)) as life:

@@ -125,9 +125,9 @@ class JobScan:
             self._topic.log, self.position, self._to, self._wish.mask, FOUND_AT_ONCE
         )
         self._left = found
-        self.cost += 1
         if not found:
             self.position = self._end
+            self.cost += 1
 
     def _look(self, jobs: list[FoundJob], most: int, most_cost: int) -> tuple[int, int] | None:
         """Look at some of the jobs that were found. Return the range that has to be loaded before the next step, None
@@ -160,6 +160,7 @@ class JobScan:
             del self._left[:done]
         if not self._left:
             self.position = self._end
+            self.cost += 1  # of the search that found them: not before, so that each call gets on
         return missing
 
     def _filters(self, state: int) -> list[Filter]:
