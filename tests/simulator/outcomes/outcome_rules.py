@@ -55,8 +55,10 @@ class OutcomeRules:
             broken(f"{source.where}: seq {seq} was record {known} and is {number}")
 
     def claimed(self, source: JobSource, leases: Sequence[OutcomeLease], now: int) -> None:
-        """Somebody was given jobs: they are not finished, and nobody else holds them."""
+        """Somebody was given jobs: they are not finished, and nobody else holds them. Those whose end was asked for may
+        have ended since: a cancellation waits for a claim that is on its way."""
         for lease in leases:
+            lease.over = lease.seq in source.maybe_ended
             self.tell(source, lease.seq, lease.number)
             if source.ended_since.get(lease.seq, lease.asked) < lease.asked:
                 kind = "cancelled" if lease.seq in source.cancelled else "finished"
@@ -80,7 +82,7 @@ class OutcomeRules:
         if not most or not leases:
             return
         given = {lease.seq: lease for lease in leases}
-        held = {lease.seq: lease for lease in source.held(now, leases[0].life) if lease.seq not in source.maybe_ended}
+        held = {lease.seq: lease for lease in source.held(now, leases[0].life)}
         bound = [lease for seq, lease in (held | given).items() if limit is not None or seq not in source.reopened]
         counts = Counter(self.jobs[lease.number].tag for lease in bound)
         for key in {self.jobs[lease.number].tag for lease in leases} - {None}:
