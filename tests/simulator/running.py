@@ -10,7 +10,7 @@ stored, the daemon stops cleanly, and what the next start shows has to be what w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -449,11 +449,22 @@ class _Run:
                 passes = (one.filter,) if one.filter is not None else ()
                 wanted = [seq for seq, record in view.records.items() if lets_through(passes, written(record))]
                 wanted = [seq for seq in wanted if seq > one.floor and seq not in one.finished]
+                wanted = await self._not_buried(life, name, group, wanted, came)
                 # What was given out before the filter was another one comes again.
                 more = set(came) - set(wanted) if self.truth.groups.is_steady(self.truth, name, group) else set()
                 if not view.config.ttl_ms and (not set(came) >= set(wanted) or len(set(came)) < len(came) or more):
                     broken(f"{name}/{group}: {came} came, of {wanted}: {one}")
                 self.truth.groups.checked["came"] += len(came)
+
+    async def _not_buried(
+        self, life: Life, name: str, group: str, wanted: Sequence[int], came: Sequence[int]
+    ) -> list[int]:
+        """Those of the records that have to come: those on their way to the dead letters have gone there meanwhile."""
+        instance = self.truth.latest(name)
+        assert instance is not None
+        facts, state = self.truth.groups.of(instance)[group], await life.engine.groups.state(name, group)
+        buried = {seq for seq in wanted if seq not in came and facts.may_be_buried(seq)}
+        return [seq for seq in wanted if seq not in buried or len(buried) > state.queue.dead_lettered]
 
     async def _consume(self, life: Life, before: Mapping[str, View]) -> None:
         """What all consumers and routers have finished is deleted, and nothing else."""
