@@ -34,6 +34,8 @@ from topics.engine.engine import Engine
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.record_collector import Collector
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
+from topics.storage.recovery.damage import Damage
+from topics.storage.recovery.log_end import LogEnds
 from topics.storage.recovery.topic_replay import TopicReplay
 from topics.storage.recovery.transaction_replay import TransactionReplay
 from topics.storage.wal.frames import NOTHING, UnsealedFrames
@@ -190,6 +192,19 @@ def test_a_cursor_that_passes_a_record_which_no_filter_was_asked_about_is_notice
 
     monkeypatch.setattr(Collector, "_take", take)
     assert is_noticed(range(40))
+
+
+def test_damage_that_is_found_where_there_is_none_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = cases.load("a-damaged-log-file-is-read-again-because-a-snapshot-is-damaged")
+    original = LogEnds._damage
+
+    def elsewhere(self: LogEnds, *args: Any, **named: Any) -> Damage:
+        damage = original(self, *args, **named)
+        return Damage(damage.where._replace(path="/data/wal/shard-00/other"), damage.affected, damage.frames)
+
+    monkeypatch.setattr(LogEnds, "_damage", elsewhere)
+    with pytest.raises(Damage, match="shard-00/other"):
+        run(plan)
 
 
 def _consumed_source() -> Plan:
