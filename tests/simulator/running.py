@@ -128,6 +128,8 @@ class _Run:
         self.figures = Figures()
         self.offset_ms = 0
         self.decayed: Counter[str] = Counter()
+        self.decayed_logs: set[str] = set()
+        """Files of the log that were damaged, in any life."""
         steps = (step for life in plan.lives for actor in life.actors for step in actor.steps)
         self.has_schedules = any(step.do == "put_schedule" for step in steps)
         self.world = World(plan.seed, config=self._settings(plan.lives[0] if plan.lives else None), fs=SimFs(plan.seed))
@@ -247,8 +249,11 @@ class _Run:
             self.world.settings = self._settings(following)
         try:
             shown = self._see(self.world)
-        except Damage:
-            if not any(rot.kind == LOG for rot in before.rot):
+        except Damage as damage:
+            # A start does not read what is older than its snapshot. So damage of the log may be found by a later start,
+            # which has lost its snapshot and goes back to an older one: both witnesses of the same records are bad.
+            may_find = any(rot.kind in (LOG, SNAPSHOT) for rot in before.rot)
+            if not may_find or damage.where.path not in self.decayed_logs:
                 raise
             self._salvage()
             return False
@@ -371,6 +376,8 @@ class _Run:
             _damage(fs, path, content, min(int(rot.place * length), length - 1), rot)
             self.figures.rot += 1
             self.decayed[rot.kind] += 1
+            if rot.kind == LOG:
+                self.decayed_logs.add(path)
             self.truth.rot += rot.kind == DAMAGES_RECORDS
 
     def _salvage(self) -> None:

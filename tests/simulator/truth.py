@@ -565,6 +565,7 @@ class Truth:
         instance.created, instance.epoch = True, view.epoch
         instance.options, instance.current = [view.config], view.config
         instance.head = max(instance.head, view.head)
+        known_gone = instance.gone
         instance.promised, instance.gone, instance.gone_since = {}, {}, {}
         now = self.tick()
         for record in view.records.values():
@@ -573,8 +574,11 @@ class Truth:
             instance.promised = dict.fromkeys(view.records, Promise.ALL)
         expires = any(config.ttl_ms for config in instance.configs)
         absent = [seq for seq in range(1, view.head + 1) if seq not in view.records]
+        # What an earlier start did not show any more had its reason then; the deletions of that life are forgotten.
         instance.consumed |= {
-            seq for seq in absent if view.gap_of(seq) is None and not instance.may_be_deleted(seq, consumed=False)
+            seq
+            for seq in absent
+            if seq not in known_gone and view.gap_of(seq) is None and not instance.may_be_deleted(seq, consumed=False)
         }
         # What has expired is back where the clock goes back before the floor was written (docs/spec/crash.md 6).
         gone = (seq for seq in absent if not (expires and view.gap_of(seq) in ("ttl", "mixed")))
