@@ -328,7 +328,7 @@ def _judge_consumed(truth: Truth, state: RouterState, arrived: set[int]) -> None
     """What the consumers of a source have finished is deleted there when it has been copied."""
     source, known, plan = truth.latest(state.source), truth.routers[state.router], truth.plans[state.router]
     assert source is not None
-    if source.retained or "ephemeral" in source.ever:
+    if source.retained or source.buries or "ephemeral" in source.ever:
         return
     passes = parse_match(plan["filter"], "filter") if plan["filter"] is not None else None
     for seq in source.consumed:
