@@ -47,9 +47,9 @@ from demonstration import (
     read_all,
 )
 from rich.console import Console
-from s3_server import S3Place, environment, s3_server
 
 from daemon_process import DaemonProcess
+from s3_server import S3Place, environment, s3_server
 
 TOPIC: Final = "flights"
 PREFIX: Final = "flights"
