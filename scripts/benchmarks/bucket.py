@@ -265,7 +265,7 @@ class Sample:
 
 
 def event_data(number: int) -> str:
-    """About 100 bytes, as a program would write them; different ones compress to a third."""
+    """About 100 bytes, as a program would write them; a batch compresses to about a quarter."""
     digest = hashlib.blake2b(b"%d" % number, digest_size=8).digest()
     mixed = int.from_bytes(digest)
     return (
