@@ -1,6 +1,6 @@
 """A server that speaks S3, on loopback, in a process of its own: versitygw where there is one, else moto.
 
-For the demonstration and the benchmarks of the bucket. It ends with the context that it was started in.
+For the tests, the demonstration and the benchmarks of the bucket. It ends with the context that it was started in.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final
 
 import httpx
 
-BUCKET: Final = "archive"
+BUCKET: Final = "bucket"
 ACCESS: Final = "an-access-key"
-SECRET: Final = "a-secret-for-a-server-on-loopback"
+SECRET: Final = "a-secret-that-nobody-may-see"
 
 START_S: Final = 60.0
 BUILD_S: Final = 600.0

@@ -25,6 +25,7 @@ from benchmarks.bench import Bench, Control, CountAppended, append_request, plai
 from benchmarks.client import Load, run_load
 from benchmarks.diff import BATCH, fill
 from benchmarks.figures import Figure, figure
+from benchmarks.recovery import start_references
 from benchmarks.references import echo_reference, percentiles, sync_reference
 from daemon_process import DaemonProcess
 from s3_server import environment, s3_server
@@ -62,6 +63,7 @@ def run(bench: Bench) -> list[Figure]:
             daemons |= {key: stack.enter_context(_archiving(scratch / key, one)) for key, one in stores.items()}
             figures += _singles(bench, daemons)
             figures += _batches(bench, daemons)
+        figures += start_references(bench)
         for key, store in stores.items():
             figures += _restores(bench, scratch, key, store)
     return figures
@@ -369,7 +371,7 @@ def _restores(bench: Bench, scratch: Path, key: str, store: Store) -> list[Figur
         what = f"{records:,} records from {store.name}, {kind}"
         figures += [
             figure(f"restore of {what}", "s", [restored for restored, _ in found], key=f"restore-{key}-{kind}"),
-            figure("... the start after it", "s", [started for _, started in found], key="start"),
+            figure("... the start after it", "s", [took for _, took in found], key="start", references=("empty",)),
         ]
     return figures
 

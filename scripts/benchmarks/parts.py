@@ -385,6 +385,7 @@ _ALL = (
             "batches-off",
             *_each((f"batches-{store}" for store in bucket.STORES), ("", "times", "archived", "objects", "bytes")),
             *_each((f"base-{store}" for store in bucket.STORES), ("", "bytes")),
+            *("imports", "empty"),
             *_each(
                 (f"restore-{store}-{kind}" for store in bucket.STORES for kind in bucket.RESTORES),
                 ("", "start"),

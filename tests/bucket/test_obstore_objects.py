@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.bucket.servers import ACCESS, SECRET, TOKEN, S3Server, fresh_prefix, opened
+from s3_server import ACCESS, SECRET
+from tests.bucket.servers import TOKEN, S3Server, fresh_prefix, opened
 from topics.bucket.object_store import (
     ObjectChanged,
     ObjectExists,
