@@ -17,6 +17,18 @@ from s3_server import ACCESS, BUCKET, PROVIDERS, SECRET, s3_server
 from topics.bucket.bucket_location import open_objects, parse_location
 from topics.bucket.object_store import ObjectStore
 
+__all__ = [
+    "ACCESS",
+    "BUCKET",
+    "SECRET",
+    "TOKEN",
+    "S3Server",
+    "fresh_prefix",
+    "moto_server",
+    "opened",
+    "versity_server",
+]
+
 TOKEN: Final = "a-session-token-that-nobody-may-see"
 
 TIMEOUT_S: Final = 20.0

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from s3_server import ACCESS, SECRET
-from tests.bucket.servers import TOKEN, S3Server, fresh_prefix, opened
+from tests.bucket.servers import ACCESS, SECRET, TOKEN, S3Server, fresh_prefix, opened
 from topics.bucket.object_store import (
     ObjectChanged,
     ObjectExists,
