@@ -128,6 +128,7 @@ def with_last_round(bucket: SmallBucket) -> dict[str, bytes]:
     return objects
 
 
+@pytest.mark.slow
 def test_each_changed_bit_is_found_and_named() -> None:
     rng = random.Random(7)
     objects = filled().objects.objects

@@ -70,7 +70,7 @@ def judge(store: SimObjects, datas: Sequence[bytes], results: Sequence[str | Tak
     assert final in datas
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(FAULTS, st.integers(0, 1000), st.integers(1, 3))
 @example([SimFault.HANG, None], 0, 1)
 @example([SimFault.AFTER, SimFault.DENIED], 0, 2)
@@ -89,7 +89,7 @@ def test_a_created_object_is_its_creators(faults: list[SimFault | None], seed: i
     run(work)
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(FAULTS, st.integers(0, 1000), st.integers(1, 3))
 @example([SimFault.LATE, None, SimFault.HANG, None], 1, 2)
 @example([SimFault.WRONG, None], 0, 1)

@@ -66,6 +66,7 @@ def archived(topics: CommandLine, url: str) -> Any:
     return json.loads(done.stdout) if done.returncode == 0 else {}
 
 
+@pytest.mark.slow
 def test_what_was_archived_is_served_after_the_machine_is_lost(daemon: Daemon, bucket: Path, tmp_path: Path) -> None:
     url, topics = f"file://{bucket}", CommandLine()
     with closing(daemon.start()) as client:

@@ -52,6 +52,7 @@ def check_rounds(root: Path) -> None:
         assert not content[len(there[key]) :].strip(b"\0")
 
 
+@pytest.mark.slow
 def test_the_rounds_of_a_daemon_that_is_killed_again_and_again_have_its_log(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     daemon = Daemon(tmp_path, TOPICS_BUCKET=f"file://{tmp_path}/bucket", TOPICS_BUCKET_ROUND_MS="50")
@@ -76,6 +77,7 @@ def test_the_rounds_of_a_daemon_that_is_killed_again_and_again_have_its_log(tmp_
     assert (owner.state, owner.epoch) == ("free", 4)
 
 
+@pytest.mark.slow
 def test_a_second_directory_is_refused_with_exit_code_2_and_may_take(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     (tmp_path / "other").mkdir()
@@ -96,6 +98,7 @@ def test_a_second_directory_is_refused_with_exit_code_2_and_may_take(tmp_path: P
     assert rounds_in(objects_in(tmp_path / "bucket"))[-1].head.epoch == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--take", "--take=1", "--bucket-take"])
 def test_take_is_a_flag_of_serve(flag: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "topics", "serve", flag, "--bucket", f"file://{tmp_path}/nowhere", "--port", "0"]

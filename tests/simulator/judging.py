@@ -346,12 +346,15 @@ def _judge_consumed(truth: Truth, state: RouterState, arrived: set[int]) -> None
 def judge_salvaged(truth: Truth, views: Mapping[str, View]) -> None:
     """A log was damaged and salvaged: what is left is what was, in its place, and no seq will be given out again."""
     for name, view in views.items():
-        if name not in truth.instances:
-            broken(f"{name} is there, and nobody has made it")
-        instance = truth.instances[name][-1]
-        for seq, record in view.records.items():
+        for record in view.records.values():
             if record.data not in truth.batch_of:
                 broken(f"{name}: nobody has appended {record.body}")
+        if name not in truth.instances:
+            if not truth.may_be_made(name):
+                broken(f"{name} is there, and nobody has made it")
+            continue  # the daemon has made it in the life that has just ended
+        instance = truth.instances[name][-1]
+        for seq, record in view.records.items():
             known = instance.at.get(seq, record.data)
             if view.epoch == instance.epoch and known != record.data:
                 broken(f"{name}: seq {seq} was record {known} and is {record.data}")

@@ -21,6 +21,7 @@ from tests.simulation.model import View, view_of
 from tests.simulation.world import Life, World, settings
 from tests.simulator import cases, running
 from tests.simulator.__main__ import main
+from tests.simulator.actors import Actor, Step
 from tests.simulator.attempt import kind_of, problem_of
 from tests.simulator.clients import Clients
 from tests.simulator.known import Broken
@@ -30,8 +31,11 @@ from tests.simulator.shrinking import shrink
 from tests.storage.data_file import rows_of
 from topics.consumers.consumers import Consumers
 from topics.engine.engine import Engine
+from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.record_collector import Collector
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
+from topics.storage.recovery.damage import Damage
+from topics.storage.recovery.log_end import LogEnds
 from topics.storage.recovery.topic_replay import TopicReplay
 from topics.storage.recovery.transaction_replay import TransactionReplay
 from topics.storage.wal.frames import NOTHING, UnsealedFrames
@@ -188,6 +192,47 @@ def test_a_cursor_that_passes_a_record_which_no_filter_was_asked_about_is_notice
 
     monkeypatch.setattr(Collector, "_take", take)
     assert is_noticed(range(40))
+
+
+def test_damage_that_is_found_where_there_is_none_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = cases.load("a-damaged-log-file-is-read-again-because-a-snapshot-is-damaged")
+    original = LogEnds._damage
+
+    def elsewhere(self: LogEnds, *args: Any, **named: Any) -> Damage:
+        damage = original(self, *args, **named)
+        return Damage(damage.where._replace(path="/data/wal/shard-00/other"), damage.affected, damage.frames)
+
+    monkeypatch.setattr(LogEnds, "_damage", elsewhere)
+    with pytest.raises(Damage, match="shard-00/other"):
+        run(plan)
+
+
+def _consumed_source() -> Plan:
+    """A router copies the records of a topic, which are deleted when they are consumed; then two restarts."""
+    plan = cases.load("a-record-is-deleted-before-a-router-has-copied-it")
+    d, consumer = {"topic": "d"}, {"topic": "d", "consumer": "c"}
+    owner = Actor(
+        "d-owner",
+        [
+            Step("topic", 0, {**d, "config": {"durability": "fsync", "retention": "consumed"}}),
+            Step("put_consumer", 50, {**consumer, "from": "earliest", "share": 0.0}),
+            Step("append", 0, {**d, "count": 1, "size": 30, "tag": "x", "node": None, "meta": None, "key": False}),
+            Step("commit_consumer", 500, {**consumer, "share": 1.0, "owned": False}),
+            Step("expire", 0),
+            Step("look", 500, d),
+        ],
+    )
+    first = plan.lives[0]
+    actors = [owner if actor.name == "d-owner" else actor for actor in first.actors]
+    return replace(plan, lives=[replace(first, actors=actors), *plan.lives[1:]])
+
+
+def test_a_record_that_was_consumed_and_never_copied_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _consumed_source()
+    assert run(plan).checked["consumed and copied"] == 1
+    monkeypatch.setattr(Forwarders, "_choose", lambda *_: [])
+    with pytest.raises(Broken, match="was deleted and not copied"):
+        run(plan)
 
 
 def _damaged_in_two_segments() -> World:

@@ -448,7 +448,7 @@ class Truth:
         """What a recovery shows, before anything is moved."""
         for name in views:
             known = self.latest(name)
-            if known is None or (not known.created and self._may_be_made(name)):
+            if known is None or (not known.created and self.may_be_made(name)):
                 self._found(name, views[name])
         for name in self.instances:
             instance = self.instances[name][-1]
@@ -471,7 +471,7 @@ class Truth:
             if total != views[name].count:
                 broken(f"{name}: {state} for {views[name].count} jobs")
 
-    def _may_be_made(self, name: str) -> bool:
+    def may_be_made(self, name: str) -> bool:
         """Whether the daemon makes this topic where there is none: dead letters go to it, or a router reads from it."""
         if any(self.plans[router]["source"] == name for router in self.ever_routed):
             return True
@@ -482,7 +482,7 @@ class Truth:
 
     def _found(self, name: str, view: View) -> None:
         """A topic that no client has made."""
-        if not self._may_be_made(name):
+        if not self.may_be_made(name):
             broken(f"{name} is there, and nobody has made it")
         self.current(name).options.append(view.config)
         self.current(name).configs.append(view.config)
@@ -517,9 +517,9 @@ class Truth:
     def judge_salvaged_consumers(self, shown: Mapping[str, Mapping[str, Seen]], views: Mapping[str, View]) -> None:
         """The consumers that are left after a salvage."""
         for name, view in views.items():
-            instance = self.instances[name][-1]
-            if instance.epoch == view.epoch:
-                self.consumers_of(instance).judge_salvaged(shown[name], view.head)
+            known = self.instances.get(name)  # none if the daemon has made it, for dead letters
+            if known and known[-1].epoch == view.epoch:
+                self.consumers_of(known[-1]).judge_salvaged(shown[name], view.head)
 
     def consumers_restarted(
         self, shown: Mapping[str, Mapping[str, Seen]], views: Mapping[str, View], fate: Fate, now: int
@@ -565,6 +565,7 @@ class Truth:
         instance.created, instance.epoch = True, view.epoch
         instance.options, instance.current = [view.config], view.config
         instance.head = max(instance.head, view.head)
+        known_gone = instance.gone
         instance.promised, instance.gone, instance.gone_since = {}, {}, {}
         now = self.tick()
         for record in view.records.values():
@@ -573,8 +574,11 @@ class Truth:
             instance.promised = dict.fromkeys(view.records, Promise.ALL)
         expires = any(config.ttl_ms for config in instance.configs)
         absent = [seq for seq in range(1, view.head + 1) if seq not in view.records]
+        # What an earlier start did not show any more had its reason then; the deletions of that life are forgotten.
         instance.consumed |= {
-            seq for seq in absent if view.gap_of(seq) is None and not instance.may_be_deleted(seq, consumed=False)
+            seq
+            for seq in absent
+            if seq not in known_gone and view.gap_of(seq) is None and not instance.may_be_deleted(seq, consumed=False)
         }
         # What has expired is back where the clock goes back before the floor was written (docs/spec/crash.md 6).
         gone = (seq for seq in absent if not (expires and view.gap_of(seq) in ("ttl", "mixed")))

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from topics.spark.options import Bound, OptionError, ReadOptions, WriteOptions
+from topics.spark.options import AsOf, Bound, OptionError, ReadOptions, WriteOptions
 from topics.spark.schema import COLUMNS, GAP_COLUMNS
 
 URL = "http://127.0.0.1:4000"
@@ -80,6 +80,53 @@ def test_what_cannot_be_is_refused_by_name(options: dict[str, str], said: str) -
     assert refused(**options).startswith(said)
 
 
+BUCKET = {"path": "s3://archive/main", "topic": "orders"}
+
+
+def of_bucket(**options: str) -> ReadOptions:
+    return ReadOptions.parsed(BUCKET | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"path": "s3://user:s3cret@archive/main"}, "path must not contain a user, a password or a port"),
+        ({"path": "s3://a"}, "path: the name of a bucket has 3 to 223"),
+        ({"path": "file://host/x"}, "path: a file URL has three slashes"),
+        ({"path": "s3://archive/main?x=1"}, "path must not contain `?` or `#`"),
+        ({"coldPath": "/cold"}, "coldPath: is of use with a data directory only"),
+        ({"asOf": "yesterday"}, "asOf: takes the number of a round, or a time like 2026-11-24T09:59:00Z"),
+        ({"asOf": "2026-11-24T09:59:00"}, "asOf: takes the number of a round, or a time"),
+        ({"asOf": "2026-11-24"}, "asOf: takes the number of a round, or a time"),
+        ({"asOf": "-1"}, "asOf: takes the number of a round, or a time"),
+        ({"pinMs": "59999"}, "pinMs: takes 60000 to 604800000 milliseconds, or 0 for no pin"),
+        ({"pinMs": "604800001"}, "pinMs: takes 60000 to 604800000 milliseconds"),
+        ({"pinMs": "1h"}, "pinMs: takes 60000 to 604800000 milliseconds"),
+    ],
+)
+def test_what_a_bucket_cannot_be_is_refused_by_name(options: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError) as refusal:
+        of_bucket(**options)
+    assert str(refusal.value).startswith(said)
+    assert "s3cret" not in str(refusal.value)
+
+
+def test_a_base_is_named_by_a_round_or_a_time() -> None:
+    moment = 1_795_514_340_000
+    assert of_bucket().as_of is None
+    assert of_bucket(asOf="17").as_of == AsOf("round", 17)
+    for text in (str(moment), "2026-11-24T09:59:00Z", "2026-11-24T10:59:00+01:00", "2026-11-24T09:59:00.000999Z"):
+        assert of_bucket(asOf=text).as_of == AsOf("time", moment)
+    assert of_bucket(pinMs="0").pin_ms == 0
+    assert of_bucket(pinMs="60000").pin_ms == 60_000
+
+
+def test_only_a_bucket_has_bases_and_pins() -> None:
+    for options in ({"asOf": "3"}, {"pinMs": "0"}):
+        (name,) = options
+        assert refused(**options) == f"{name}: is of use with the `path` of a bucket only"
+
+
 def test_no_refusal_repeats_what_may_be_a_key() -> None:
     assert "s3cret" not in refused(tokenEnv="s3cret-1")
     assert "s3cret" not in refused(token="s3cret\x01")
@@ -134,6 +181,7 @@ def test_a_stream_has_no_end_no_files_and_no_pushdown() -> None:
         parsed(endingSeq="9"),
         parsed(pushdown="true"),
         ReadOptions.parsed({"path": "/data", "topic": "orders"}),
+        of_bucket(),
     ):
         with pytest.raises(OptionError):
             options.check_streaming()

@@ -13,11 +13,38 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.bucket.conftest import moto
+from tests.bucket.servers import SECRET, TOKEN, S3Server, fresh_prefix
+from tests.spark.buckets import directory_of, put_all
 from tests.spark.conftest import ROOT, StartDaemon, settings_of_a_session
+from tests.spark.test_bucket_segments import objects_of_left
+from tests.spark.test_segments import left
+from topics.spark.bucket_access import opened
+from topics.spark.bucket_segments import reader_of_path
 from topics.spark.options import ReadOptions
 from topics.spark.secrets import MissingSecret, Secret
 
+__all__ = ["left", "moto"]  # fixtures
+
 KEY = "k-6d1f0b77e2a94c"
+
+
+def test_a_reader_of_a_bucket_has_its_url_and_nothing_of_the_environment(
+    left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY"):
+        monkeypatch.setenv(name, KEY)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://store.example")
+    options = ReadOptions.parsed({"path": "s3://archive/main", "topic": "quick"})
+    url = directory_of(objects_of_left(left), tmp_path / "bucket")
+    planned = reader_of_path(ReadOptions.parsed({"path": url, "topic": "quick"})).partitions()
+    assert planned
+    for value in (options, reader_of_path(options), planned):
+        assert KEY.encode() not in pickle.dumps(value)
+        assert b"store.example" not in pickle.dumps(value)
+        assert KEY not in repr(value)
+    with pytest.raises(TypeError, match="a store holds credentials, and is not pickled"):
+        pickle.dumps(opened("s3://archive/main", None))
 
 
 def test_a_key_in_the_environment_is_looked_up_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +104,7 @@ import contextlib, io, json, os, sys, urllib.request
 from pathlib import Path
 from pyspark.sql import SparkSession
 
-url, key_file, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+url, key_file, settings, bucket = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
 builder = SparkSession.builder.master("local[2]").appName("secrets")
 for name, value in settings.items():
     builder = builder.config(name, value)
@@ -96,16 +123,21 @@ def read(**options):
     return spark.read.format("topics").options(url=url, topic="orders", **options)
 
 
-for options in ({"tokenEnv": "SHOP_KEY"}, {"tokenFile": key_file}):
-    frame = read(**options).load()
+def of_bucket(path):
+    return spark.read.format("topics").options(path=path, topic="quick")
+
+
+for loaded in (read(tokenEnv="SHOP_KEY"), read(tokenFile=key_file), of_bucket(bucket)):
+    frame = loaded.load()
     with contextlib.redirect_stdout(said):
         frame.explain(True)
         frame.explain("formatted")
     print("rows", frame.count())
     processes()
-for wrong in ({"tokenEnv": "WRONG_KEY"}, {"tokenEnv": "NOT_SET"}, {}):
+others = (of_bucket(bucket + "/none"), of_bucket(bucket.replace("s3://", "s3://no-")))
+for wrong in (read(tokenEnv="WRONG_KEY"), read(tokenEnv="NOT_SET"), read(), *others):
     try:
-        read(**wrong).load().count()
+        wrong.load().count()
     except Exception as error:
         print("failed", str(error).replace("\\n", " "))
 ui = spark.sparkContext.uiWebUrl
@@ -121,8 +153,9 @@ print(said.getvalue())
 
 
 @pytest.mark.slow
-def test_spark_shows_a_named_key_nowhere(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """A session with its UI and its event log, that reads with a key in the environment and with one in a file."""
+def test_spark_shows_a_named_key_nowhere(start_daemon: StartDaemon, tmp_path: Path, left: Path, moto: S3Server) -> None:
+    """A session with its UI and its event log, that reads with a key in the environment, with one in a file, and a
+    bucket with the credentials in the environment."""
     daemon = start_daemon(api_keys=f"{KEY}")
     (tmp_path / "key").write_text(KEY)
     events = tmp_path / "events"
@@ -137,10 +170,14 @@ def test_spark_shows_a_named_key_nowhere(start_daemon: StartDaemon, tmp_path: Pa
     headers = {"Authorization": f"Bearer {KEY}"}
     answer = httpx.post(f"{daemon.url}/v0/topics/orders", json={"records": [{"data": 1}]}, headers=headers)
     assert answer.status_code == 201
+    prefix = fresh_prefix()
+    put_all(objects_of_left(left), moto.objects(prefix))
+    bucket = f"s3://{moto.bucket}/{prefix}"
     (tmp_path / "program.py").write_text(PROGRAM)
     run = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py"), daemon.url, str(tmp_path / "key"), json.dumps(settings)],
+        [sys.executable, str(tmp_path / "program.py"), daemon.url, str(tmp_path / "key"), json.dumps(settings), bucket],
         env=os.environ
+        | moto.variables(AWS_SESSION_TOKEN=TOKEN)
         | {
             "SHOP_KEY": KEY,
             "WRONG_KEY": "k-wrong-9e1",
@@ -155,12 +192,18 @@ def test_spark_shows_a_named_key_nowhere(start_daemon: StartDaemon, tmp_path: Pa
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     assert run.stdout.count("rows 1\n") == 2
-    wrong, missing, none = re.findall(r"^failed (.*)$", run.stdout, re.MULTILINE)
+    assert run.stdout.count("rows 215\n") == 1
+    wrong, missing, none, nothing, nowhere = re.findall(r"^failed (.*)$", run.stdout, re.MULTILINE)
     assert "(401 unauthorized)" in wrong
     assert "tokenEnv: the variable NOT_SET is not set in the process that needs it" in missing
     assert "(401 unauthorized)" in none
+    assert f"{bucket}/none/FORMAT: it is missing" in nothing
+    assert "s3://no-bucket" in nowhere
     written = "".join(file.read_text() for file in events.rglob("*") if file.is_file())
     assert "SparkListenerSQLExecutionStart" in written
     for text in (run.stdout, run.stderr, written):
         assert KEY not in text
         assert "k-wrong-9e1" not in text
+        assert SECRET not in text
+        assert TOKEN not in text
+        assert "AWS4-HMAC" not in text

@@ -36,10 +36,10 @@ from tests.spark.conftest import StartDaemon
 from tests.storage.data_file import rows_of
 from tests.storage.made import made
 from topics.spark.batch_reader import rest_reader
-from topics.spark.errors import DataLoss
+from topics.spark.errors import DataLoss, FilesError
 from topics.spark.options import OptionError, ReadOptions
 from topics.spark.schema import arrow_schema
-from topics.spark.segments import FilesError, FileTask, PushingSegmentReader, segment_reader, without
+from topics.spark.segments import FileTask, PushingSegmentReader, segment_reader, without
 from topics.spark.source import TopicsDataSource
 from topics.storage.files.fs import OsFs
 from topics.storage.offline.stored_topics import LostRange, StoredSegment, TopicDirectory

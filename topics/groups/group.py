@@ -343,6 +343,10 @@ class Group:
         for seq in seqs:
             self.finished.remove(seq)
         self._may_have_exceptions = True
+        rule = self.leases.key_rule
+        if isinstance(rule, KeyOrder) and self.wanted is None:
+            # A look goes on behind the floor, and would pass over the reopened records below it.
+            rule.looked_to = max(rule.looked_to, self.finished.floor)
         return self.leases.apply(event._replace(seqs=seqs))
 
     def gone(self, seqs: Sequence[int]) -> array[int]:

@@ -9,6 +9,8 @@
     partition_fetch   one partition over REST
     segments          the reader of files
     segment_columns   one segment as Arrow columns
+    bucket_access     a bucket that is open: which base, and its pin
+    bucket_segments   the reader of buckets
     column_filter     which rows of columns a filter matches
     writers           batches and streams into topics; `records` encodes the rows
     records           rows to lines
@@ -16,8 +18,8 @@
     errors            how a query fails
     jobs/             archive, restore, load, rollup, audit
 
-It stands on `topics.client`, `topics.filters` and the readers of segment files, never on the daemon. What is named here
-is what may be relied on; each is loaded when it is first used, so that a missing pyspark is one sentence
+It stands on `topics.client`, `topics.filters` and the readers of segment files and buckets, never on the daemon. What
+is named here is what may be relied on; each is loaded when it is first used, so that a missing pyspark is one sentence
 (`topics.spark.needs`).
 """
 

@@ -31,6 +31,11 @@ class DataLoss(RuntimeError):
         return DataLoss, (self.topic, self.gap_from, self.gap_to, self.reason)
 
 
+class FilesError(Exception):
+    """Files, or objects of a bucket, that cannot be read as what they should be. The message names the file, the
+    object or the topic."""
+
+
 class DaemonError(RuntimeError):
     """The daemon cannot be reached, or has refused a call. The message holds the daemon's answer."""
 

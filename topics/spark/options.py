@@ -11,11 +11,13 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 from urllib.parse import quote_plus
 
 import msgspec
 
+from topics.bucket.bucket_location import BucketLocationError, parse_location
 from topics.client import Client, Retry
 from topics.client.transport import DaemonEndpoint
 from topics.filters.filter_error import FilterError
@@ -32,6 +34,8 @@ READ_OPTIONS: Final = (
     *CONNECTION_OPTIONS,
     "path",
     "coldPath",
+    "asOf",
+    "pinMs",
     "topic",
     "topics",
     "topicPrefix",
@@ -49,6 +53,18 @@ READ_OPTIONS: Final = (
 WRITE_OPTIONS: Final = (*CONNECTION_OPTIONS, "topic", "jobId")
 SPARKS_OWN: Final = ("checkpointLocation", "queryName")
 """Options that Spark adds to those of a sink."""
+
+BUCKET_SCHEMES: Final = ("s3://", "gs://", "az://", "file://")
+"""A `path` that begins with one of these is the URL of a bucket; behind `file://` there may be a data directory."""
+
+PIN_MS: Final = 6 * 3_600_000
+MIN_PIN_MS: Final = 60_000
+MAX_PIN_MS: Final = 7 * 86_400_000
+"""How long a pin keeps what a query reads, unless it is renewed: the default, and the bounds of `pinMs` (ms)."""
+
+FIRST_TIME: Final = 10**11
+"""`asOf`: from this number on it is a time (1973, in epoch ms), below it is a round. A round every second for three
+thousand years is less."""
 
 RECORDS_PER_PARTITION: Final = 100_000
 MAX_SEQ: Final = 2**63 - 1
@@ -99,12 +115,20 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class AsOf:
+    """The value of `asOf`: the newest base that is not beyond a round, or a time (epoch ms)."""
+
+    kind: Literal["round", "time"]
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReadOptions:
     """The options of a read. Exactly one of `daemon` and `path` is set, and exactly one of `topics` and `prefix`."""
 
     daemon: DaemonAccess | None
     path: str | None
-    """A directory of segment files."""
+    """A directory of segment files, or the URL of a bucket. No URL has a credential in it."""
     topics: tuple[str, ...] | None
     """In the order given, each once."""
     prefix: str | None
@@ -124,6 +148,10 @@ class ReadOptions:
     """The JSON of a filter (`docs/filters.md`): records that do not match are left out."""
     cold_path: str | None = None
     """The cold directory that belongs to the data directory `path`, if it has one."""
+    as_of: AsOf | None = None
+    """Which base of a bucket is read; None: the newest."""
+    pin_ms: int | None = None
+    """How long a pin in a bucket lasts; 0: no pin; None: `PIN_MS`."""
 
     @classmethod
     def parsed(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -136,6 +164,8 @@ class ReadOptions:
         cold_path = given.text("coldPath")
         if cold_path is not None and path is None:
             raise OptionError("coldPath: is of use with `path` only, the data directory that it belongs to")
+        if path is not None and path.startswith(BUCKET_SCHEMES):
+            _check_bucket(path, cold_path)
         topics, prefix = _topics(given)
         tombstones = given.boolean("tombstones", False)
         return cls(
@@ -155,12 +185,14 @@ class ReadOptions:
             nodes=_nodes(given),
             filter=_filter(given),
             cold_path=cold_path,
+            as_of=_as_of(given, path),
+            pin_ms=_pin_ms(given, path),
         )
 
     def check_streaming(self) -> None:
         """Raise OptionError for an option that only a batch has."""
         if self.path is not None:
-            raise OptionError("path: files are read by batches; a stream needs the `url` of a daemon")
+            raise OptionError("path: files and buckets are read by batches; a stream needs the `url` of a daemon")
         if self.ending != Bound("latest"):
             raise OptionError("endingSeq: a stream has no end; leave it out, or read a batch")
         if self.pushdown:
@@ -170,6 +202,17 @@ class ReadOptions:
         """Raise OptionError for an option that only a stream has."""
         if "latest" in (self.starting.default, *(edge for _, edge in self.starting.named)):
             raise OptionError("startingSeq: `latest` is what comes after the query begins, which only a stream reads")
+
+    def check_directory(self) -> None:
+        """Raise OptionError for an option that only a bucket has."""
+        for name, value in (("asOf", self.as_of), ("pinMs", self.pin_ms)):
+            if value is not None:
+                raise OptionError(f"{name}: is of use with a bucket only, and {self.path} is a directory of files")
+
+    def check_bucket(self) -> None:
+        """Raise OptionError for an option that only a directory of files has."""
+        if self.cold_path is not None:
+            raise OptionError("coldPath: is of use with a data directory only: a bucket has all segments")
 
     def narrowed(self, columns: tuple[str, ...]) -> ReadOptions:
         """The same options with these columns. Raises OptionError for a column that does not exist."""
@@ -269,6 +312,48 @@ def _daemon(given: _GivenOptions, *, required: bool) -> DaemonAccess | None:
     except ValueError as error:
         raise OptionError(str(error)) from None
     return DaemonAccess(url, _secret(*secrets[0]) if secrets else NO_SECRET)
+
+
+def _check_bucket(path: str, cold_path: str | None) -> None:
+    try:
+        # Without the variables of the provider: each process has its own, and looks there when it opens the bucket.
+        location = parse_location(path, {}, "path")
+    except BucketLocationError as error:
+        raise OptionError(str(error)) from None
+    if location.scheme != "file" and cold_path is not None:
+        raise OptionError("coldPath: is of use with a data directory only: a bucket has all segments")
+
+
+def _as_of(given: _GivenOptions, path: str | None) -> AsOf | None:
+    text = given.text("asOf")
+    if text is None:
+        return None
+    if path is None:
+        raise OptionError("asOf: is of use with the `path` of a bucket only")
+    if re.fullmatch(r"[0-9]{1,15}", text):
+        return AsOf("time" if int(text) >= FIRST_TIME else "round", int(text))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None or len(text) < len("2026-11-24T09:59Z"):
+        raise OptionError(
+            "asOf: takes the number of a round, or a time like 2026-11-24T09:59:00Z (with `Z` or an offset) or in "
+            "milliseconds since 1970"
+        )
+    return AsOf("time", (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1))
+
+
+def _pin_ms(given: _GivenOptions, path: str | None) -> int | None:
+    text = given.text("pinMs")
+    if text is None:
+        return None
+    if path is None:
+        raise OptionError("pinMs: is of use with the `path` of a bucket only")
+    number = _number(text)
+    if number is None or (number and not MIN_PIN_MS <= number <= MAX_PIN_MS):
+        raise OptionError(f"pinMs: takes {MIN_PIN_MS} to {MAX_PIN_MS} milliseconds, or 0 for no pin")
+    return number
 
 
 def _secret(name: str, text: str) -> Secret:

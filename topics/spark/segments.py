@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import lt
@@ -35,7 +35,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from topics.filters.record_filter import parse_filter
 from topics.spark import pushdown
 from topics.spark.column_filter import columns_asked, matching
-from topics.spark.errors import DataLoss
+from topics.spark.errors import DataLoss, FilesError
 from topics.spark.options import ReadOptions
 from topics.spark.partition_fetch import BATCH_ROWS, FetchRequest, gap_batch
 from topics.spark.plan import KnownTopic, SeqGap, beginning
@@ -56,10 +56,6 @@ LOOKS: Final = 20
 SHOWN: Final = 5
 """Ranges of bad bytes that an error lists."""
 CORRUPT: Final = "corrupt"
-
-
-class FilesError(Exception):
-    """Files that cannot be read as what they should be. The message names the file, or the topic."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +110,19 @@ def plan(topic: StoredTopic, after: int, last: int) -> list[FilePart]:
         parts.append(FilePart(topic.name, topic.id, first - 1, end, segment, tuple(here)))
     if losses:
         parts.append(FilePart(topic.name, topic.id, last, last, None, tuple(losses)))
+    return parts
+
+
+def parts_of(found: Mapping[str, StoredTopic], options: ReadOptions, scope: QueryScope, moment: str) -> list[FilePart]:
+    """The partitions of a query over these topics, which are as of `moment`. Raises LookupError for a topic that is
+    named in the options and not there, FilesError."""
+    for name in options.topics or ():
+        if scope.reads(name) and name not in found:
+            raise LookupError(f"there is no topic {name!r} in {options.path} as of {moment}")
+    order = found if options.topics is None else [name for name in options.topics if name in found]
+    parts: list[FilePart] = []
+    for name in order:
+        parts += plan(found[name], *bounds(found[name], options, scope))
     return parts
 
 
@@ -413,14 +422,7 @@ class SegmentReader(DataSourceReader):
         options, scope = self._options, self._scope
         if scope.is_nothing:
             return []
-        found = self._topics()
-        for name in options.topics or ():
-            if scope.reads(name) and name not in found:
-                raise LookupError(f"there is no topic {name!r} in {options.path} as of its last checkpoint")
-        order = found if options.topics is None else [name for name in options.topics if name in found]
-        parts: list[FilePart] = []
-        for name in order:
-            parts += plan(found[name], *bounds(found[name], options, scope))
+        parts = parts_of(self._topics(), options, scope, "its last checkpoint")
         return list(tasks(parts, options.records_per_partition))
 
     def _topics(self) -> dict[str, StoredTopic]:
@@ -447,7 +449,7 @@ class SegmentReader(DataSourceReader):
         for part in partition.parts:
             content = PartitionContent(None, b"", [])
             if part.segment is not None:
-                content = fetch(OsFs(), directory, part, _needed(wanted))
+                content = fetch(OsFs(), directory, part, columns_needed(wanted))
             yield from rows(content, part, wanted)
 
 
@@ -460,7 +462,7 @@ class PushingSegmentReader(SegmentReader):
         return rest
 
 
-def _needed(wanted: FetchRequest) -> set[str]:
+def columns_needed(wanted: FetchRequest) -> set[str]:
     """The columns that have to be decoded; `seq` always is."""
     scope = wanted.scope
     needed = {"seq", *wanted.columns} & TYPES.keys()

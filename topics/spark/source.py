@@ -23,7 +23,7 @@ from topics.spark.schema import columns_of, spark_schema
 
 
 class TopicsDataSource(DataSource):
-    """The topics of a daemon (`url`), or of a directory of segment files (`path`). The options are those of
+    """The topics of a daemon (`url`), or of a directory of segment files or a bucket (`path`). The options are those of
     `docs/pipeline.md`; all of them are checked when Spark first asks for anything."""
 
     @classmethod
@@ -38,9 +38,9 @@ class TopicsDataSource(DataSource):
         options = self._read_options(schema)
         options.check_batch()
         if options.path is not None:
-            from topics.spark.segments import segment_reader
+            from topics.spark.bucket_segments import reader_of_path
 
-            return segment_reader(options)
+            return reader_of_path(options)
         from topics.spark.batch_reader import rest_reader
 
         return rest_reader(options)

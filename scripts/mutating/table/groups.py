@@ -107,6 +107,15 @@ GROUPS: Final = (
         "unit",
     ),
     Mutation(
+        "redriven-records-behind-the-look",
+        "groups",
+        "topics/groups/group.py",
+        "rule.looked_to = max(rule.looked_to, self.finished.floor)",
+        "pass",
+        "consumers 4: a redrive makes that seq available again in that group",
+        "unit",
+    ),
+    Mutation(
         "redriven-records-without-bound",
         "groups",
         "topics/engine/operations/member_commits.py",

@@ -93,6 +93,26 @@ async def test_a_dead_record_that_comes_back_at_once(config: dict[str, Any], aut
         check(life)
 
 
+@pytest.mark.parametrize("wanted", [None, parse_filter('["tag","Glob","*"]')])
+@pytest.mark.parametrize("config", [ORDERED, LIMITED])
+async def test_records_come_back_below_the_floor_before_anybody_has_looked_there(
+    config: dict[str, Any], wanted: Any, autojump_clock: Any
+) -> None:
+    async with living() as life:
+        await life.put("log", durability="fsync")
+        await life.put("dead", durability="fsync")
+        await put_group(life, filter=wanted, **config)
+        await records(life, "a", "a", "a", "b")
+        await life.engine.job_changes.cancel("log", JobSelection([1, 2], None, None), Performance(), "g")
+        await letters(life, 2)
+        assert (await redrive(life)).moved == 1
+        check(life)
+        assert [job.seq for job in await claim(life, "log", "g")] == ([2, 3, 4] if config is ORDERED else [2, 4])
+        check(life)
+        await ack(life, "log", 2, 3, 4, group="g")
+        assert [job.seq for job in await claim(life, "log", "g")] == ([] if config is ORDERED else [3])
+
+
 @pytest.mark.parametrize("config", [{}, ORDERED, LIMITED])
 async def test_records_below_the_floor_are_listed_and_cancelled(config: dict[str, Any], autojump_clock: Any) -> None:
     async with living() as life:

@@ -35,3 +35,19 @@ def test_records_that_are_skipped_are_noticed(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Group, "apply", skip)
     assert problems(range(20))
+
+
+def test_a_group_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "must_look", lambda *_: False)
+    assert any("does not finish" in problem for problem in problems(range(12, 17)))
+
+
+def test_records_that_go_nowhere_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups with dead letters too: what may have gone there is none of them."""
+    original = Group.looked
+
+    def refuse(self: Group, log: Any, to: int, *_: Any) -> None:
+        original(self, log, to, (), ())
+
+    monkeypatch.setattr(Group, "looked", refuse)
+    assert any("came, of" in problem for problem in problems(range(15, 20)))

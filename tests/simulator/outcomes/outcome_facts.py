@@ -77,6 +77,10 @@ class JobSource:
     """Seqs of which somebody has asked for the end in this life."""
     leases: dict[int, OutcomeLease] = field(default_factory=dict)
     """The newest of each seq."""
+    claimed: set[int] = field(default_factory=set)
+    """Seqs that somebody was given, or may have been."""
+    reopened: set[int] = field(default_factory=set)
+    """Seqs that a redrive may have given back to a group."""
     results: dict[tuple[int, bytes, str], AckedResult] = field(default_factory=dict)
     """By seq, value and node."""
     wants: set[bool] = field(default_factory=set)

@@ -55,8 +55,10 @@ class OutcomeRules:
             broken(f"{source.where}: seq {seq} was record {known} and is {number}")
 
     def claimed(self, source: JobSource, leases: Sequence[OutcomeLease], now: int) -> None:
-        """Somebody was given jobs: they are not finished, and nobody else holds them."""
+        """Somebody was given jobs: they are not finished, and nobody else holds them. Those whose end was asked for may
+        have ended since: a cancellation waits for a claim that is on its way."""
         for lease in leases:
+            lease.over = lease.seq in source.maybe_ended
             self.tell(source, lease.seq, lease.number)
             if source.ended_since.get(lease.seq, lease.asked) < lease.asked:
                 kind = "cancelled" if lease.seq in source.cancelled else "finished"
@@ -69,22 +71,31 @@ class OutcomeRules:
                 broken(f"{source.where}: {lease} was given out at {now}, and was delayed by {other}")
         self._check_keys(source, leases, now)
         source.leases |= {lease.seq: lease for lease in leases}
+        source.claimed |= {lease.seq for lease in leases}
         self.checked["outcome claims"] += len(leases)
 
     def _check_keys(self, source: JobSource, leases: Sequence[OutcomeLease], now: int) -> None:
-        """No key has more jobs leased than it may; with an order that is one."""
+        """No key has more jobs leased than it may; with an order that is one, but for the records that a redrive has
+        given back to a group: later ones of their keys may be done."""
         limit = source.terms.get("max_in_flight_per_key")
         most = limit["max"] if limit is not None else 1 if "order_by" in source.terms else 0
         if not most or not leases:
             return
         given = {lease.seq: lease for lease in leases}
-        held = {lease.seq: lease for lease in source.held(now, leases[0].life) if lease.seq not in source.maybe_ended}
-        counts = Counter(self.jobs[lease.number].tag for lease in (held | given).values())
+        held = {lease.seq: lease for lease in source.held(now, leases[0].life)}
+        bound = [lease for seq, lease in (held | given).items() if limit is not None or seq not in source.reopened]
+        counts = Counter(self.jobs[lease.number].tag for lease in bound)
         for key in {self.jobs[lease.number].tag for lease in leases} - {None}:
             if counts[key] > most:
                 broken(f"{source.where}: {leases} were given out beside {held}, more than {most} of the key {key}")
             self.checked["keys"] += 1
             self.checked["full keys"] += counts[key] == most
+
+    def redriven(self) -> None:
+        """Somebody asks for letters to go back. A letter is of a job that was given to somebody."""
+        for source in self.sources.values():
+            if source.group is not None:
+                source.reopened |= source.at.keys() if source.unanswered else source.claimed
 
     def ends(self, source: JobSource, seqs: Iterable[int]) -> None:
         """Somebody asks for the end of jobs."""
@@ -233,6 +244,8 @@ class OutcomeRules:
                 self._restart(source, seen, clock_moved=clock_moved)
 
     def _restart(self, source: JobSource, seen: OutcomesSeen, *, clock_moved: bool) -> None:
+        if source.unanswered:
+            source.claimed |= source.at.keys()
         source.created, source.unanswered = True, 0
         source.wants = {seen.wants[source.name]}
         back = seen.jobs[source.name].keys() - seen.completing[source.name]

@@ -202,6 +202,7 @@ class OutcomeSteps(Caller):
             return
         wish = RedriveWish(what["to"], None, what["most"], tuple(what["rate"]) if what["rate"] else None)
         self.truth.outcomes.is_scattered |= what["to"] is not None
+        self.truth.outcomes.redriven()
         with self._refusable():
             self.engine.redrives.start(LETTERS, wish, _may)
             self.truth.outcomes.checked["redrives"] += 1
@@ -219,6 +220,7 @@ class OutcomeSteps(Caller):
             return
         seqs = [int(what["share"] * letters.log.head_seq) + 1] if what["by"] == "seqs" else None
         selection = JobSelection(seqs, None)
+        self.truth.outcomes.redriven()
         with self._refusable():
             changed = await self.engine.dead_jobs.retry(
                 source.name, LETTERS, selection, Performance(), source.group, _may

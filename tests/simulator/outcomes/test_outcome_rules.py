@@ -9,7 +9,9 @@ import pytest
 
 from tests.simulator.jobs.test_job_rules import problems
 from topics.engine.queues.completions import Completions
+from topics.engine.queues.job_lists import JobLists
 from topics.log.dumped_values import little_endian
+from topics.queue import key_order
 from topics.queue.key_limit import KeyLimit
 
 
@@ -45,3 +47,19 @@ def test_a_letter_that_stays_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 def test_keys_with_too_many_jobs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeyLimit, "has_room", lambda self, key: True)
     assert any("of the key" in problem for problem in problems(range(1, 3)))
+
+
+def test_jobs_out_of_their_order_are_noticed_where_letters_may_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_order, "hash_of", lambda key: key_order.KEYLESS)
+    assert any("more than 1 of the key" in problem for problem in problems(range(8, 9)))
+
+
+def test_a_list_with_other_holders_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = JobLists._listed
+
+    def of_another(self: JobLists, *args: Any) -> Any:
+        shown = original(self, *args)
+        return shown._replace(node="another") if shown.state == "in_flight" else shown
+
+    monkeypatch.setattr(JobLists, "_listed", of_another)
+    assert any("holds, and listed is" in problem for problem in problems(range(9, 20)))

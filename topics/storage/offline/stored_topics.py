@@ -22,7 +22,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
@@ -50,6 +50,9 @@ read, and checkpoints are further apart than reads."""
 MAX_TS: Final = 2**64 - 1
 
 _SEGMENT_FIELDS: Final = (7, 8)
+
+PathOf = Callable[[int, str], str | None]
+"""Names the `.data` of a segment, given its first seq and its tier; None if there is none that could be read."""
 
 
 class LostRange(NamedTuple):
@@ -247,42 +250,19 @@ class TopicDirectory:
         return self._taken_apart(fs, part)
 
     def _taken_apart(self, fs: Fs, part: TopicPart) -> StoredTopic:
-        try:
+        if self.data is not None:
+            return topic_of_part(part, self._path_of(part))
+        with _contradictions(part):
             log = TopicLog.load(part.log)
-            if self.data is None:
-                segments = list(self._cold_alone(fs, part, log))
-                head_seq = max((segment.last for segment in segments), default=0)
-            else:
-                segments, head_seq = list(self._segments(part, log)), log.head_seq
-            return StoredTopic(part, segments, log, head_seq)
-        except (TypeError, ValueError) as error:
-            raise SnapshotDamaged(f"the part of topic {part.name!r} contradicts itself: {error}") from error
+            segments = list(self._cold_alone(fs, part, log))
+            return StoredTopic(part, segments, log, max((segment.last for segment in segments), default=0))
 
-    def _segments(self, part: TopicPart, log: TopicLog) -> Iterator[StoredSegment]:
-        """Yield the segments that have a span; those behind them have still to be removed."""
-        spans = log.stored.all()
-        if len(spans) > len(part.segments):
-            raise ValueError(f"{len(spans)} spans and {len(part.segments)} segments")
-        for span, entry in zip(spans, part.segments, strict=False):
-            first, n, data_bytes, sealed, tier, salt = _entry(entry)
-            if not first <= span.first < span.end == first + n:
-                raise ValueError(f"the segment at {first} is not that of the span at {span.first}")
+    def _path_of(self, part: TopicPart) -> PathOf:
+        def path_of(first: int, tier: str) -> str | None:
             root = {"hot": self.data, "cold": self.cold}.get(tier)
-            path = DataDir(root).segment_path(part.id, first, "data") if root is not None else None
-            yield StoredSegment(
-                path,
-                tier,
-                first,
-                span.end - 1,
-                span.first + span.start,
-                span.live,
-                data_bytes,
-                sealed,
-                span.first_ts,
-                span.last_ts,
-                _unflagged(span),
-                salt=salt,
-            )
+            return DataDir(root).segment_path(part.id, first, "data") if root is not None else None
+
+        return path_of
 
     def _cold_alone(self, fs: Fs, part: TopicPart, log: TopicLog) -> Iterator[StoredSegment]:
         """Yield the segments by the names of the files, as the module describes."""
@@ -299,6 +279,46 @@ class TopicDirectory:
                 path = layout.segment_path(part.id, first, "data")
                 start = max(first, log.earliest_seq)
                 yield StoredSegment(path, "cold", first, behind - 1, start, None, 0, True, unflagged=unflagged)
+
+
+def topic_of_part(part: TopicPart, path_of: PathOf) -> StoredTopic:
+    """Return the topic that a part is about. `path_of` names the `.data` of its segments. Raises SnapshotDamaged."""
+    with _contradictions(part):
+        log = TopicLog.load(part.log)
+        return StoredTopic(part, list(_segments(part, log, path_of)), log, log.head_seq)
+
+
+@contextmanager
+def _contradictions(part: TopicPart) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise SnapshotDamaged(f"the part of topic {part.name!r} contradicts itself: {error}") from error
+
+
+def _segments(part: TopicPart, log: TopicLog, path_of: PathOf) -> Iterator[StoredSegment]:
+    """Yield the segments that have a span; those behind them have still to be removed."""
+    spans = log.stored.all()
+    if len(spans) > len(part.segments):
+        raise ValueError(f"{len(spans)} spans and {len(part.segments)} segments")
+    for span, entry in zip(spans, part.segments, strict=False):
+        first, n, data_bytes, sealed, tier, salt = _entry(entry)
+        if not first <= span.first < span.end == first + n:
+            raise ValueError(f"the segment at {first} is not that of the span at {span.first}")
+        yield StoredSegment(
+            path_of(first, tier),
+            tier,
+            first,
+            span.end - 1,
+            span.first + span.start,
+            span.live,
+            data_bytes,
+            sealed,
+            span.first_ts,
+            span.last_ts,
+            _unflagged(span),
+            salt=salt,
+        )
 
 
 def _entry(entry: Sequence[Any]) -> tuple[int, int, int, bool, str, int | None]:
