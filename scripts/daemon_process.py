@@ -21,13 +21,15 @@ class DaemonProcess:
 
     `settings` are `TOPICS_*` values by lower-case name. As a context manager it is killed at the end if it still runs.
     `program` is what `python -m` runs at the next start: anything that behaves like the daemon. `code` is the directory
-    whose modules it has then; None for that of this process.
+    whose modules it has then; None for that of this process. `variables` are further ones of its environment, such as
+    those of the provider of a bucket.
     """
 
     def __init__(self, data_dir: Path, **settings: object) -> None:
         self.data_dir = data_dir
         self.program: tuple[str, ...] = ("topics", "serve")
         self.code: Path | None = None
+        self.variables: dict[str, str] = {}
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self._port_file = data_dir.with_name(data_dir.name + ".port")
         self._environ = {name: text for name, text in os.environ.items() if not name.startswith("TOPICS_")}
@@ -58,7 +60,7 @@ class DaemonProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *self.program],
                 cwd=self.code,
-                env=self._environ,
+                env=self._environ | self.variables,
                 stdin=subprocess.DEVNULL,
                 stderr=log,
             )

@@ -10,6 +10,7 @@ from itertools import chain
 
 from benchmarks import (
     append,
+    bucket,
     bulk,
     checkpoint,
     cold,
@@ -367,6 +368,30 @@ _ALL = (
             *_each(("fast", "slow"), ("append-beside-p99-times", "delivery-beside-p99-times", "readers-cold")),
         ),
         minutes=1.0,
+    ),
+    Part(
+        "bucket",
+        "Bucket",
+        "Appends and batches without a bucket, with one in a directory and with one in an S3 server on the same"
+        " machine, measured in turn; what the archive puts there meanwhile, and restores.",
+        bucket.run,
+        (
+            *SYNC,
+            *ECHO,
+            *_each(
+                ("one-disk", "one-fsync"),
+                ("off-p50", "off-p99", *_each(bucket.STORES, ("p50", "p99", "p50-times", "p99-times"))),
+            ),
+            "batches-off",
+            *_each((f"batches-{store}" for store in bucket.STORES), ("", "times", "archived", "objects", "bytes")),
+            *_each((f"base-{store}" for store in bucket.STORES), ("", "bytes")),
+            *("imports", "empty"),
+            *_each(
+                (f"restore-{store}-{kind}" for store in bucket.STORES for kind in bucket.RESTORES),
+                ("", "start"),
+            ),
+        ),
+        minutes=5.0,
     ),
     Part(
         "recovery",
