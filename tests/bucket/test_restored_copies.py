@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import trio
 
 from tests.bucket.small_bucket import SmallBucket
 from tests.bucket.test_restore import restored
+from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
 from tests.simulation.router_lives import Client, History, Shown, nobody_forwards, shown_by, until_idle
 from tests.simulation.segment_lives import SMALL, reclaim, relocate
@@ -25,6 +27,7 @@ from topics.storage.recovery import verdicts
 from topics.storage.segments.stand_ins import stand_in_id
 
 HOT = settings(segment_max_events=8, segment_max_bytes=2048, segment_max_age_ms=0, rewrite_live_ratio=0.8)
+SEEDS = range(100 if EVERYTHING else 4)
 SKIPPED = 1000
 """How far the first start of a copy raises heads, here."""
 
@@ -200,6 +203,55 @@ async def relocated_source(life: Life, client: Client, base: Base) -> None:
     await relocate(life)
 
 
+def random_history(seed: int) -> Scenario:
+    """Everything above in any order, behind a base."""
+    choose = random.Random(seed)
+
+    async def history(life: Life, client: Client, base: Base) -> None:
+        names = [f"t{i}" for i in range(5)]
+        for name in names:
+            await client.topic(name, durability=choose.choice(("disk", "fsync", "memory", "disk", "ephemeral")))
+        for step in range(40):
+            if step == 10:
+                await life.compactor.checkpoint()
+                await base()
+            i, j = sorted(choose.sample(range(5), 2))
+            source, dest = names[i], names[j]
+            match choose.randrange(14):
+                case 0 | 1 | 2:
+                    await fill(client, source, choose.randrange(1, 15))
+                case 3 | 4 | 5:
+                    await life.compactor.checkpoint()
+                case 6 | 7 | 8:
+                    guarantee = choose.choice(("at_least_once", "exactly_once"))
+                    looks = {"preserve_tag": choose.random() < 0.7, "preserve_node": choose.random() < 0.7}
+                    await client.router(
+                        f"{source}-{dest}", source, dest, start="earliest", guarantee=guarantee, **looks
+                    )
+                    if choose.random() < 0.7:
+                        await until_idle(life)
+                case 9:
+                    await client.delete(source, match=parse_match(choose.choice("ab")))
+                case 10:
+                    await client.delete(source, before=choose.randrange(1, 20))
+                case 11:
+                    await reclaim(life)
+                case 12:
+                    await life.engine.stages.append(
+                        dest, f"s{step}", staged([client.history.number() for _ in range(9)]), Performance()
+                    )
+                    if choose.random() < 0.7:
+                        await life.compactor.checkpoint()
+                    await life.engine.stage_commits.commit(dest, [f"s{step}"], f"key{step}", Performance())
+                case 13:
+                    if choose.random() < 0.3:
+                        await client.delete_topic(source)
+                        await client.topic(source, durability="disk")
+        await until_idle(life)
+
+    return history
+
+
 SCENARIOS: list[Scenario] = [
     source_in_the_log,
     source_in_another_segment_of_the_base,
@@ -288,8 +340,19 @@ def test_copies_are_restored_whatever_has_become_of_their_sources(scenario: Scen
     owner.run()
     fs = restored(owner.bucket.objects)
     assert stand_ins(fs)
-    assert damage(fs) == []
+    check_restored(owner, fs)
 
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_of_random_histories_are_restored(seed: int) -> None:
+    owner = Owner(random_history(seed), shards=1 + seed % 3, real=bool(seed % 2))
+    owner.run()
+    check_restored(owner, restored(owner.bucket.objects))
+
+
+def check_restored(owner: Owner, fs: SimFs) -> None:
+    """A restored directory is what the owner's was, at its first start and later."""
+    assert damage(fs) == []
     theirs, _ = started_on(owner, owner.bucket.at[owner.bucket.number].after_process_kill())
     mine, world = started_on(owner, fs)
     assert mine == theirs
