@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -19,12 +20,18 @@ from tests.simulation.disk import SimFs
 from tests.simulation.router_lives import Client, History, Shown, nobody_forwards, shown_by, until_idle
 from tests.simulation.segment_lives import SMALL, reclaim, relocate
 from tests.simulation.world import ROOT, Life, World, settings
+from topics.bucket.offline import restored_copies
+from topics.bucket.offline.bucket_reader import BucketDamaged
+from topics.bucket.offline.restored_copies import RestoredCopies, _Copies
+from topics.log.copies import PLAIN, CopyKind
 from topics.log.tag_match import parse_match
 from topics.model import CheckedAppend, Performance, RecordIn
-from topics.storage.files.datadir import parse_topic_name
+from topics.storage.files.datadir import DataDir, parse_topic_name
 from topics.storage.offline.verify import Verification
 from topics.storage.recovery import verdicts
+from topics.storage.segments.copy_frames import CopyRecipe
 from topics.storage.segments.stand_ins import stand_in_id
+from topics.storage.snapshots.snapshot import Snapshot
 
 HOT = settings(segment_max_events=8, segment_max_bytes=2048, segment_max_age_ms=0, rewrite_live_ratio=0.8)
 SEEDS = range(100 if EVERYTHING else 4)
@@ -368,3 +375,60 @@ def check_restored(owner: Owner, fs: SimFs) -> None:
     last, world = started_on(owner, world.fs.after_process_kill())
     assert last == mine
     assert not stand_ins(world.fs), "every copy is in a segment of its own topic"
+
+
+def test_a_copy_whose_source_is_nowhere_gets_no_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = Owner(source_in_the_log, shards=1)
+    owner.run()
+    monkeypatch.setattr(RestoredCopies, "_record", lambda *_: None)
+    fs = restored(owner.bucket.objects)
+    assert not stand_ins(fs)
+    assert damage(fs)
+
+
+def test_a_log_without_copies_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing_copied(life: Life, client: Client, base: Base) -> None:
+        await sources(client)
+        await base()
+        await fill(client, "source", 20)
+        await life.compactor.checkpoint()
+
+    owner = Owner(nothing_copied, shards=2)
+    owner.run()
+    monkeypatch.setattr(RestoredCopies, "write_stand_ins", lambda _: pytest.fail("it is"))
+    assert damage(restored(owner.bucket.objects)) == []
+
+
+def test_sources_are_looked_for_only_if_any_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def copied_from_the_log(life: Life, client: Client, base: Base) -> None:
+        await sources(client, "dest")
+        await base()
+        await route(life, client, "source", "dest")
+
+    owner = Owner(copied_from_the_log, shards=2)
+    owner.run()
+    monkeypatch.setattr(RestoredCopies, "_find_sources", lambda _: pytest.fail("they are"))
+    fs = restored(owner.bucket.objects)
+    assert not stand_ins(fs)
+    assert damage(fs) == []
+
+
+def test_a_frame_that_contradicts_itself_ends_the_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = Owner(source_in_the_log, shards=1)
+    owner.run()
+    monkeypatch.setattr(restored_copies, "decode_chosen", lambda _: ())
+    with pytest.raises(BucketDamaged, match=r"bases/\d+: .*chosen another number"):
+        restored(owner.bucket.objects)
+
+
+def test_a_circle_of_copies_has_no_source() -> None:
+    fs = SimFs(1)
+    datadir = DataDir(ROOT)
+    kind = CopyKind(1, 1, PLAIN)
+    recipe = CopyRecipe([(1, kind)], [7], array("I", [0]), array("I", [0]), array("I", [64]), array("I", [4]), b"\x20")
+    circle = _Copies(5, 3, 1, 5, [3], recipe, [kind], staged=False)
+    copies = RestoredCopies(
+        fs, datadir, "base", Snapshot(number=1, shards=1, clock=0, positions={}, topics=[], next_topic_id=9)
+    )
+    copies._made[5] = [circle]
+    assert copies._from_source(circle, 0, 17) is None
