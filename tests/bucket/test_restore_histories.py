@@ -29,7 +29,8 @@ from topics.config import Settings
 from topics.storage.offline.verify import Verification
 from topics.storage.recovery import verdicts
 
-SEEDS = range(200 if EVERYTHING else 8)
+SEEDS = [*range(200)] if EVERYTHING else [*range(8), 11]
+"""In 11 there are copies of records in segments that are younger than the base."""
 ROUND_S = 0.7
 """Between two rounds."""
 SKIPPED = 1000
@@ -130,10 +131,7 @@ def test_every_round_of_a_history_is_restored(seed: int, real: bool) -> None:
     for number in run.random.sample(cuts, min(len(cuts), 6)):
         now_ms = run.bucket.now_ms[number]
         fs = restored(run.bucket.objects, number)
-        damage = [one.problem for one in Verification(fs, "/data").findings() if one.severity == "damage"]
-        if damage:  # sources of copies that are younger than the base (`docs/design/bucket.md` section 6)
-            assert all("are copies of" in problem and "that file is missing" in problem for problem in damage)
-            continue
+        assert [one for one in Verification(fs, "/data").findings() if one.severity == "damage"] == []
         mine, parts = shown_on(run.world, fs, now_ms)
         theirs, other_parts = shown_on(run.world, run.bucket.at[number].after_process_kill(), now_ms)
         assert mine == theirs

@@ -21,6 +21,7 @@ from topics.bucket.base_format import Base
 from topics.bucket.object_names import base_name
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget
+from topics.bucket.offline.restored_copies import RestoredCopies
 from topics.bucket.offline.restored_log import RestoredLog
 from topics.bucket.offline.restored_topics import RestoredTopics
 from topics.storage.files.datadir import FORMAT, DataDir
@@ -117,8 +118,10 @@ class BucketRestore:
             snapshot = snapshot_of(base)
             for directory in (self._datadir.meta_dir, self._datadir.wal_dir, self._datadir.topics_dir):
                 self._fs.mkdir(directory)
-            self._write_log(base, target)
+            has_copies = self._write_log(base, target)
             snapshot.topics = self._write_topics(base)
+            if has_copies:
+                RestoredCopies(self._fs, self._datadir, base_name(base.head.number), snapshot).write_stand_ins()
             self._write(self._datadir.snapshot_path(snapshot.number), encode_snapshot(snapshot))
             self._write(join(self._partial, MARK), b"")
             self._write(self._datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
@@ -164,7 +167,8 @@ class BucketRestore:
                 self._remove_content(path)
                 self._fs.rmdir(path)
 
-    def _write_log(self, base: Base, target: RestoreTarget) -> None:
+    def _write_log(self, base: Base, target: RestoreTarget) -> bool:
+        """Write the files of the log. Return True if there are copies in it."""
         first = base.head.first_round
         listed = takewhile(lambda one: one.number <= target.round, self._reader.rounds(first))
         sizes = {one.number: one.facts.size for one in listed}
@@ -179,6 +183,7 @@ class BucketRestore:
             log.finish()
         finally:
             log.close()
+        return log.has_copies
 
     def _write_topics(self, base: Base) -> list[bytes]:
         topics = RestoredTopics(self._fs, self._datadir, self._reader, base, self.progress)

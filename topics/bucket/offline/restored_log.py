@@ -22,6 +22,7 @@ MOST_SHARDS: Final = 1024
 
 _MOST_ORDINALS: Final = 1 << 63
 _FILE_END: Final = int(FrameType.FILE_END)
+_FORWARDED: Final = int(FrameType.FORWARDED)
 
 
 def check_files(base: Base) -> dict[int, dict[int, int]]:
@@ -56,6 +57,8 @@ class RestoredLog:
         self._ends: dict[int, int] = {}
         """The length of the last file of each shard."""
         self._open: dict[int, File] = {}
+        self.has_copies = False
+        """True if a Forwarded frame is in it. Known when it is finished."""
         self._listed = check_files(base)
         """By shard and ordinal: the round that has the first byte of a file that the base lists."""
 
@@ -122,7 +125,9 @@ class RestoredLog:
                 with self._fs.open(self._path(shard, ordinal)) as handle:
                     size, last = handle.size(), 0
                     for window in scans(handle, heads[ordinal], heads[ordinal].first, size):
-                        last = window.scan.rows[-1][2] if window.scan.rows else last
+                        rows = window.scan.rows
+                        last = rows[-1][2] if rows else last
+                        self.has_copies |= any(rows[i][2] == _FORWARDED for i in window.scan.controls)
                     if last != _FILE_END:
                         # The end of a file that is still written to has zeros behind it; one that has neither them nor
                         # FileEnd has lost its end.

@@ -22,6 +22,7 @@ from topics.storage.files.fs import Fs
 from topics.storage.offline.finding import DAMAGE, NOTE, Finding, Severity, bounded
 from topics.storage.segments.copy_frames import decode_forwarded, decode_recipe, is_staged, read_recipe
 from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.segments.stand_ins import StandIns, stand_in_id
 from topics.storage.wal import frames
 from topics.storage.wal.frames import Frame, OpenedRecord
 from topics.storage.wal.wal_files import LogPosition, Place, WalFiles
@@ -231,6 +232,7 @@ class CopyCheck:
         """The directories of the logs, by shard."""
         self._files = files
         self._facts = facts
+        self._stand_ins = StandIns(tiers.hot, files)
         self.needed: set[int] = set()
 
     def findings(self, at: RecipePlace, topic: str) -> Iterator[Finding]:
@@ -250,6 +252,9 @@ class CopyCheck:
         self.needed.update(owner for kind, owner, _ in places if kind == "segment")
         problems: list[tuple[int, Place, str, Severity]] = []
         opened = read_recipe(self._fs, self._tiers, self._files, recipe)
+        if self._stand_ins.use(recipe, at.topic_id, at.seq, opened):
+            self.needed.add(stand_in_id(at.topic_id))
+            opened = read_recipe(self._fs, self._tiers, self._files, recipe)
         for i, (record, kind) in enumerate(zip(opened, each_kind(recipe.kinds), strict=True)):
             if self._facts.is_hole(at.topic_id, at.seq + i):
                 continue

@@ -24,6 +24,7 @@ from topics.storage.segments.copy_frames import (
     is_staged,
     read_recipe,
 )
+from topics.storage.segments.stand_ins import StandIns, missing_in
 from topics.storage.wal.frames import HAS_ORIGIN, HAS_TAG, Frame
 from topics.storage.wal.wal_files import WalFiles
 from topics.telemetry.logs import get_logger
@@ -54,6 +55,7 @@ class CopyReplay:
         self._fs = fs
         self._files = files
         self._columns = columns
+        self._stand_ins = StandIns(columns.tiers.hot, files)
         self._sources: dict[int, int] = {}
         """The highest seq that any router has copied or skipped, by source."""
 
@@ -115,8 +117,8 @@ class CopyReplay:
                     topic.origins.add(kind.topic_id, seq)
 
     def _tags(self, topic: RecoveredTopic, first: int, recipe: CopyRecipe, flags: bytearray) -> list[str | None]:
-        """Return the tag of each copy; the first copy has the seq `first`. A copy whose bytes are missing is noted, and
-        loses its flag of a tag.
+        """Return the tag of each copy; the first copy has the seq `first`. A copy whose bytes are missing is made from
+        its stand-in, whose place goes into the recipe; without one it is noted, and loses its flag of a tag.
 
         Bytes in a segment were on disk before the copy was made, so copies without a tag count as present even while
         the cold store, to which the segment may have gone since, does not answer.
@@ -128,13 +130,15 @@ class CopyReplay:
             return tags
         away: set[int] = set()
         opened = read_recipe(self._fs, tiers, self._files, recipe, None if tagged else away)
-        for i, (record, kind, seq) in enumerate(zip(opened, each_kind(recipe.kinds), recipe.origin_seqs, strict=True)):
-            if i in away:
-                continue
-            if record is None or record.origin[:2] != (kind.topic_id, seq):
+        if self._stand_ins.use(recipe, topic.id, first, opened):
+            away.clear()
+            opened = read_recipe(self._fs, tiers, self._files, recipe, None if tagged else away)
+        for i in missing_in(recipe, opened):
+            if i not in away:
                 topic.missing[first + i] = None
                 flags[i] &= ~HAS_TAG
-            elif flags[i] & HAS_TAG:
+        for i, record in enumerate(opened):
+            if record is not None and flags[i] & HAS_TAG:
                 tags[i] = record.tag.decode()
         return tags
 

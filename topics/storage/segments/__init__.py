@@ -11,4 +11,5 @@ segment_scan     reading a `.data` file from front to back
 segment_reader   columns and bytes of a span, from hot or cold files
 segment_store    the interface to the place of sealed segments, and a directory that implements it
 copy_frames      copies on disk: the Forwarded frame, and reading the frames that copies point to
+stand_ins        the bytes of copies whose sources a restored directory has elsewhere, or not in a file of their own
 """

@@ -162,6 +162,16 @@ def decode_forwarded(payload: Mapping[str, Any]) -> ForwardedFrame:
     )
 
 
+def decode_chosen(payload: Mapping[str, Any]) -> Sequence[int]:
+    """Return the seqs of the source that became the copies of a recipe, in the order of the copies. Raises any
+    exception for a malformed payload."""
+    if is_staged(payload) or "mask" not in payload:
+        return range(payload["from"], payload["from"] + payload["count"])
+    base, bits = payload["mask"]
+    value = int.from_bytes(bits, "little")
+    return array("Q", [base + i for i in range(value.bit_length()) if value >> i & 1])
+
+
 def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -> CopyRecipe | None:
     """Return the recipe of a payload, None if it has none. Raises ValueError if it contradicts itself."""
     if "kinds" not in payload:
