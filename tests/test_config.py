@@ -83,6 +83,8 @@ def test_paths_are_taken_as_they_are_and_empty_ones_are_not_set() -> None:
         *[("TOPICS_ALLOW_INSECURE_NO_AUTH", text) for text in ("", "yes", "True", "2")],
         *[("TOPICS_LOG_LEVEL", text) for text in ("", "INFO", "loud")],
         ("TOPICS_RECOVERY", "hope"),
+        *[("TOPICS_BUCKET", text) for text in ("b", "s3://", "http://h/b", "s3://k:s@b/p", "file://x", "s3://b/p?x=1")],
+        ("TOPICS_BUCKET_ROUND_MS", "0"),
         ("TOPICS_LOG_FORMAT", "xml"),
         ("TOPICS_DATA_DIR", ""),
         ("TOPICS_DATA_DIR", "a\0b"),
@@ -115,6 +117,11 @@ def test_a_cold_directory_is_outside_of_the_data_directory(data: str, cold: str)
 @pytest.mark.parametrize(("data", "cold"), [("/a/data", "/a/data-cold"), ("/a/data", "/a/cold"), ("data", "/data/x")])
 def test_a_cold_directory_beside_the_data_directory_is_right(data: str, cold: str) -> None:
     assert load_settings({"TOPICS_DATA_DIR": data, "TOPICS_COLD_DIR": cold}).cold_dir == Path(cold)
+
+
+@pytest.mark.parametrize("url", ["", "s3://b", "s3://b/p/q", "gs://b/p", "az://c/p", "file:///mnt/b c"])
+def test_a_bucket_is_a_url(url: str) -> None:
+    assert load_settings({"TOPICS_BUCKET": url}).bucket == url
 
 
 @pytest.mark.parametrize("name", ["max_topics", "max_routers", "max_watch_sessions", "max_sse_connections"])

@@ -190,6 +190,21 @@ def _text(default: str, allowed: str, group: str, help: str) -> Any:
     return _field(default, group=group, help=help, allowed=allowed, default=default, parse=parse)
 
 
+_BUCKET_URL = re.compile(r"(s3|gs|az)://[^/\s@?#]+(/[^\s@?#]*)?|file:///[^?#]*")
+
+
+def _url(group: str, help: str) -> Any:
+    """The URL of a bucket; an empty text means none. `topics.bucket.bucket_location` looks at it more closely."""
+
+    def parse(text: str) -> str:
+        if text and (not text.isprintable() or _BUCKET_URL.fullmatch(text) is None):
+            raise ValueError
+        return text
+
+    what = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///directory"
+    return _field("", group=group, help=help, allowed=what, default="", parse=parse)
+
+
 def _keys(group: str, help: str) -> Any:
     """API keys. An empty text is refused: it probably means that a secret is missing."""
     what = "KEY[:SCOPES[:PREFIXES]], comma-separated; SCOPES joined by + of read, write, delete, admin, PREFIXES by |"
@@ -262,9 +277,10 @@ def _is_origin(text: str) -> bool:
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
-LISTENER, FILES, SEGMENTS, DELIVERY, MEMORY, LIMITS, CAPS, TIMES, ACCESS, LOGGING = (
+LISTENER, FILES, BUCKET, SEGMENTS, DELIVERY, MEMORY, LIMITS, CAPS, TIMES, ACCESS, LOGGING = (
     "Listener",
     "Files",
+    "Bucket",
     "Segments",
     "Delivery",
     "Memory",
@@ -317,6 +333,20 @@ class Settings:
     min_free_bytes: int = _size(256 * MIB, 0, MAX_SIZE, FILES, "Appends are refused while less is free on the disk.")
     min_free_inodes: int = _count(
         1000, 0, MAX_COUNT, FILES, "Appends are refused while fewer inodes (files) are free on the disk; 0 is off."
+    )
+
+    bucket: str = _url(BUCKET, "Bucket that has everything a second time; unset: none.")
+    bucket_take: bool = _bool(False, BUCKET, "For one start: take the bucket, though it belongs to another directory.")
+    bucket_round_ms: int = _duration(2000, 10, BUCKET, "Interval of rounds: at most so much is not in the bucket yet.")
+    bucket_backlog_bytes: int = _size(
+        0, 0, MAX_SIZE, BUCKET, "Log that is kept for the bucket; 0 means 16GiB, or a third of the free space if less."
+    )
+    bucket_base_ms: int = _duration(600_000, 1000, BUCKET, "Interval of bases, from which a restore begins.")
+    bucket_retain_ms: int = _duration(
+        7 * 86_400_000, 0, BUCKET, "How far back the bucket can restore to; what is older is deleted."
+    )
+    bucket_timeout_ms: int = _duration(
+        30_000, 100, BUCKET, "A call of the bucket is given up after so long, and the time that its bytes need."
     )
 
     segment_max_events: int = _count(10_000, 1, 1_000_000, SEGMENTS, "Records of a segment.")

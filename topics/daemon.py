@@ -2,7 +2,7 @@
 1). Read this first.
 
     daemon
-     ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch
+     ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch · archive
      ├─ delivery    worker x S · governor
      ├─ sessions    housekeeping (ceilings, idempotency windows, stages, idle watch sessions, slow connections)
      ├─ schedules   what is due by the clock
@@ -53,6 +53,9 @@ from topics.telemetry.logs import flush, get_logger
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
+
+    from topics.bucket.archive import Archive
+    from topics.bucket.bounded_objects import BoundedObjects
 
 log = get_logger(__name__)
 
@@ -197,6 +200,7 @@ class Daemon:
         engine.watch_sessions.places.share = app.access.share
         self.port = port_of(sockets)
         self._sockets = sockets
+        self._objects: BoundedObjects | None = None
         self._failed = False
         self._draining = "requests"
         self._drain_began = self._stage_began = 0.0
@@ -217,8 +221,12 @@ class Daemon:
             if not await self._recover():
                 daemon.cancel_scope.cancel()
                 return EXIT_OK
+            archive = await self._make_archive()
             for writer in self.engine.store.writers:
                 storage.start_soon(self._vital, f"wal shard {writer.shard}", writer.run)
+            if archive is not None:
+                storage.start_soon(self._restarted, "archive", archive.run)
+                await self._settle_bucket(archive)
             background = await daemon.start(_branch)
             background.start_soon(self._restarted, "compactor", self.engine.compactor.run)
             background.start_soon(self._restarted, "reclaimer", self.engine.reclaimer.run)
@@ -245,6 +253,8 @@ class Daemon:
                 await self._drain(server, background.cancel_scope)
             if limit.cancelled_caught:
                 log.warning("drain_timed_out", drain_ms=self.settings.drain_ms, waiting_for=self._draining)
+            if self._objects is not None:
+                self._objects.hurry()
             daemon.cancel_scope.cancel()
         if self.audit is not None:
             await self.audit.summarize()
@@ -335,6 +345,44 @@ class Daemon:
         )
         return not self._stop.is_set()
 
+    async def _make_archive(self) -> Archive | None:
+        """Make the archive, if there is a bucket. Raises StartRefusal."""
+        engine = self.engine
+        if not self.settings.bucket:
+            return None
+        from topics.bucket.archive import Archive, make_objects  # noqa: PLC0415
+        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+
+        try:
+            self._objects = make_objects(self.settings, os.environ, engine.offload)
+            archive = engine.archive = Archive(
+                self.settings,
+                engine.store,
+                engine.registry,
+                engine.compactor,
+                self._objects,
+                fs=engine.fs,
+                clock=engine.clock,
+                offload=engine.offload,
+                url=f"http://{self.settings.host}:{self.port}",
+            )
+            await archive.prepare()
+        except BucketRefused as error:
+            raise StartRefusal(str(error)) from error
+        except OSError as error:
+            raise StartFailure(f"the note about the bucket cannot be read or written: {error}") from error
+        engine.compactor.keeper = archive
+        return archive
+
+    async def _settle_bucket(self, archive: Archive) -> None:
+        """Give the bucket some time to refuse the start. Raises StartRefusal."""
+        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+
+        try:
+            await archive.settle_start()
+        except BucketRefused as error:
+            raise StartRefusal(str(error)) from error
+
     async def _show_progress(self) -> None:
         while True:
             self.engine.status.replay_progress = self.engine.store.progress.share
@@ -384,6 +432,9 @@ class Daemon:
         if clean:
             with building():  # all it makes of a topic stays until the topic is stored
                 await self.engine.compactor.try_checkpoint(marks=False)
+        if self.engine.archive is not None:
+            self._enter_stage("the bucket")
+            await self.engine.archive.finish()
         self._enter_stage("nothing")
         log.info("drained", clean=clean, ms=round((trio.current_time() - self._drain_began) * 1000))
 

@@ -13,6 +13,19 @@ container         the form that rounds, bases and packs have in common
 round_format      the bytes of a round
 base_format       the bytes of bases, pages and packs
 owner_format      the content of `owner` and `FORMAT`
+local_note        what the data directory knows of its bucket
+log_reader        the bytes of the log that rounds carry
+ownership         who may write to the prefix
+opening           finding the place at which the archive goes on
+backlog           how much log is kept for the bucket
+archive           the task that writes rounds
+bases             the task that makes bases
+base_making       one base being made of a capture: what is new in it
+known_base        what the newest base has, as far as the next one needs it
+segment_reads     reading segments for a base, and which of their records are deleted
+uploads           uploads of one base: several at a time, a bounded number of bytes
+packs             the packs of the base that is being made
+offline/          restores and checks, without a daemon
 
 **Theory of operation.** A store of objects gives the daemon two operations from which agreement between machines is
 built: put an object only if there is none of this name, and put it only if the object that is there has a given ETag.

@@ -15,6 +15,7 @@
     exec_jobs          jobs as commands, for `queue work --exec`
     figures/           metrics, top, bench
     offline            inspect and verify
+    bucket_commands    restore and bucket ...
     completion         completion for shells
     guide              docs/commands.md, made of the commands
     output             tables, JSON, progress bars
@@ -24,5 +25,5 @@
     signal_exceptions  signals that end a command as an exception would
     withheld_modules   imports without what a library loads only because it is there
 
-It is a client of the REST interface; only `serve` and `offline` import the daemon or its storage.
+It is a client of the REST interface; only `serve`, `offline` and `bucket_commands` import the daemon or its storage.
 """

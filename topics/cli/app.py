@@ -1,8 +1,9 @@
 """The `topics` command itself: which commands there are, the options they share, and how a command line ends.
 
 A command is loaded when it is named, so that `topics ls` does not pay for what `topics top` needs; the daemon's own
-modules are loaded by `serve`, `inspect` and `verify` only. Without arguments it prints its help. What commands do is
-said in their modules, what failures say in `topics.cli.failures`, how results look in `topics.cli.output`.
+modules are loaded by `serve`, `inspect`, `verify`, `restore` and `bucket` only. Without arguments it prints its help.
+What commands do is said in their modules, what failures say in `topics.cli.failures`, how results look in
+`topics.cli.output`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "bench": "topics.cli.figures.bench:bench",
     "inspect": "topics.cli.offline:inspect",
     "verify": "topics.cli.offline:verify",
+    "restore": "topics.cli.bucket_commands:restore",
+    "bucket": "topics.cli.bucket_commands:bucket",
     "completion": "topics.cli.completion:completion",
     "guide": "topics.cli.guide:guide",
     "help": "topics.cli.app:help_",
@@ -287,7 +290,7 @@ def cli() -> None:
     """topics: a persistent, append-only log service on one node.
 
     `topics serve` runs the daemon. The other commands talk to a daemon that runs, except for inspect and verify, which
-    look at the directory of one.
+    look at the directory of one, and for restore and bucket, which read what one has archived.
     """
 
 

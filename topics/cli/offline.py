@@ -65,7 +65,7 @@ def verify(options: CommandOptions, directory: str, cold_dir: str | None, in_use
     fs = _open(directory, in_use=in_use)
     verification = Verification(fs, directory, cold_dir, in_use=in_use)
     counts: Counter[str] = Counter()
-    with _quiet(), _shown(verification.progress, "verify"):
+    with _quiet(), shown_progress(verification.progress, "verify"):
         for finding in verification.findings():
             counts[finding.severity] += 1
             if options.as_json:
@@ -115,7 +115,7 @@ def inspect(
     fs = _open(directory, in_use=in_use)
     inspection = Inspection(fs, directory, cold_dir)
     try:
-        with _quiet(), _shown(inspection.progress, "inspect"):
+        with _quiet(), shown_progress(inspection.progress, "inspect"):
             if frames:
                 for line in islice(inspection.frames(topic), limit):
                     if options.as_json:
@@ -177,7 +177,7 @@ def _drop(_logger: Any, _method: str, _event: Any) -> NoReturn:
 
 
 @contextmanager
-def _shown(progress: Progress, what: str) -> Iterator[None]:
+def shown_progress(progress: Progress, what: str) -> Iterator[None]:
     """A bar of bytes read of bytes to read, on stderr if that is a terminal."""
     if not sys.stderr.isatty():
         yield

@@ -20,6 +20,9 @@ from topics.runtime.garbage_collector import building
 
 HELP_WIDTH: Final = 100
 
+SHORT: Final = {"bucket_take": "--take"}
+"""Second names of flags."""
+
 
 class SettingOption(click.Option):
     """A flag made from a setting. Values stay text: the configuration checks all of them together."""
@@ -28,7 +31,8 @@ class SettingOption(click.Option):
         boolean = setting.allowed == "one of 1, 0, true, false"
         # A boolean may be given without a value: `--flag` is `--flag=1`.
         bare: dict[str, Any] = {"is_flag": False, "flag_value": "1"} if boolean else {}
-        super().__init__([setting.flag, setting.name], type=str, metavar="VALUE", **bare)
+        short = [SHORT[setting.name]] if setting.name in SHORT else []
+        super().__init__([setting.flag, *short, setting.name], type=str, metavar="VALUE", **bare)
 
 
 class ServeCommand(click.Command):

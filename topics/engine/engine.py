@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -104,6 +104,9 @@ from topics.storage.wal.frames import NOTHING
 from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
+if TYPE_CHECKING:
+    from topics.bucket.archive import Archive
+
 log = get_logger(__name__)
 
 BAND: Final = 250
@@ -131,8 +134,10 @@ class Engine:
         )
         self.cache = PayloadCache(settings.cache_bytes)
         self.registry = Registry(clock, self.store.windows, self.cache)
-        self._fs = fs
-        self._offload = offload
+        self.fs = self._fs = fs
+        self.offload = self._offload = offload
+        self.archive: Archive | None = None
+        """Set by the daemon if there is a bucket."""
         self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""

@@ -106,6 +106,8 @@ class Store:
         self.progress = Progress()
         self.snapshot_number = 0
         self.salvaged = False
+        self.restored = False
+        """True if this is the first start of a copy of another directory."""
         self.space = FreeSpace(settings, self.datadir.root, fs=fs, offload=offload)
         self._rebuilt = False
         self.short_of_snapshots = False
@@ -166,7 +168,7 @@ class Store:
         self.manifests.adopt(recovered.directories, recovered.generations)
         self.snapshot_number = recovered.snapshot_number
         self._starts = recovered.starts
-        restored_now = restored_copy.is_restored(fs, self.datadir.root, recovered, self.identity)
+        restored_now = self.restored = restored_copy.is_restored(fs, self.datadir.root, recovered, self.identity)
         with understood(f"the log of {self.datadir.root}"):
             verdicts = decide(
                 recovered,
@@ -202,7 +204,7 @@ class Store:
         for number in sorted(range(shards), key=lambda number: number not in recovered.failed):
             self.writers[number].write_opening(*openings[number])
         if restored_now:
-            restored_copy.forget(fs, self.datadir.root)
+            restored_copy.forget(fs, self.datadir)
         for number in range(shards):
             if fs.exists(self._failure_path(number)):
                 fs.unlink(self._failure_path(number))

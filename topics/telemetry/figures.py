@@ -89,6 +89,25 @@ class WalFigures:
 
 
 @dataclass(slots=True)
+class BucketFigures:
+    """The archive in the bucket. Counts are since the start of the process."""
+
+    state: str = "opening"
+    """opening, working, waiting (for the store) or refused."""
+    problem: str = ""
+    """Why it is not working; for an operator."""
+    epoch: int = 0
+    round: int = 0
+    """The last round that is in the bucket."""
+    rounds: int = 0
+    round_bytes: int = 0
+    """Of rounds as they are stored."""
+    lag_bytes: int = 0
+    lag_ms: int = 0
+    """How much of the synced log is not in the bucket, and since when at least."""
+
+
+@dataclass(slots=True)
 class TopicFigures:
     """One topic, for the metrics that each topic has."""
 

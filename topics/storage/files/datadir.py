@@ -79,6 +79,11 @@ class DataDir:
         return join(self.meta_dir, "clock")
 
     @property
+    def bucket_path(self) -> str:
+        """What the directory knows of its bucket (`topics.bucket.local_note`)."""
+        return join(self.meta_dir, "bucket")
+
+    @property
     def meta_dir(self) -> str:
         """Snapshots, and notes about failures."""
         return join(self.root, "meta")

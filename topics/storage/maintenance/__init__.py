@@ -11,6 +11,8 @@ segment_files      makes and extends the files of a segment
 deletion_flags     flags deleted records in hot segments
 work_slice         how long a checkpoint keeps the loop before others run
 live_topic         what a checkpoint asks of the running daemon and its topics
+checkpoint_files   the files of a checkpoint, for a copy and for a base in the bucket
+base_capture       what a base in the bucket is made of, as of one moment
 named_files        the files that a hold has named, which must not change while it lasts
 reclaimer          gives back the space of deleted, evicted and expired records
 segment_rewrite    the new files of segments that the reclaimer rewrites

@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+import msgspec
 import trio
 
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.runtime.offload import Offload, Pool
-from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
-from topics.storage.maintenance.file_holds import FileHolds
+from topics.storage.maintenance.base_capture import BaseCapture
+from topics.storage.maintenance.checkpoint_files import SLICE_TOPICS, CheckpointFiles
+from topics.storage.maintenance.file_holds import BASE, FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.maintenance.segment_growth import RecordsDamaged
@@ -51,11 +53,13 @@ REST: Final = 4
 """A checkpoint for sealing begins no earlier than so many times as long after the last checkpoint as that one took, so
 that calls for sealing, however many, keep the disk busy with checkpoints for a fifth of the time at most."""
 
-SLICE_TOPICS: Final = 100
-"""Topics that are examined before other tasks run, up to 1 ms."""
 
-_RELATIVE: Final = DataDir("")
-"""Paths relative to the data directory."""
+class LogKeeper(Protocol):
+    """Somebody who still needs files of the log that no replay needs."""
+
+    def may_drop(self, file: WalFile) -> bool:
+        """Return False if the file has to stay. All younger ones of its shard stay with it. Never waits."""
+        ...
 
 
 class CheckpointResult(NamedTuple):
@@ -98,6 +102,9 @@ class Compactor:
         self._file_holds = file_holds
         self._fs = fs
         self._offload = offload
+        self.files = CheckpointFiles(store, source, checkpoints, file_holds, fs=fs, offload=offload)
+        self.keeper: LogKeeper | None = None
+        """Who is asked before a file of the log is removed."""
         self._lock = trio.Lock()
         self._wake = trio.Event()
         self._schedules_stored = source.schedules.version
@@ -114,6 +121,8 @@ class Compactor:
         """True unless the last `announce` has failed: then the log may lack what a checkpoint relies on."""
         self._failures = 0
         """How many checkpoints have failed since the last success."""
+        self._stored = 0
+        """Topics and versions of the schedules that checkpoints have stored."""
         self._begun = 0
         """How many checkpoints have begun."""
         self._ended = 0
@@ -209,17 +218,66 @@ class Compactor:
         damaged their snapshots. Raises like `checkpoint`.
         """
         async with self._lock:
-            hold = self._lasting
-            if hold is None:
-                taken = await self._checkpoint(marks=True)
-                numbers = await self._offload.run(Pool.FILES, partial(snapshot_numbers, self._fs, self._store.datadir))
-                hold = _Hold(taken, NamedFiles(numbers))
+            hold = await self._begun_hold()
             if not hold_ms:
-                return await self._files(hold, held=False), hold.taken
+                return await self.files.names(hold.named, held=False), hold.taken
             await self._file_holds.hold(hold_ms)
-            names = await self._files(hold, held=True)
+            names = await self.files.names(hold.named, held=True)
             self._hold, self._keeps_outdated = hold, True
             return names, hold.taken
+
+    async def _begun_hold(self) -> _Hold:
+        """Return the present hold, or else a new one, with a checkpoint; it does not last yet."""
+        hold = self._lasting
+        if hold is None:
+            taken = await self._checkpoint(marks=True)
+            numbers = await self._offload.run(Pool.FILES, partial(snapshot_numbers, self._fs, self._store.datadir))
+            hold = _Hold(taken, NamedFiles(numbers))
+        return hold
+
+    async def capture(self, hold_ms: int) -> BaseCapture:
+        """Return what a base in the bucket is made of, as of a moment within this call. Takes a checkpoint, unless a
+        hold lasts; that is shared then. From now on a hold lasts at least `hold_ms`; it can be prolonged by `prolong`
+        and ended by `release`. Raises like `checkpoint`; then it is not held, either."""
+        async with self._lock:
+            hold = await self._begun_hold()
+            await self._file_holds.hold(hold_ms, BASE)
+            try:
+                await self.files.prepare_cut()
+                starts = self._kept[-1]
+                # In one step, so that nothing is in the fields that the log does not have before the cut.
+                moment = self.files.cut(held=True)
+                fields = msgspec.structs.asdict(self._picture(hold.taken.number, starts, []))
+                cut, wal_files = await self.files.log_of(moment, [start.position for start in starts])
+                topics = await self.files.topics_of(moment, hold.named)
+            except BaseException:
+                self.release()
+                raise
+            finally:
+                self._hold, self._keeps_outdated = hold, True
+            del fields["topics"]
+            fields["number"] = self._store.snapshot_number
+            return BaseCapture(hold, fields, cut, wal_files, topics, moment.foreign)
+
+    @property
+    def identity(self) -> str:
+        """The identity of the data directory."""
+        return self._store.identity
+
+    @property
+    def version(self) -> int:
+        """Rises whenever there is something that the last capture has not seen."""
+        return self._stored + len(self._source.changed) + self._source.schedules.version
+
+    async def prolong(self, capture: BaseCapture, hold_ms: int) -> None:
+        """Have the hold of a capture last `hold_ms` from now on. Raises OSError if it was over before."""
+        if self._lasting is not capture.hold:
+            raise OSError(errno.EAGAIN, "the hold was over before everything was read")
+        await self._file_holds.hold(hold_ms, BASE)
+
+    def release(self) -> None:
+        """End the hold of the last capture, unless somebody else holds the files, too."""
+        self._file_holds.end(BASE)
 
     async def _checkpoint(self, marks: bool) -> CheckpointResult:
         self._begun += 1
@@ -263,6 +321,7 @@ class Compactor:
         finally:
             with trio.CancelScope(shield=True):
                 await self._give_back(topics)
+        self._stored += len(topics)
         self._checkpoints.stuck = {topic for topic in self._checkpoints.stuck if not topic.deleted}
         for topic in passed_over | self._checkpoints.stuck:
             starts[topic.shard] = self._previous(topic.shard)
@@ -329,26 +388,33 @@ class Compactor:
         """
         number = self._store.next_snapshot_number()
         version = self._source.schedules.version
-        schedules, firings = self._source.schedules.dump(dump_rows)
-        snapshot = Snapshot(
-            number=number,
-            shards=len(starts),
-            next_topic_id=self._source.next_topic_id,
-            clock=self._source.now_ms(),
-            positions={i: [*start.position, start.frames] for i, start in enumerate(starts)},
-            topics=[part for topic in self._source.by_id.values() if (part := topic.on_disk.newest_part) is not None],
-            schedules=schedules,
-            firings=firings,
-            new_layout=new_layout,
-            boot_id=self._store.boot_id,
-            identity=self._store.identity,
-        )
+        parts = [part for topic in self._source.by_id.values() if (part := topic.on_disk.newest_part) is not None]
+        snapshot = self._picture(number, starts, parts, new_layout=new_layout)
         write = partial(write_snapshot, self._fs, self._store.datadir, snapshot, named.snapshots)
         size = await self._offload.run(Pool.FILES, write)
         self._schedules_stored = version
         await self._offload.run(Pool.FILES, self._store.write_clock_mark)
         self._kept = [*(self._kept or [self._store.recovered_starts()])[-1:], list(starts)]
         return CheckpointResult(number, {i: list(start.position) for i, start in enumerate(starts)}, size)
+
+    def _picture(
+        self, number: int, starts: Sequence[ReplayStart], parts: list[bytes], *, new_layout: bool = False
+    ) -> Snapshot:
+        """A snapshot as of now."""
+        schedules, firings = self._source.schedules.dump(dump_rows)
+        return Snapshot(
+            number=number,
+            shards=len(starts),
+            next_topic_id=self._source.next_topic_id,
+            clock=self._source.now_ms(),
+            positions={i: [*start.position, start.frames] for i, start in enumerate(starts)},
+            topics=parts,
+            schedules=schedules,
+            firings=firings,
+            new_layout=new_layout,
+            boot_id=self._store.boot_id,
+            identity=self._store.identity,
+        )
 
     async def _take(self, taken: dict[LiveTopic, SegmentSet]) -> set[LiveTopic]:
         """Lock the files of the topics that have changed, and add them to `taken`. Return those whose lock could not be
@@ -395,8 +461,11 @@ class Compactor:
 
     def _previous(self, shard: int) -> ReplayStart:
         """Return where the newest snapshot on disk begins the replay of a shard."""
-        kept = self._kept[-1] if self._kept else self._store.recovered_starts()
-        return kept[shard]
+        return self.replay_starts()[shard]
+
+    def replay_starts(self) -> list[ReplayStart]:
+        """Return where the replay of the newest snapshot begins, by shard."""
+        return self._kept[-1] if self._kept else self._store.recovered_starts()
 
     async def announce(self) -> None:
         """Log what a checkpoint is going to rely on; synced when this returns.
@@ -449,6 +518,8 @@ class Compactor:
                     break  # copies point to frames in it
                 if any(kept[writer.shard].position.ordinal < following.ordinal for kept in self._kept):
                     break
+                if self.keeper is not None and not self.keeper.may_drop(file):
+                    break
                 droppable.append(file)
             if droppable:
                 await self._keep_reserve()
@@ -465,97 +536,6 @@ class Compactor:
             write = partial(write_reserve, self._fs, self._store.datadir, self._store.snapshot_number)
             await self._offload.run(Pool.FILES, write)
             self._reserve = newest
-
-    # -- the files of a copy ------------------------------------------------------------------------------------------
-
-    async def _files(self, hold: _Hold, *, held: bool) -> list[str]:
-        """Return the files of a checkpoint and those made since. The caller has the lock, so that they do not change;
-        reclaimer and relocator may be at work, unless there is a hold.
-
-        `held`, during a hold: only files that are not written to while it lasts, and the hold notes them. All shards go
-        over to new files at one moment, and these are left out. So copies show the directory as of that moment, however
-        long copying takes. (A copy of a file that is being written may have zeros in front of bytes that a sync has
-        covered; and if the log of one shard is copied before that of another, copies made meanwhile would point to
-        nothing.) Raises OSError, and ApiError on a failed shard.
-        """
-        named = hold.named
-        datadir = self._store.datadir
-        for writer in self._store.writers if held else ():
-            await writer.prepare_cut()
-        # In one step: records deleted later are not deleted in the copy, so their files have to be in it.
-        cuts = [writer.cut() for writer in self._store.writers] if held else []
-        topics = list(self._source.by_id.values())
-        needed: dict[int, set[int]] = {}
-        for kind, owner, first in map(self._store.files.place_of, self._source.copied_files()):
-            if kind == "segment":
-                needed.setdefault(owner, set()).add(first)
-        for cut in cuts:
-            await cut.wait_synced()
-        names = ["FORMAT", *self._store.cold_dir.identity_files()]
-        names += [datadir.relative(datadir.snapshot_path(number)) for number in sorted(named.snapshots)]
-        if await self._offload.run(Pool.FILES, partial(self._fs.exists, datadir.reserve_path)):
-            names.append(datadir.relative(datadir.reserve_path))
-        for writer in self._store.writers:
-            end = cuts[writer.shard].ordinal if cuts else math.inf
-            files = self._store.files.of_shard(writer.shard)
-            names += [datadir.relative(file.path) for file in files if file.ordinal < end]
-        for i, topic in enumerate(topics, 1):
-            if topic.on_disk.newest_part is not None:
-                if topic.id in self._store.manifests:
-                    generation = self._store.manifests.generation(topic.id)
-                    if held:
-                        generation = self._durable_generation(topic, named)
-                        named.manifests[topic.id] = generation
-                    names.append(_RELATIVE.manifest_path(topic.id, generation))
-                if topic.segment_set is not None:
-                    copied = needed.get(topic.id, ())
-                    gone = [segment for segment in topic.segment_set.gone if segment.first not in copied]
-                    segments = topic.segment_set.segments.difference(gone)
-                    names += self._segment_files(segments)
-                    if held:
-                        named.segments |= segments
-            if i % SLICE_TOPICS == 0:
-                await trio.lowlevel.checkpoint()
-        for owner in sorted(needed.keys() - {topic.id for topic in topics}):
-            names += [_RELATIVE.segment_path(owner, first, "data") for first in sorted(needed[owner])]
-        cold = [
-            (topic.id, s.first)
-            for topic in topics
-            if topic.segment_set
-            for s in topic.segment_set.segments
-            if s.tier == "cold"
-        ]
-        return names + await self._offload.run(Pool.FILES, partial(self._copies_of_cold, cold))
-
-    def _durable_generation(self, topic: LiveTopic, named: NamedFiles) -> int:
-        """Return the generation of the manifest that a copy takes. If a topic's manifest is uncertain, that is the one
-        that the hold has named before, from which memory goes on. Raises OSError if there is none."""
-        if topic not in self._checkpoints.stuck:
-            return self._store.manifests.generation(topic.id)
-        if topic.id not in named.manifests:
-            raise OSError(errno.EIO, f"it is uncertain which manifest of topic {topic.name!r} is on disk")
-        return named.manifests[topic.id]
-
-    def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:
-        """Return those files of cold segments that are in the data directory as well. Runs in a worker thread."""
-        datadir = self._store.datadir
-        found = []
-        for topic_id, first in sorted(segments):
-            paths = [datadir.segment_path(topic_id, first, kind) for kind in ("idx.cold", "tags.cold")]
-            found += [datadir.relative(path) for path in paths if self._fs.exists(path)]
-        return found
-
-    @staticmethod
-    def _segment_files(segments: Iterable[Segment]) -> list[str]:
-        names = []
-        for segment in sorted(segments, key=lambda segment: segment.first):
-            if segment.tier == "gone":
-                continue
-            cold = segment.tier == "cold"
-            for kind in ("data", "idx", "tags") if segment.sealed else ("data", "idx"):
-                path = _RELATIVE.segment_path(segment.topic_id, segment.first, kind)
-                names.append(f"cold:{path}" if cold else path)
-        return names
 
 
 def _is_sealed(topic: LiveTopic) -> bool:

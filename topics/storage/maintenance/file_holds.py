@@ -26,6 +26,10 @@ from topics.storage.wal.frames import FrameType, encode_control
 MAX_HOLD_MS: Final = 600_000
 """The longest hold (ms). Longer requests are cut to it (`docs/spec/crash.md` 13)."""
 
+OPERATOR: Final = "operator"
+BASE: Final = "base"
+"""Who wants a hold: an operator who copies the directory, or the archive, which makes a base of it."""
+
 COLD_WAIT_S: Final = 5.0
 """How long a hold waits for work on cold files (s). Work that a hanging store delays beyond that leaves the files at
 every moment as a crash might."""
@@ -41,7 +45,10 @@ class FileHolds:
         self._clock = clock
         self._one = trio.Lock()
         """Taken by each piece of work except checkpoints, so that a hold can wait for the present one."""
-        self._held_until_ms = 0
+        self._held_until_ms: dict[str, int] = {}
+        """Who wants the files to be held, and how long (`Clock.monotonic_ms`)."""
+        self._ended = trio.Event()
+        """Set, and replaced, when somebody gives up a hold before its time."""
         self.busy: set[LiveTopic] = set()
         """Topics whose files are being replaced."""
         self._moving: dict[LiveTopic, Segment] = {}
@@ -63,23 +70,34 @@ class FileHolds:
     @property
     def held(self) -> bool:
         """Return True during a hold."""
-        return self._clock.monotonic_ms() < self._held_until_ms
+        return self._left_ms > 0
 
-    async def hold(self, ms: int) -> None:
+    @property
+    def _left_ms(self) -> int:
+        return max(self._held_until_ms.values(), default=0) - self._clock.monotonic_ms()
+
+    async def hold(self, ms: int, who: str = OPERATOR) -> None:
         """Keep all files for `ms` from now on, except for checkpoints. Returns when no other work on them is going
         on."""
         until = self._clock.monotonic_ms() + min(ms, MAX_HOLD_MS)
-        self._held_until_ms = max(self._held_until_ms, until)
+        self._held_until_ms[who] = max(self._held_until_ms.get(who, 0), until)
         async with self._one:
             pass
         with trio.move_on_after(COLD_WAIT_S):
             await self._no_cold_work.wait()
 
+    def end(self, who: str) -> None:
+        """Give up what is left of a hold. The files stay as they are while somebody else wants it."""
+        if self._held_until_ms.pop(who, None) is not None:
+            self._ended.set()
+            self._ended = trio.Event()
+
     async def hold_over(self) -> None:
         """Wait until there is no hold, and the data directory is at its path. Cancelling leaves nothing behind."""
         # A hold may be prolonged while it lasts.
-        while (left := self._held_until_ms - self._clock.monotonic_ms()) > 0:  # noqa: ASYNC110
-            await trio.sleep(left / 1000)
+        while (left := self._left_ms) > 0:
+            with trio.move_on_after(left / 1000):
+                await self._ended.wait()
         while self._store.space.displaced:  # noqa: ASYNC110 - `FreeSpace.watch` measures twice a second
             await trio.sleep(LOOK_MS / 1000)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, join
 from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredState
 from topics.storage.snapshots.snapshot import ReplayPosition
@@ -44,12 +45,16 @@ def _was_stopped(shard: RecoveredShard, start: ReplayPosition | None) -> bool:
     return shard.clean or (start is not None and shard.frame_count == start.frames)
 
 
-def forget(fs: Fs, root: str) -> None:
-    """Remove the mark. Must be called when the heads have been moved durably. If a crash comes before, the next start
-    moves the heads once more, which does no harm. Blocking."""
-    if fs.exists(join(root, MARK)):
-        fs.unlink(join(root, MARK))
-        fs.sync_dir(root)
+def forget(fs: Fs, datadir: DataDir) -> None:
+    """Remove the mark, and before it what the original knew of its bucket, which is not the copy's. Must be called when
+    the heads have been moved durably. If a crash comes before, the next start moves the heads once more, which does no
+    harm. Blocking."""
+    if fs.exists(datadir.bucket_path):
+        fs.unlink(datadir.bucket_path)
+        fs.sync_dir(datadir.meta_dir)
+    if fs.exists(join(datadir.root, MARK)):
+        fs.unlink(join(datadir.root, MARK))
+        fs.sync_dir(datadir.root)
 
 
 def _inode(identity: str) -> str:

@@ -128,6 +128,23 @@ class SyncRequest(MaintenanceBatch):
         super().__init__(NOTHING, 0, wants_sync=True)
 
 
+class LogMark(SyncRequest):
+    """A place in the queue that is wanted to be known in the log. Nothing is written for it, and an idle shard is not
+    synced for it. Without room for what is queued before it, it is refused."""
+
+    __slots__ = ("position",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position: LogPosition | None = None
+        """Behind everything that was queued before it, once it is synced."""
+
+    def reach(self, position: LogPosition) -> None:
+        """A sync has covered everything up to `position`."""
+        self.position = position
+        self.on_synced()
+
+
 class LogCut(SyncRequest):
     """A place in the queue at which the log goes over to a new file. Once it is synced, the file that ends there is
     never written again. Without room for the new file it is refused."""

@@ -55,10 +55,9 @@ file for a seq."""
 MOST_RESERVED: Final = 1 << 20
 """The most that a recovery may move a head on for a reserve: four times the largest block of seqs."""
 
-# type, flags, topic_id below 2**32, seq below 2**48, ts below 2**48: looked for at every byte, hence the lookahead.
-_CANDIDATE: Final = re.compile(
-    rb"(?=[\x01-%c][\x00-\x3f].{4}\x00{4}.{6}\x00\x00.{6}\x00\x00)" % max(FrameType), re.DOTALL
-)
+# type, flags, topic_id below 2**56 (with a bucket they begin at epoch x 2**32), seq below 2**48, ts below 2**48: looked
+# for at every byte, hence the lookahead.
+_CANDIDATE: Final = re.compile(rb"(?=[\x01-%c][\x00-\x3f].{7}\x00.{6}\x00\x00.{6}\x00\x00)" % max(FrameType), re.DOTALL)
 # frame_len below 256, type, no flags, ids, seq, ts, node and tag, data_len below 256.
 _SYNCED: Final = re.compile(rb"(?=.\x00{3}\x0e\x00{29}.\x00{3})", re.DOTALL)
 

@@ -49,7 +49,7 @@ from topics.runtime.offload import Offload, Pool
 from topics.runtime.wakeup import Wakeup
 from topics.storage.files.fs import Fs, write_all
 from topics.storage.wal import frames
-from topics.storage.wal.batches import LogCut, WalBatch
+from topics.storage.wal.batches import LogCut, LogMark, WalBatch
 from topics.storage.wal.frames import FrameType, UnsealedFrames
 from topics.storage.wal.group_writes import GroupWrites
 from topics.storage.wal.shard_log import NamedFile, ShardLog
@@ -158,6 +158,13 @@ class ShardWriter:
         cut = LogCut()
         self.submit(cut)
         return cut
+
+    def mark(self) -> LogMark:
+        """Ask for the place behind everything queued by now; never waits. Marks of several shards made in one step of
+        the loop are one moment for all of them. Raises like `submit`."""
+        mark = LogMark()
+        self.submit(mark)
+        return mark
 
     def synced_position(self) -> tuple[LogPosition, int]:
         """Return how far the disk is known to have the log, and the number of frames up to there.
@@ -313,6 +320,8 @@ class ShardWriter:
                 await self._try_again()
             if self._ended is not None:
                 await self._rotate()
+            while self.queue and isinstance(self.queue.first, LogMark):
+                await self._reach_mark()
             if self.queue and isinstance(self.queue.first, LogCut):
                 await self._go_over()
             elif self.queue and self._is_full_for(self.queue.first):
@@ -450,7 +459,7 @@ class ShardWriter:
                 self._fail(failure)
                 return
         if self.stall.refusal is not None:  # else the next file has been made meanwhile, for a cut
-            self.queue.settle_requests(self.stall.refusal)
+            self.queue.settle_requests(self.stall.refusal, self.synced_position()[0])
             self.stall.is_blocked = bool(self.queue) or self._ended is not None
         if self.stall.lasts:
             self._tell_of_delay(error)
@@ -520,6 +529,13 @@ class ShardWriter:
         self.stall.end()
         self.rotated.set()
         self.rotated = trio.Event()
+
+    async def _reach_mark(self) -> None:
+        """Sync what was queued before the mark at the head of the queue, and tell the mark where that ends. It stays
+        in the queue meanwhile, so that a failure is told to it."""
+        if self._dirty:
+            await self._write([], vouch=False, sync=True)
+        self.queue.take_mark().reach(self.synced_position()[0])
 
     async def _go_over(self) -> None:
         """Carry out the cut at the head of the queue. If the current file is empty, it is used as the new one."""

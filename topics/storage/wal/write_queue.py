@@ -16,8 +16,9 @@ import trio
 
 from topics.errors import ApiError, throttled
 from topics.runtime.clock import Clock
-from topics.storage.wal.batches import LogCut, MaintenanceBatch, SyncRequest, WalBatch
+from topics.storage.wal.batches import LogCut, LogMark, MaintenanceBatch, SyncRequest, WalBatch
 from topics.storage.wal.stall import Stall
+from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.figures import WalFigures
 
 PATIENCE_MS: Final = 5
@@ -139,13 +140,13 @@ class WriteQueue:
     # -- the way out -----------------------------------------------------------------------------------------------
 
     def take_group(self, room: int) -> list[WalBatch]:
-        """Take the batches of the next write: at most `GROUP_BYTES`, and `room` bytes but for the first batch. A cut
-        ends a group."""
+        """Take the batches of the next write: at most `GROUP_BYTES`, and `room` bytes but for the first batch. Cuts and
+        marks end a group."""
         group: list[WalBatch] = []
         total = 0
         while self._batches and total < GROUP_BYTES:
             size = len(self._batches[0].data)
-            if (group and total + size > room) or isinstance(self._batches[0], LogCut):
+            if (group and total + size > room) or isinstance(self._batches[0], LogCut | LogMark):
                 break
             group.append(self._batches.popleft())
             total += size
@@ -168,16 +169,26 @@ class WriteQueue:
         self.is_urgent = bool(self._batches)
         return cut
 
-    def settle_requests(self, refusal: ApiError) -> None:
-        """Answer the maintenance batches, while nothing can be written and everything written is synced: requests for a
-        sync with nothing to write before them are synced, the others, cuts and frames are refused."""
+    def take_mark(self) -> LogMark:
+        """Take the first batch, which is a mark."""
+        mark = self._batches.popleft()
+        assert isinstance(mark, LogMark)
+        self.is_urgent = bool(self._batches)
+        return mark
+
+    def settle_requests(self, refusal: ApiError, synced: LogPosition) -> None:
+        """Answer the maintenance batches, while nothing can be written and everything written, up to `synced`, is
+        synced: requests for a sync and marks with nothing to write before them are synced, the others, cuts and frames
+        are refused."""
         waiting: deque[WalBatch] = deque()
         for batch in self._batches:
             if not isinstance(batch, MaintenanceBatch):
                 waiting.append(batch)
                 continue
             self._bytes -= len(batch.data)
-            if isinstance(batch, SyncRequest) and not waiting and not isinstance(batch, LogCut):
+            if isinstance(batch, LogMark) and not waiting:
+                batch.reach(synced)
+            elif isinstance(batch, SyncRequest) and not waiting and not isinstance(batch, LogCut):
                 batch.on_synced()
             else:
                 batch.on_failed(refusal)

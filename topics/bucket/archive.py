@@ -1,0 +1,609 @@
+"""`Archive`: the task that writes the log to the bucket, round after round (`docs/design/bucket.md` sections 3 and 5).
+
+Theory of operation
+-------------------
+One task does everything, so at most one round is being made and at most one put is under way:
+
+    opening    the prefix is taken (`opening`). It is tried again until it succeeds; the daemon works meanwhile
+    working    a cut, when `TOPICS_BUCKET_ROUND_MS` is over, when there are `ROUND_BYTES`, or when `archived_to` asks;
+               its rounds, one after another, each settled before the next is made; then the note in `meta/bucket`
+    refused    the bucket has answered, and must not be used. It is tried again now and then
+
+Files of the log stay from the place that the note on disk has. So a round whose note was lost by a crash can be
+compared with the log. If they become too many (`Backlog`), or the disk is nearly full, the place is given up: the files may go,
+and the next opening begins a history with a new epoch. A round that exists with other bytes leads to a new opening,
+too, which finds out whose it is.
+
+Appends never wait for anything here: marks are not waited for by writers, files are read and bytes are compressed in
+worker threads.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, Literal, Protocol
+
+import trio
+
+from topics.bucket.backlog import Backlog
+from topics.bucket.bounded_objects import BoundedObjects
+from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location
+from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
+from topics.bucket.log_reader import ROUND_BYTES, LogGone, Piece, divided, measured, read_pieces, stretches
+from topics.bucket.object_names import round_name
+from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreErrorKind
+from topics.bucket.opening import Opening, Place
+from topics.bucket.ownership import BucketRefused, Ownership
+from topics.bucket.round_format import RoundHead, encode_round
+from topics.bucket.settled_puts import PutGivenUp, SettledPuts, StoreState, TakenByOther, log_state
+from topics.config import Settings
+from topics.errors import ApiError
+from topics.runtime.clock import Clock
+from topics.runtime.offload import Offload, Pool
+from topics.storage.files.fs import Fs
+from topics.storage.store import ReplayStart, Store
+from topics.storage.wal.batches import LogMark
+from topics.storage.wal.wal_files import LogPosition, WalFile
+from topics.telemetry.figures import BucketFigures
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+LOOK_S: Final = 0.25
+"""How often the archive looks if there is something to do (s)."""
+
+DECIDE_S: Final = 5.0
+"""How long a start waits to hear if it is refused (s)."""
+
+FIRST_S: Final = 1.0
+LONGEST_S: Final = 30.0
+"""The first and the longest wait before the bucket is opened again (s)."""
+
+NOTE_S: Final = 10.0
+"""The note on disk is behind by at most so much (s), while rounds are written."""
+
+OWNER_ROUNDS: Final = 500
+"""After so many rounds `owner` names a new one, if no base has done so."""
+
+
+class LogSource(Protocol):
+    """What the archive has to know of the topics (the registry)."""
+
+    next_topic_id: int
+
+    def copied_files(self) -> set[int]:
+        """Ids of the files that copies in other topics are made of."""
+        ...
+
+
+class Starts(Protocol):
+    """Where a replay begins (the compactor)."""
+
+    def replay_starts(self) -> list[ReplayStart]:
+        """Return where the replay of the newest snapshot begins, by shard."""
+        ...
+
+
+class PlaceGivenUp(Exception):
+    """The place is given up, or was lost to somebody else: the bucket has to be opened again."""
+
+
+class ArchiveStopped(Exception):
+    """The archive has ended before what was asked for was in the bucket."""
+
+
+def make_objects(settings: Settings, environ: Mapping[str, str], offload: Offload) -> BoundedObjects:
+    """Return the store that `TOPICS_BUCKET` names. Raises BucketRefused."""
+    timeout_s = settings.bucket_timeout_ms / 1000
+    try:
+        location = parse_location(settings.bucket, environ)
+        return BoundedObjects(open_objects(location, timeout_s), offload, timeout_s)
+    except (BucketLocationError, StoreError) as error:
+        raise BucketRefused(str(error)) from error
+
+
+class Archive:
+    """The archive of one data directory. Made by the daemon if there is a bucket. `prepare` after recovery, before the
+    writers run; then `run` is a task, and `finish` ends it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        source: LogSource,
+        starts: Starts,
+        objects: ObjectStore,
+        *,
+        fs: Fs,
+        clock: Clock,
+        offload: Offload,
+        url: str = "",
+        nonce: str | None = None,
+    ) -> None:
+        self.objects = objects
+        self.decided = trio.Event()
+        """Set when the bucket has been opened for the first time, or was refused."""
+        self.state: Literal["opening", "working", "waiting", "refused"] = "opening"
+        self.problem = ""
+        """Why it is not working; for an operator."""
+        self._settings = settings
+        self._store = store
+        self._source = source
+        self._starts = starts
+        self._fs = fs
+        self._clock = clock
+        self._offload = offload
+        self._url = url
+        self._nonce = nonce or secrets.token_hex(8)
+        self._take = settings.bucket_take
+        self._puts = SettledPuts(objects, offload, self._show)
+        self._ownership = Ownership(objects, self._puts, offload, self._nonce, self._keep_on)
+        self._note = BucketNote(bucket="", dir="")
+        self._noted_at = 0.0
+        self._place: Place | None = None
+        self._keep_from: list[LogPosition] | None = None
+        """Files of the log from here on stay; None if none has to."""
+        self._backlog = Backlog(settings, store, fs, offload)
+        self._given_up = False
+        self._asked = False
+        self._wake = trio.Event()
+        self._news = trio.Event()
+        """Set, and replaced, when a cut is in the bucket, and when the state has changed."""
+        self._stopping = False
+        self._ended = trio.Event()
+        self._bytes_at_cut = 0
+        self._archived_at_ms = clock.monotonic_ms()
+        """When everything that was synced by then was in the bucket, as far as is known."""
+        self._cut_number = 0
+        self._owner_round = 0
+        self.figures = BucketFigures()
+
+    # -- for others ------------------------------------------------------------------------------------------------
+
+    @property
+    def puts(self) -> SettledPuts:
+        """The puts of this process in the bucket."""
+        return self._puts
+
+    @property
+    def is_open(self) -> bool:
+        """Return True if the prefix is this directory's, and a history has begun."""
+        return self._place is not None and self._place.positions is not None
+
+    @property
+    def place(self) -> Place:
+        """Where the archive is. Raises ArchiveStopped if the bucket is not open."""
+        if self._place is None:
+            raise ArchiveStopped(self.problem or "the bucket is not open")
+        return self._place
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which this process writes."""
+        return self.place.epoch
+
+    @property
+    def bucket_id(self) -> str:
+        """The id of the bucket."""
+        return self.place.bucket
+
+    @property
+    def history_begun_at(self) -> int:
+        """The first round of the history."""
+        return self.place.history
+
+    def round_of_file(self, shard: int, ordinal: int) -> int:
+        """Return the round of this history that has the first byte of a file of the log. Raises KeyError if there is
+        none."""
+        return self.place.files[shard, ordinal]
+
+    async def archived_to(self, positions: Sequence[LogPosition]) -> int:
+        """Wait until everything before these places is in the bucket. Return the number of a round that ends a cut and
+        has it, or is behind it. Raises ArchiveStopped if the archive ends before, or a shard has failed before its
+        place."""
+        pause_s = 0.0
+        while True:
+            place = self._place
+            if place is not None and place.positions is not None and self._cut_number == place.number:
+                late = [
+                    shard
+                    for shard, (has, wants) in enumerate(zip(place.positions, positions, strict=True))
+                    if has < wants
+                ]
+                if not late:
+                    return place.number
+                for shard in late:
+                    writer = self._store.writers[shard]
+                    if writer.failed is not None and writer.synced_position()[0] < positions[shard]:
+                        raise ArchiveStopped(f"shard {shard} of the log has failed")
+            if self._ended.is_set():
+                raise ArchiveStopped("the archive has ended")
+            news = self._news
+            self._asked = True
+            self._wake.set()
+            await news.wait()
+            await trio.sleep(pause_s)
+            pause_s = LOOK_S  # a shard without room has its place where it is
+
+    async def note_base(self, number: int) -> None:
+        """Have `owner` name a recent round, as there is a base for round `number`. Raises like `Ownership.tell`."""
+        await self._tell_owner()
+        log.debug("bucket_base_noted", number=number)
+
+    def may_drop(self, file: WalFile) -> bool:
+        """Return True if a file of the log is in the bucket, or is not kept for it."""
+        keep = self._keep_from
+        return keep is None or file.ordinal < keep[file.shard].ordinal
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Read the note of the directory, before anything is appended. Raises BucketRefused, OSError."""
+        datadir = self._store.datadir
+        try:
+            note = await self._offload.run(Pool.FILES, partial(read_note, self._fs, datadir))
+        except BadNote as error:
+            raise BucketRefused(
+                f"{datadir.bucket_path} is damaged: {error}. Remove it, and start once with --take"
+            ) from error
+        self._note = note or BucketNote(bucket="", dir=secrets.token_hex(16))
+        if self._note.positions is not None:
+            if self._store.salvaged or len(self._note.positions) != self._store.shards:
+                self._note.positions = None
+            else:
+                self._keep_from = [LogPosition(*position) for position in self._note.positions]
+        if note is None or self._note.positions is None:
+            await self._write_note()
+
+    async def run(self) -> None:
+        """Write rounds until `finish`. Raises what nobody expects, and may be called again then."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_backlog)
+                pause = FIRST_S
+                while not self._stopping:
+                    try:
+                        if self._place is None:
+                            await self._open()
+                        pause = FIRST_S
+                        await self._work()
+                    except (PlaceGivenUp, PutGivenUp):
+                        self._place = None
+                    except BucketRefused as error:
+                        self._place = None
+                        self._enter("refused", str(error))
+                        await self._rest(LONGEST_S)
+                    except StoreError as error:
+                        self._place = None
+                        refused = error.kind in (StoreErrorKind.DENIED, StoreErrorKind.NO_BUCKET)
+                        self._enter("refused" if refused else "waiting", error.sentence)
+                        await self._rest(pause)
+                        pause = min(2 * pause, LONGEST_S)
+                    except (OSError, LogGone) as error:
+                        self._enter("waiting", f"the log cannot be read for the bucket: {error}")
+                        if isinstance(error, LogGone):
+                            await self._give_up("the log lacks bytes that the bucket should have")
+                        await self._rest(pause)
+                        pause = min(2 * pause, LONGEST_S)
+                nursery.cancel_scope.cancel()
+        finally:
+            if self._stopping:
+                self._ended.set()
+                self._tell()
+
+    async def settle_start(self) -> None:
+        """Wait for the first answer of the bucket, but not for long. Raises BucketRefused."""
+        with trio.move_on_after(DECIDE_S):
+            await self.decided.wait()
+        if self.state == "refused":
+            raise BucketRefused(self.problem)
+
+    async def finish(self) -> None:
+        """At a clean stop, when nothing is written any more: archive what is left, and give the prefix up. Returns when
+        that is done, or when the bucket does not answer. `run` must be running."""
+        self._stopping = True
+        self._wake.set()
+        await self._ended.wait()
+        if self.is_open and not self._behind:
+            log.info("bucket_left", round=self.place.number)
+        else:
+            log.warning("bucket_incomplete", problem=self.problem, consequence="the next start goes on")
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        ends = [writer.synced_position()[0] for writer in self._store.writers]
+        opening = Opening(
+            self.objects,
+            self._puts,
+            self._ownership,
+            fs=self._fs,
+            offload=self._offload,
+            files=self._store.files,
+            ends=ends,
+            nonce=self._nonce,
+            keep_on=self._keep_on,
+        )
+        given_up = self._given_up
+        place = await opening.open(self._note, take=self._take, url=self._url)
+        if given_up != self._given_up:
+            raise PlaceGivenUp
+        self._take = self._given_up = False
+        self._source.next_topic_id = max(self._source.next_topic_id, place.epoch << 32)
+        begins = place.positions is None
+        if begins:
+            # Until a round is written, the note says that a history is to begin.
+            self._keep_from = self._first_places()
+        self._cut_number = 0
+        self._place = place
+        self._owner_round = place.number
+        await self._note_place()
+        self._asked = True
+        self._enter("working")
+        log.info("bucket_opened", bucket=place.bucket, epoch=place.epoch, round=place.number, begins_history=begins)
+
+    def _first_places(self) -> list[LogPosition]:
+        """Return the beginnings of the oldest files that the newest snapshot needs, by shard."""
+        copied = self._source.copied_files()
+        places = []
+        for shard, start in enumerate(self._starts.replay_starts()):
+            files = self._store.files.of_shard(shard)
+            needed = [file.ordinal for file in files if file.file_id in copied]
+            before = [file.ordinal for file in files if file.ordinal <= start.position.ordinal]
+            needed.append(before[-1] if before else files[0].ordinal)
+            places.append(LogPosition(min(needed), 0))
+        return places
+
+    # -- working ---------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        """Cut and archive until the stop. Raises PlaceGivenUp, PutGivenUp, OSError, LogGone."""
+        while True:
+            await self._wait_for_reason()
+            last = self._stopping
+            self._check_place()
+            await self._archive_cut()
+            if self._place is not None and self._place.number - self._owner_round >= OWNER_ROUNDS:
+                await self._tell_owner()
+            if last:
+                await self._write_note()
+                await self._tell_owner(free=True)
+                return
+
+    async def _wait_for_reason(self) -> None:
+        due = trio.current_time() + self._settings.bucket_round_ms / 1000
+        while not (self._stopping or self._given_up):
+            now = trio.current_time()
+            if self._asked or (self._behind and (now >= due or self._new_bytes >= ROUND_BYTES)):
+                break
+            if not self._behind:
+                self._archived_at_ms = self._clock.monotonic_ms()
+            with trio.move_on_after(min(due - now, LOOK_S) if now < due else LOOK_S):
+                await self._wake.wait()
+            self._wake = trio.Event()
+        self._asked = False
+
+    @property
+    def _new_bytes(self) -> int:
+        """Bytes that were written since the last cut, about."""
+        return sum(writer.figures.bytes_written for writer in self._store.writers) - self._bytes_at_cut
+
+    @property
+    def _behind(self) -> bool:
+        """Return True if something is synced and not in the bucket."""
+        place = self._place
+        if place is None or place.positions is None:
+            return True
+        return any(writer.synced_position()[0] > place.positions[writer.shard] for writer in self._store.writers)
+
+    def _check_place(self) -> None:
+        if self._given_up:
+            raise PlaceGivenUp
+
+    async def _archive_cut(self) -> None:
+        """Take a cut, and write its rounds, if there is anything new."""
+        place = self.place
+        began_ms = self._clock.monotonic_ms()
+        self._bytes_at_cut = sum(writer.figures.bytes_written for writer in self._store.writers)
+        ends = await self._cut()
+        wall_ms = self._clock.now_ms()
+        begins = place.positions is None
+        starts = place.positions
+        if starts is None:
+            assert self._keep_from is not None
+            starts = self._keep_from
+        parts = await self._offload.run(
+            Pool.FILES, partial(measured, self._fs, stretches(self._store.files, starts, ends)), holds_disk=False
+        )
+        rounds = divided(parts)
+        pieces = next(rounds, None)
+        reached = list(starts)
+        while pieces is not None:
+            following = next(rounds, None)
+            for run, _ in pieces:
+                reached[run.shard] = LogPosition(run.ordinal, run.offset + run.length)
+            if following is None:
+                reached = list(ends)
+            head = RoundHead(
+                bucket=place.bucket,
+                epoch=place.epoch,
+                number=place.number + 1,
+                previous=place.hash,
+                nonce=self._nonce,
+                wall_ms=max(wall_ms, place.wall_ms),
+                shards=len(ends),
+                positions=[tuple(position) for position in reached],  # type: ignore[misc]
+                runs=[piece.run for piece in pieces],
+                ends_cut=following is None,
+                begins_history=begins,
+                body_bytes=sum(piece.run.length for piece in pieces),
+            )
+            await self._write_round(place, head, pieces)
+            begins, pieces = False, following
+        self._archived_at_ms = began_ms
+        self._cut_number = place.number
+        if trio.current_time() - self._noted_at >= NOTE_S:
+            await self._note_place()
+        self._tell()
+
+    async def _cut(self) -> list[LogPosition]:
+        """Return a place in each shard behind everything queued by now, when it is synced. A failed shard, and one that
+        waits for room, stays where it is synced now."""
+        writers = self._store.writers
+        marks: list[LogMark | None] = []
+        ends = [writer.synced_position()[0] for writer in writers]
+        for writer in writers:
+            try:
+                marks.append(writer.mark())
+            except ApiError:  # failed, or stopped
+                marks.append(None)
+        for shard, mark in enumerate(marks):
+            if mark is not None:
+                try:
+                    await mark.wait_synced()
+                except ApiError:
+                    continue
+                assert mark.position is not None
+                ends[shard] = mark.position
+        return ends
+
+    async def _write_round(self, place: Place, head: RoundHead, pieces: Sequence[Piece]) -> None:
+        """Have a round in the bucket, and go on behind it. Raises PlaceGivenUp, PutGivenUp."""
+        blob = await self._offload.run(Pool.CPU, partial(_make_round, self._fs, head, list(pieces)))
+        self._check_place()
+        try:
+            await self._puts.create(round_name(head.number), blob, self._keep_on)
+        except (TakenByOther, ObjectTooLarge):
+            log.warning("bucket_round_taken", round=head.number, epoch=head.epoch)
+            raise PlaceGivenUp from None
+        self._check_place()
+        place.number, place.hash, place.wall_ms = head.number, blob[-32:], head.wall_ms
+        place.positions = [LogPosition(*position) for position in head.positions]
+        if head.begins_history:
+            place.history = head.number
+            place.files.clear()
+        for run in head.runs:
+            if run.offset == 0:
+                place.files[run.shard, run.ordinal] = head.number
+        self._copy_to_note(place)
+        self.figures.rounds += 1
+        self.figures.round_bytes += len(blob)
+        if head.begins_history:
+            await self._note_place()
+
+    def _keep_on(self) -> bool:
+        """Return False if a put that has failed is not to be repeated."""
+        return not (self._stopping or (self._given_up and self._place is not None))
+
+    async def _tell_owner(self, *, free: bool = False) -> None:
+        try:
+            await self._ownership.tell(self.place.number, free=free)
+        except (TakenByOther, ObjectMissing, ObjectTooLarge) as error:
+            log.warning("bucket_owner_changed", problem=str(error))
+            raise PlaceGivenUp from None
+        self._owner_round = self.place.number
+
+    # -- the note --------------------------------------------------------------------------------------------------
+
+    def _copy_to_note(self, place: Place) -> None:
+        note = self._note
+        note.bucket, note.epoch, note.round, note.hash = place.bucket, place.epoch, place.number, place.hash
+        note.wall_ms, note.history = place.wall_ms, place.history
+        note.positions = None if place.positions is None else [(at.ordinal, at.offset) for at in place.positions]
+
+    async def _note_place(self) -> None:
+        """Write where the archive is. Files of the log that are before that may go."""
+        assert self._place is not None
+        self._check_place()
+        self._copy_to_note(self._place)
+        files = self._place.files
+        for shard in range(self._store.shards):
+            there = {file.ordinal for file in self._store.files.of_shard(shard)}
+            for key in [key for key in files if key[0] == shard and key[1] not in there]:
+                del files[key]
+        await self._write_note()
+
+    async def _write_note(self) -> None:
+        place = self._place
+        if place is not None:
+            self._note.files = [(shard, ordinal, number) for (shard, ordinal), number in sorted(place.files.items())]
+        positions = None if self._note.positions is None else list(self._note.positions)
+        await self._offload.run(Pool.FILES, partial(write_note, self._fs, self._store.datadir, self._note))
+        self._noted_at = trio.current_time()
+        if positions is not None and not self._given_up:
+            self._keep_from = [LogPosition(*position) for position in positions]
+
+    # -- the backlog -----------------------------------------------------------------------------------------------
+
+    async def _watch_backlog(self) -> None:
+        """Give the place up if the log that is kept for the bucket becomes too long."""
+        while True:
+            await trio.sleep(1)
+            keep = self._keep_from
+            if keep is None or self._given_up:
+                continue
+            reason = await self._backlog.exceeded(keep)
+            if reason and self._keep_from is keep:
+                await self._give_up(reason)
+
+    async def _give_up(self, reason: str) -> None:
+        """Let the files of the log go. The next opening begins a history."""
+        self._given_up = True
+        self._keep_from = None
+        self._note.positions = None
+        log.error(
+            "bucket_backlog_given_up",
+            reason=reason,
+            round=self._note.round,
+            consequence="the archive begins anew when the bucket is back; what was not archived is on this disk only",
+        )
+        self._wake.set()
+        await self._write_note()
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def look(self) -> BucketFigures:
+        """Return the figures as of now."""
+        figures = self.figures
+        figures.state, figures.problem = self.state, self.problem
+        figures.epoch, figures.round = self._note.epoch, self._note.round
+        keep = self._place.positions if self._place is not None else self._keep_from
+        figures.lag_bytes = self._backlog.bytes_from(keep) if keep is not None else 0
+        figures.lag_ms = self._clock.monotonic_ms() - self._archived_at_ms if self._behind else 0
+        return figures
+
+    def _show(self, state: StoreState) -> None:
+        """Puts wait for the store, or do not any more."""
+        log_state(state)
+        if state.is_waiting:
+            self.state, self.problem = "waiting", state.sentence
+        elif self._place is not None:
+            self.state, self.problem = "working", ""
+        self._tell()
+
+    def _enter(self, state: Literal["working", "waiting", "refused"], problem: str = "") -> None:
+        if (state, problem) != (self.state, self.problem) and state != "working":
+            event = "bucket_refused" if state == "refused" else "bucket_waits"
+            log.error(event, problem=problem, consequence="the daemon works on; nothing is archived meanwhile")
+        self.state, self.problem = state, problem
+        if state in ("working", "refused"):
+            self.decided.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, but not beyond the beginning of a stop."""
+        with trio.move_on_after(seconds):
+            while not self._stopping:
+                await self._wake.wait()
+                if not self._stopping:
+                    self._wake = trio.Event()
+
+
+def _make_round(fs: Fs, head: RoundHead, pieces: list[Piece]) -> bytes:
+    return encode_round(head, read_pieces(fs, pieces))

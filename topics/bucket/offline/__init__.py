@@ -1,0 +1,12 @@
+"""Work on a bucket without a daemon: reading, checking, and making a data directory of it. Nothing in it is changed.
+
+bucket_reader       reading and checking objects
+base_pages          the pages of a base, loaded and checked
+restore_target      which base and which round a restore uses
+restored_log        the files of the log, made from rounds
+restored_segments   the files of segments, with the deletions as of the base
+restored_topics     parts, manifests and segments of all topics, made from the pages of a base
+bucket_restore      a whole restore: a directory that is complete, or none
+bucket_check        whether a bucket has all that a restore may need
+bucket_figures      what is in a bucket, for people
+"""

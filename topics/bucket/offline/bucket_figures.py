@@ -1,0 +1,100 @@
+"""What is in a bucket, for people: `topics bucket status` and `topics bucket ls`."""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from typing import Final, NamedTuple
+
+import msgspec
+
+from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS
+from topics.bucket.offline.bucket_reader import BucketReader, NumberedObject
+from topics.bucket.owner_format import Owner
+
+KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS)
+
+
+class KindFigures(msgspec.Struct):
+    """The objects of one kind."""
+
+    kind: str
+    objects: int
+    bytes: int
+
+
+class BucketStatus(msgspec.Struct):
+    """What a bucket is at the moment. Times are those of cuts (epoch ms)."""
+
+    id: str
+    owner: Owner | None
+    last_round: int | None
+    last_round_ms: int | None
+    newest_base: int | None
+    newest_base_ms: int | None
+    kinds: list[KindFigures]
+
+
+class ListedObject(msgspec.Struct):
+    """A round or a base in a listing."""
+
+    kind: str
+    number: int
+    wall_ms: int
+    bytes: int
+    about: str
+
+
+class _Newest(NamedTuple):
+    bases: list[NumberedObject]
+    rounds: list[NumberedObject]
+
+
+def status_of(reader: BucketReader) -> BucketStatus:
+    """Return what a bucket is. Lists all of it. Raises BucketDamaged, StoreError."""
+    form, owner = reader.format(), reader.owner()
+    kinds = []
+    for prefix in KINDS:
+        figures = KindFigures(prefix.rstrip("/"), 0, 0)
+        for facts in reader.listed(prefix):
+            figures.objects += 1
+            figures.bytes += facts.size
+        kinds.append(figures)
+    newest = _newest(reader, 1)
+    round_ = newest.rounds[0].number if newest.rounds else None
+    base = newest.bases[0].number if newest.bases else None
+    return BucketStatus(
+        id=form.id,
+        owner=owner,
+        last_round=round_,
+        last_round_ms=reader.round_head(round_).wall_ms if round_ is not None else None,
+        newest_base=base,
+        newest_base_ms=reader.base(base).head.wall_ms if base is not None else None,
+        kinds=kinds,
+    )
+
+
+def listing_of(reader: BucketReader, limit: int) -> list[ListedObject]:
+    """Return the newest bases and rounds, `limit` together, newest first; a base comes before the round that it is for.
+    Raises BucketDamaged, StoreError."""
+    newest = _newest(reader, limit)
+    found = [(one.number, 1, one) for one in newest.bases] + [(one.number, 0, one) for one in newest.rounds]
+    listed = []
+    for number, is_base, one in nlargest(limit, found, key=lambda item: item[:2]):
+        if is_base:
+            base = reader.base(number)
+            about = f"from round {base.head.first_round} on, {base.body.records:,} records"
+            listed.append(ListedObject("base", number, base.head.wall_ms, one.facts.size, about))
+            continue
+        head = reader.round_head(number)
+        about = f"epoch {head.epoch}, {head.body_bytes:,} bytes of the log"
+        about += ", begins a history" if head.begins_history else ""
+        about += "" if head.ends_cut else ", its cut goes on"
+        listed.append(ListedObject("round", number, head.wall_ms, one.facts.size, about))
+    return listed
+
+
+def _newest(reader: BucketReader, limit: int) -> _Newest:
+    """Return the newest bases and rounds, newest first."""
+    bases = reader.bases()
+    rounds = nlargest(limit, reader.rounds(), key=lambda one: one.number)
+    return _Newest(bases[-limit:][::-1], rounds)

@@ -1,0 +1,212 @@
+"""A restore: from a bucket to a data directory that is complete, or to none (`docs/design/bucket.md` section 6).
+
+Everything is written to `<directory>.partial`, which is synced and gets its name at the end. A restore that was
+interrupted starts over. FORMAT is written last, so that no daemon starts on a directory that is not complete.
+
+The directory is marked as a copy (`restored_copy`): the first start raises the heads of its topics.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import takewhile
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from topics.bucket.base_format import Base
+from topics.bucket.object_names import base_name
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget
+from topics.bucket.offline.restored_log import RestoredLog
+from topics.bucket.offline.restored_topics import RestoredTopics
+from topics.storage.files.datadir import FORMAT, DataDir
+from topics.storage.files.fs import Fs, LockHeld, join, parent, write_all
+from topics.storage.files.progress import Progress
+from topics.storage.recovery.restored_copy import MARK
+from topics.storage.snapshots.snapshot import Snapshot, encode_snapshot
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+WORKERS: Final = 16
+"""Reads of the store at a time."""
+
+PARTIAL: Final = ".partial"
+UNFINISHED: Final = "RESTORING"
+"""A file in the directory while it is not complete: a directory with content and without it is not ours to remove."""
+
+_MOST_NUMBER: Final = 1 << 62
+
+
+class RestoreFigures(NamedTuple):
+    """What a restore has done."""
+
+    target: RestoreTarget
+    topics: int
+    bytes: int
+
+
+class Workers:
+    """Makes calls in threads, a bounded number at a time; with one worker in the caller's own thread."""
+
+    def __init__(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="restore") if count > 1 else None
+        self._window = 2 * count
+
+    def map(self, call: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
+        """Yield the result of each call, in order. Raises what a call has raised."""
+        if self._pool is None:
+            yield from map(call, items)
+            return
+        running: deque[Future[T]] = deque()
+        try:
+            for item in items:
+                running.append(self._pool.submit(call, item))
+                if len(running) >= self._window:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
+
+    def close(self) -> None:
+        """Wait for the calls that run, and make no more."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+class BucketRestore:
+    """One restore into `root`, which must not exist, or be empty. `progress` counts bytes that were read."""
+
+    def __init__(self, fs: Fs, reader: BucketReader, root: str, workers: Workers) -> None:
+        self.progress = Progress()
+        self._fs = fs
+        self._reader = reader
+        self._root = root.rstrip("/") or root
+        self._partial = self._root + PARTIAL
+        self._datadir = DataDir(self._partial)
+        self._workers = workers
+
+    def check_place(self) -> None:
+        """Raises RestoreRefused if the directory cannot be made, because something is there. Changes nothing."""
+        if self._fs.exists(self._root) and self._listed(self._root):
+            raise RestoreRefused(f"{self._root} exists and is not empty")
+        names = self._listed(self._partial)
+        if names and UNFINISHED not in names and MARK not in names:
+            raise RestoreRefused(f"{self._partial} exists and is not an unfinished restore: remove it, if you can")
+
+    def _listed(self, path: str) -> list[str]:
+        try:
+            return self._fs.listdir(path)
+        except NotADirectoryError:
+            raise RestoreRefused(f"{path} is not a directory") from None
+
+    def run(self, target: RestoreTarget) -> RestoreFigures:
+        """Make the directory. When this returns, it is there, whole and durable. After an exception it is not there.
+
+        Raises BucketDamaged, RestoreRefused, StoreError, OSError.
+        """
+        self.check_place()
+        self._fs.anchor(parent(self._root))
+        with self._unfinished():
+            base = self._reader.base(target.base)
+            snapshot = snapshot_of(base)
+            for directory in (self._datadir.meta_dir, self._datadir.wal_dir, self._datadir.topics_dir):
+                self._fs.mkdir(directory)
+            self._write_log(base, target)
+            snapshot.topics = self._write_topics(base)
+            self._write(self._datadir.snapshot_path(snapshot.number), encode_snapshot(snapshot))
+            self._write(join(self._partial, MARK), b"")
+            self._write(self._datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
+            self._fs.unlink(join(self._partial, UNFINISHED))
+            self._fs.sync_all(self._partial)
+            if self._fs.exists(self._root):
+                self._fs.rmdir(self._root)
+            self._fs.rename(self._partial, self._root)
+        self._fs.sync_dir(parent(self._root))
+        return RestoreFigures(target, len(snapshot.topics), self.progress.done)
+
+    @contextmanager
+    def _unfinished(self) -> Iterator[None]:
+        """Have a directory of our own, which is empty at first, and is removed after an exception."""
+        self._fs.mkdir(self._partial)
+        try:
+            lock = self._fs.lock_dir(self._partial)
+        except LockHeld:
+            raise RestoreRefused(f"another restore is writing to {self._partial}") from None
+        try:
+            self._remove_content(self._partial, keep=UNFINISHED)
+            self._fs.open(join(self._partial, UNFINISHED), create=True).close()
+            try:
+                yield
+            except BaseException:
+                self._workers.close()
+                with suppress(OSError):
+                    self._remove_content(self._partial, keep=UNFINISHED)
+                    self._fs.unlink(join(self._partial, UNFINISHED))
+                    self._fs.rmdir(self._partial)
+                raise
+        finally:
+            lock.release()
+
+    def _remove_content(self, directory: str, keep: str = "") -> None:
+        for name in self._fs.listdir(directory):
+            path = join(directory, name)
+            if name == keep:
+                continue
+            try:
+                self._fs.unlink(path)
+            except (IsADirectoryError, PermissionError):
+                self._remove_content(path)
+                self._fs.rmdir(path)
+
+    def _write_log(self, base: Base, target: RestoreTarget) -> None:
+        first = base.head.first_round
+        listed = takewhile(lambda one: one.number <= target.round, self._reader.rounds(first))
+        sizes = {one.number: one.facts.size for one in listed}
+        self.progress.total += sum(sizes.values())
+        log = RestoredLog(self._fs, self._datadir, base)
+        log.make_directories()
+        rounds = self._workers.map(self._reader.round, range(first, target.round + 1))
+        try:
+            for found in self._reader.chain(first, target.round, rounds):
+                log.take(found, is_first=found.head.number == first)
+                self.progress.done += sizes.get(found.head.number, 0)
+            log.finish()
+        finally:
+            log.close()
+
+    def _write_topics(self, base: Base) -> list[bytes]:
+        topics = RestoredTopics(self._fs, self._datadir, self._reader, base, self.progress)
+        parts: list[bytes] = []
+        for page in self._workers.map(lambda item: topics.page(*item), base.body.pages):
+            parts += page.parts
+            for _ in self._workers.map(topics.segments.restore_sealed, page.sealed):
+                pass
+        return parts
+
+    def _write(self, path: str, content: bytes) -> None:
+        with self._fs.open(path, exclusive=True) as file:
+            write_all(file, content, 0)
+
+
+def snapshot_of(base: Base) -> Snapshot:
+    """Return the snapshot of a base, without topics. Raises BucketDamaged."""
+    name = base_name(base.head.number)
+    try:
+        snapshot = msgspec.convert({**base.body.snapshot, "topics": []}, Snapshot)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise BucketDamaged(name, f"its snapshot is malformed: {error}") from error
+    if (
+        not 0 <= snapshot.number < _MOST_NUMBER
+        or snapshot.shards != base.head.shards
+        or snapshot.positions.keys() != set(range(snapshot.shards))
+        or any(len(place) != 3 or min(place) < 0 for place in snapshot.positions.values())
+    ):
+        raise BucketDamaged(name, "its snapshot contradicts itself")
+    return snapshot

@@ -1,0 +1,141 @@
+"""The files of segments in a restored directory (`docs/design/bucket.md` section 4).
+
+A sealed segment is copied; its SHA-256 is checked on the way. An active one is put together from its pieces, and its
+`.idx` is made from them. Then the records that the base says are deleted are flagged, in `.data` and `.idx`: the files
+may be from before the deletion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from topics.bucket.base_format import SealedFile
+from topics.bucket.object_names import SegmentKind
+from topics.bucket.offline.base_pages import KINDS, SegmentPlan
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.log.losses import Hole
+from topics.log.span import DELETED
+from topics.storage.files.datadir import DataDir
+from topics.storage.files.fs import File, Fs, write_all
+from topics.storage.segments.flag_patches import flag_patches
+from topics.storage.segments.index_format import (
+    HOLE_CORRUPT,
+    HOLE_LOST,
+    HOLE_SOURCE_TRIM,
+    IDX_DELETED,
+    IDX_HOLE,
+    encode_index,
+)
+from topics.storage.segments.segment_format import DELETED_FLAG, delete_flag_offset
+from topics.storage.segments.segment_reader import SegmentTiers, scan_segment
+from topics.storage.segments.segment_store import DirectorySegmentStore
+
+CHUNK_BYTES: Final = 8 << 20
+"""Files are read in pieces of this size."""
+
+_REASONS: Final = {"lost": HOLE_LOST, "corrupt": HOLE_CORRUPT, "source_trim": HOLE_SOURCE_TRIM}
+_FLAG: Final = bytes((DELETED_FLAG,))
+
+
+class RestoredSegments:
+    """Writes the files of segments. May be called from several threads, for different segments. Methods raise
+    BucketDamaged, StoreError, OSError."""
+
+    def __init__(
+        self, fs: Fs, datadir: DataDir, reader: BucketReader, base: str, note: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """`base` is the name of the base; `note` is told how many bytes were read."""
+        self._fs = fs
+        self._datadir = datadir
+        self._reader = reader
+        self._base = base
+        self._note = note
+        self._tiers = SegmentTiers(DirectorySegmentStore(fs, datadir.root), None)
+
+    def restore_sealed(self, plan: SegmentPlan) -> None:
+        """Write the files of a sealed segment."""
+        for kind in KINDS:
+            file = plan.file(kind)
+            if file is not None:
+                self._copy(plan, kind, file)
+        self._flag(plan)
+
+    def finish_active(self, plan: SegmentPlan) -> None:
+        """Make the `.idx` of an active segment whose `.data` is written, and flag what is deleted."""
+        segment, entry = plan.segment, plan.entry
+        if segment is None:
+            return
+        with self._open(plan, "data") as data:
+            if data.size() > segment.data_bytes:
+                data.truncate(segment.data_bytes)
+            loaded = scan_segment(self._tiers, segment, segment.first, segment.n).loaded
+            if loaded.damaged:
+                raise BucketDamaged(
+                    self._base,
+                    f"the pieces of segment {entry.first} of topic {plan.topic_id} lack its record "
+                    f"{loaded.damaged[0][0]}",
+                )
+            columns, deleted = loaded.columns, set(plan.deleted_seqs)
+            offsets, flags = array("I", columns.offset), bytearray(columns.flags)
+            for i, (size, state) in enumerate(zip(columns.frame_len, columns.dead, strict=True)):
+                seq = segment.first + i
+                if size:
+                    if seq in deleted:
+                        write_all(data, _FLAG, delete_flag_offset(offsets[i], size))
+                    if seq in deleted or state == DELETED:
+                        flags[i] |= IDX_DELETED
+                elif seq not in deleted and (reason := _reason_of(plan.holes, seq)):
+                    offsets[i] = reason
+                    flags[i] |= IDX_HOLE
+                else:
+                    flags[i] |= IDX_DELETED
+        entries = encode_index(offsets, columns.frame_len, columns.ts, flags)
+        with self._open(plan, "idx", exclusive=True) as index:
+            write_all(index, entries, 0)
+
+    def _copy(self, plan: SegmentPlan, kind: SegmentKind, file: SealedFile) -> None:
+        name = plan.name(kind)
+        digest, at = hashlib.sha256(), 0
+        with self._open(plan, kind, exclusive=True) as target:
+            while at < file.size:
+                chunk = self._reader.range(name, at, min(CHUNK_BYTES, file.size - at))
+                if not chunk:
+                    raise BucketDamaged(name, f"it has {at} bytes, and should have {file.size}")
+                digest.update(chunk)
+                write_all(target, chunk, at)
+                at += len(chunk)
+                self._note(len(chunk))
+        if digest.digest() != file.hash:
+            raise BucketDamaged(name, "its hash does not match")
+
+    def _flag(self, plan: SegmentPlan) -> None:
+        """Flag the deleted records of a sealed segment."""
+        seqs = plan.deleted_seqs
+        if not seqs or plan.entry.idx is None:
+            return
+        flagged = 0
+        with self._open(plan, "data") as data, self._open(plan, "idx") as index:
+            size = data.size()
+            for patch in flag_patches(index.pread, plan.entry.first, seqs):
+                if any(at >= size for at in patch.flags_at):
+                    raise BucketDamaged(plan.name("idx"), "it names records behind the end of .data")
+                write_all(index, patch.entries, patch.entries_at)
+                for at in patch.flags_at:
+                    write_all(data, _FLAG, at)
+                flagged += len(patch.seqs)
+        if flagged != len(seqs):
+            raise BucketDamaged(plan.name("idx"), "it lacks records that the base says are deleted")
+
+    def _open(self, plan: SegmentPlan, kind: SegmentKind, *, exclusive: bool = False) -> File:
+        return self._fs.open(self._datadir.segment_path(plan.topic_id, plan.entry.first, kind), exclusive=exclusive)
+
+
+def _reason_of(holes: Sequence[Hole], seq: int) -> int:
+    """Return why a slot without a frame is lost, as `.idx` says it; 0 if it is in no hole."""
+    for first, last, reason in holes:
+        if first <= seq <= last:
+            return _REASONS.get(reason, HOLE_LOST)
+    return 0

@@ -1,0 +1,256 @@
+"""`topics restore` and `topics bucket status|ls|verify`: what can be done with a bucket without a daemon
+(`docs/spec/bucket.md` section 5).
+
+Responsible for options, progress and what is printed; `topics.bucket` does the work. A bucket is only read.
+
+Exit codes: 0; 1 for an object that is missing or wrong, and if `verify` has found one; 2 for a command line or a target
+that cannot be; 3 without the bucket; 4 without the right to read it; 6 if the store does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from topics.cli.app import CommandOptions, examples, json_option
+from topics.cli.failures import (
+    EXIT_FAILED,
+    EXIT_NOT_ALLOWED,
+    EXIT_NOT_FOUND,
+    EXIT_UNAVAILABLE,
+    CommandFailure,
+    UsageRefusal,
+)
+from topics.cli.offline import shown_progress
+from topics.cli.output import (
+    Column,
+    duration,
+    moment,
+    print_facts,
+    print_json,
+    print_line,
+    print_ndjson,
+    print_table,
+    printable,
+    size,
+)
+from topics.cli.values import Time
+
+if TYPE_CHECKING:
+    from topics.bucket.offline.bucket_figures import BucketStatus
+    from topics.bucket.offline.bucket_reader import BucketReader
+
+TIMEOUT_S: Final = 60.0
+"""How long the store may give no sign of life (s)."""
+
+url_argument: Final = click.argument("url", metavar="URL")
+
+
+@click.command(
+    epilog=examples(
+        "topics restore s3://archive/main --data-dir /var/lib/topics",
+        "topics restore s3://archive/main --data-dir /tmp/before --to 2026-11-24T09:59:00Z",
+    )
+)
+@url_argument
+@click.option(
+    "--data-dir",
+    required=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="The directory to make. It must not exist, or be empty.",
+)
+@click.option("--to", "to_ms", type=Time(), metavar="TIME", help="The state as of this time, or just before.")
+@click.option("--round", "number", type=click.IntRange(min=1), metavar="N", help="The state as of the end of round N.")
+@click.option("--full", is_flag=True, help="Copy all segments into the directory. This is always done.")
+@json_option
+@click.pass_obj
+def restore(
+    options: CommandOptions, url: str, data_dir: str, to_ms: int | None, number: int | None, full: bool
+) -> None:
+    """Make a data directory from a bucket: the newest state that it has, or that of a time or a round.
+
+    The bucket is only read. The directory gets its name when it is complete; until then it is DIR.partial. The first
+    start on it raises the heads of all topics, because the seqs behind them may have been given out.
+    """
+    from topics.bucket.offline.bucket_restore import WORKERS, BucketRestore, Workers  # noqa: PLC0415
+    from topics.bucket.offline.restore_target import RestoreRefused, choose_target  # noqa: PLC0415
+    from topics.storage.files.fs import OsFs  # noqa: PLC0415
+
+    del full
+    if to_ms is not None and number is not None:
+        raise UsageRefusal("--to and --round cannot be given together")
+    workers = Workers(WORKERS)
+    with _failures():
+        reader = _reader(url)
+        work = BucketRestore(OsFs(), reader, os.path.abspath(data_dir), workers)
+        try:
+            work.check_place()
+            target = choose_target(reader, number=number, to_ms=to_ms, map_heads=workers.map)
+            with shown_progress(work.progress, "restore"):
+                figures = work.run(target)
+        except RestoreRefused as error:
+            raise UsageRefusal(str(error)) from None
+        finally:
+            workers.close()
+    if options.as_json:
+        print_json(
+            {
+                "data_dir": data_dir,
+                "round": target.round,
+                "base": target.base,
+                "time": target.wall_ms,
+                "topics": figures.topics,
+                "bytes": figures.bytes,
+            }
+        )
+        return
+    print_line(
+        printable(
+            f"{data_dir}: {figures.topics:,} topics as of {moment(target.wall_ms)} UTC (round {target.round}), "
+            f"{size(figures.bytes)} read"
+        )
+    )
+
+
+@click.group(
+    epilog=examples("topics bucket status s3://archive/main", "topics bucket verify s3://archive/main --quick")
+)
+@json_option
+def bucket() -> None:
+    """The bucket that a daemon archives to. It is only read."""
+
+
+@bucket.command(epilog=examples("topics bucket status s3://archive/main"))
+@url_argument
+@json_option
+@click.pass_obj
+def status(options: CommandOptions, url: str) -> None:
+    """Show who writes to a bucket, its last round, its newest base, and how much is in it."""
+    from topics.bucket.offline.bucket_figures import status_of  # noqa: PLC0415
+
+    with _failures():
+        found = status_of(_reader(url))
+    if options.as_json:
+        print_json(found)
+        return
+    print_facts(_status_facts(found))
+
+
+@bucket.command(epilog=examples("topics bucket ls s3://archive/main", "topics bucket ls s3://archive/main --limit 20"))
+@url_argument
+@click.option("--limit", type=click.IntRange(min=1), default=100, metavar="N", help="At most N of them.  [100]")
+@json_option
+@click.pass_obj
+def ls(options: CommandOptions, url: str, limit: int) -> None:
+    """List bases and rounds, newest first. Times are UTC."""
+    from topics.bucket.offline.bucket_figures import listing_of  # noqa: PLC0415
+
+    with _failures():
+        found = listing_of(_reader(url), limit)
+    if options.as_json:
+        print_json({"objects": found})
+        return
+    columns = [
+        Column("kind"),
+        Column("number", right=True),
+        Column("time"),
+        Column("size", right=True),
+        Column("about"),
+    ]
+    print_table(
+        columns, ([one.kind, str(one.number), moment(one.wall_ms), size(one.bytes), one.about] for one in found)
+    )
+
+
+@bucket.command(
+    epilog=examples("topics bucket verify s3://archive/main", "topics bucket verify s3://archive/main --quick")
+)
+@url_argument
+@click.option("--quick", is_flag=True, help="Do not read segments; only look whether they exist and how long they are.")
+@json_option
+@click.pass_obj
+def verify(options: CommandOptions, url: str, quick: bool) -> None:
+    """Look for damage in a bucket: every hash, the chain of rounds, and whether each base is complete. Exit code 1 if
+    there is any."""
+    from topics.bucket.offline.bucket_check import BucketCheck  # noqa: PLC0415
+    from topics.bucket.offline.bucket_restore import WORKERS, Workers  # noqa: PLC0415
+
+    workers = Workers(WORKERS)
+    count = 0
+    with _failures():
+        check = BucketCheck(_reader(url), workers, quick=quick)
+        try:
+            with shown_progress(check.progress, "verify"):
+                for finding in check.findings():
+                    count += 1
+                    if options.as_json:
+                        print_ndjson(finding._asdict())
+                    else:
+                        print_line(printable(f"{finding.name}: {finding.problem}"))
+        finally:
+            workers.close()
+    if options.as_json:
+        print_ndjson({"damage": count, "objects": check.objects, "bytes": check.progress.done})
+    else:
+        print_line(f"{count:,} damages; {check.objects:,} objects, {size(check.progress.done)} read")
+    if count:
+        sys.exit(EXIT_FAILED)
+
+
+# ----------------------------------------------------------------- the bucket
+
+
+def _reader(url: str) -> BucketReader:
+    """What reads the bucket at a URL. Exits if the URL, or a variable of the provider, cannot be used."""
+    from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location  # noqa: PLC0415
+    from topics.bucket.offline.bucket_reader import BucketReader  # noqa: PLC0415
+
+    try:
+        location = parse_location(url, os.environ, "URL")
+    except BucketLocationError as error:
+        raise UsageRefusal(str(error)) from None
+    return BucketReader(open_objects(location, TIMEOUT_S))
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn the errors of a bucket into those of a command."""
+    from topics.bucket.object_store import StoreError, StoreErrorKind  # noqa: PLC0415
+    from topics.bucket.offline.bucket_reader import BucketDamaged  # noqa: PLC0415
+
+    try:
+        yield
+    except BucketDamaged as error:
+        raise CommandFailure(str(error)) from None
+    except StoreError as error:
+        codes = {StoreErrorKind.DENIED: EXIT_NOT_ALLOWED, StoreErrorKind.NO_BUCKET: EXIT_NOT_FOUND}
+        code = EXIT_UNAVAILABLE if error.is_transient else codes.get(error.kind, EXIT_FAILED)
+        raise CommandFailure(error.sentence, code) from None
+
+
+def _status_facts(found: BucketStatus) -> Iterator[tuple[str, str]]:
+    yield "bucket", found.id
+    if found.owner is None:
+        yield "owner", "nobody yet"
+    else:
+        owner = found.owner
+        yield "owner", f"{owner.node}, directory {owner.dir}, {owner.state}"
+        yield "epoch", str(owner.epoch)
+    yield "last round", _at(found.last_round, found.last_round_ms)
+    yield "newest base", _at(found.newest_base, found.newest_base_ms)
+    for kind in found.kinds:
+        yield kind.kind, f"{kind.objects:,} objects, {size(kind.bytes)}"
+
+
+def _at(number: int | None, wall_ms: int | None) -> str:
+    if number is None or wall_ms is None:
+        return "none"
+    age = max(int(time.time() * 1000) - wall_ms, 0)
+    return f"{number}, {moment(wall_ms)}, {duration(age // 1000 * 1000) or '0s'} ago"
