@@ -2,7 +2,7 @@
 1). Read this first.
 
     daemon
-     ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch · archive
+     ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch · archive · bases
      ├─ delivery    worker x S · governor
      ├─ sessions    housekeeping (ceilings, idempotency windows, stages, idle watch sessions, slow connections)
      ├─ schedules   what is due by the clock
@@ -229,6 +229,8 @@ class Daemon:
                 await self._settle_bucket(archive)
             background = await daemon.start(_branch)
             background.start_soon(self._restarted, "compactor", self.engine.compactor.run)
+            if archive is not None:
+                self._start_bases(background, archive)
             background.start_soon(self._restarted, "reclaimer", self.engine.reclaimer.run)
             if self.engine.store.tiers.cold is not None:
                 background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
@@ -373,6 +375,26 @@ class Daemon:
             raise StartFailure(f"the note about the bucket cannot be read or written: {error}") from error
         engine.compactor.keeper = archive
         return archive
+
+    def _start_bases(self, background: trio.Nursery, archive: Archive) -> None:
+        """Have bases made, and what nobody needs removed from the bucket."""
+        from topics.bucket.bases.base_writer import BaseWriter  # noqa: PLC0415
+        from topics.bucket.bases.collector import Collector  # noqa: PLC0415
+
+        engine, settings = self.engine, self.settings
+        bases = engine.bases = BaseWriter(
+            archive,
+            engine.compactor,
+            clock=engine.clock,
+            offload=engine.offload,
+            interval_ms=settings.bucket_base_ms,
+            records=lambda: engine.registry.total_records,
+        )
+        collector = Collector(
+            archive, bases, clock=engine.clock, offload=engine.offload, retain_ms=settings.bucket_retain_ms
+        )
+        background.start_soon(self._restarted, "bases", bases.run)
+        background.start_soon(self._restarted, "collector", collector.run)
 
     async def _settle_bucket(self, archive: Archive) -> None:
         """Give the bucket some time to refuse the start. Raises StartRefusal."""

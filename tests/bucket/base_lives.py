@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.bucket.simulated_objects import SimObjects
 from tests.simulation.offload import InlineOffload
 from tests.simulation.world import Life
-from topics.bucket.bases import BaseWriter
+from topics.bucket.bases.base_writer import BaseWriter
 from topics.storage.wal.wal_files import LogPosition
 
 
@@ -22,6 +22,10 @@ class PlainArchive:
         self.history_begun_at = 1
         self.bases: list[int] = []
         self.asked: list[list[LogPosition]] = []
+
+    @property
+    def last_round(self) -> int:
+        return self.number
 
     async def archived_to(self, positions: Sequence[LogPosition]) -> int:
         self.number += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import cbor2
@@ -16,6 +17,7 @@ import msgspec
 
 from tests.bucket.simulated_objects import SimObjects
 from tests.simulation.disk import Op, SimFs
+from tests.simulation.offload import InlineOffload
 from tests.simulation.wal_content import scan_of
 from tests.simulation.world import COLD, ROOT, Life
 from topics.bucket.base_format import (
@@ -30,6 +32,7 @@ from topics.bucket.base_format import (
     encode_base,
     encode_page,
 )
+from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.object_names import (
     FORMAT,
     OWNER,
@@ -50,6 +53,7 @@ from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.index_format import IDX_DELETED, decode_index, encode_index
 from topics.storage.segments.segment_format import LIVE_FLAG, delete_flag_offset
 from topics.storage.snapshots.snapshot import Snapshot, decode_part, decode_snapshot
+from topics.storage.wal.wal_files import LogPosition
 
 HOLD_MS = 500
 PIECE = 700
@@ -84,6 +88,8 @@ class SmallBucket:
     at: dict[int, SimFs] = field(default_factory=dict)
     """By round, the owner's disk as of its cut, without what the log has behind it."""
     now_ms: dict[int, int] = field(default_factory=dict)
+    life: Life | None = None
+    writer: BaseWriter | None = None
 
     def begin(self, life: Life) -> None:
         """Make what comes before the first round."""
@@ -155,6 +161,38 @@ class SmallBucket:
         blob = encode_round(head, [data for _, data in runs])
         self.hash = decode_round(blob).hash
         self.objects.put_new(round_name(self.number), blob)
+
+    # -- what the writer of bases asks of an archive -------------------------------------------------------------------
+
+    @property
+    def bucket_id(self) -> str:
+        """As the archive has it."""
+        return self.id
+
+    @property
+    def history_begun_at(self) -> int:
+        """The first round."""
+        return 1
+
+    async def archived_to(self, _positions: Sequence[LogPosition]) -> int:
+        """Everything that is synced goes into a round."""
+        assert self.life is not None
+        return self.round(self.life)
+
+    def round_of_file(self, shard: int, ordinal: int) -> int:
+        """The round with the first byte of a file."""
+        return self.begins[shard, ordinal]
+
+    async def note_base(self, _number: int) -> None:
+        """Nothing is done."""
+
+    async def real_base(self, life: Life) -> int:
+        """Have the daemon's own code make a base. Return its number."""
+        if self.writer is None or self.life is not life:
+            self.life = life
+            self.writer = BaseWriter(self, life.compactor, clock=life.clock, offload=InlineOffload(), interval_ms=1000)
+            await self.writer.load()
+        return await self.writer.take()
 
     # -- bases -------------------------------------------------------------------------------------------------------
 

@@ -19,12 +19,8 @@ ownership         who may write to the prefix
 opening           finding the place at which the archive goes on
 backlog           how much log is kept for the bucket
 archive           the task that writes rounds
-bases             the task that makes bases
-base_making       one base being made of a capture: what is new in it
-known_base        what the newest base has, as far as the next one needs it
-segment_reads     reading segments for a base, and which of their records are deleted
-uploads           uploads of one base: several at a time, a bounded number of bytes
-packs             the packs of the base that is being made
+pin_format        the content of pins
+bases/            making bases, and removing what nobody needs any more
 offline/          restores and checks, without a daemon
 
 **Theory of operation.** A store of objects gives the daemon two operations from which agreement between machines is

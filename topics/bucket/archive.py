@@ -10,9 +10,9 @@ One task does everything, so at most one round is being made and at most one put
     refused    the bucket has answered, and must not be used. It is tried again now and then
 
 Files of the log stay from the place that the note on disk has. So a round whose note was lost by a crash can be
-compared with the log. If they become too many (`Backlog`), or the disk is nearly full, the place is given up: the files may go,
-and the next opening begins a history with a new epoch. A round that exists with other bytes leads to a new opening,
-too, which finds out whose it is.
+compared with the log. If they become too many (`Backlog`), or the disk is nearly full, the place is given up: the files
+may go, and the next opening begins a history with a new epoch. A round that exists with other bytes leads to a new
+opening, too, which finds out whose it is.
 
 Appends never wait for anything here: marks are not waited for by writers, files are read and bytes are compressed in
 worker threads.
@@ -188,6 +188,11 @@ class Archive:
     def bucket_id(self) -> str:
         """The id of the bucket."""
         return self.place.bucket
+
+    @property
+    def last_round(self) -> int:
+        """The last round that is written."""
+        return self.place.number
 
     @property
     def history_begun_at(self) -> int:

@@ -106,15 +106,13 @@ def restore(
                 "round": target.round,
                 "base": target.base,
                 "time": target.wall_ms,
-                "topics": figures.topics,
                 "bytes": figures.bytes,
             }
         )
         return
     print_line(
         printable(
-            f"{data_dir}: {figures.topics:,} topics as of {moment(target.wall_ms)} UTC (round {target.round}), "
-            f"{size(figures.bytes)} read"
+            f"{data_dir}: the state of {moment(target.wall_ms)} UTC (round {target.round}), {size(figures.bytes)} read"
         )
     )
 

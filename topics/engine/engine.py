@@ -106,6 +106,7 @@ from topics.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
     from topics.bucket.archive import Archive
+    from topics.bucket.bases.base_writer import BaseWriter
 
 log = get_logger(__name__)
 
@@ -138,6 +139,8 @@ class Engine:
         self.offload = self._offload = offload
         self.archive: Archive | None = None
         """Set by the daemon if there is a bucket."""
+        self.bases: BaseWriter | None = None
+        """Likewise."""
         self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""

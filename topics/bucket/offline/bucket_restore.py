@@ -46,7 +46,6 @@ class RestoreFigures(NamedTuple):
     """What a restore has done."""
 
     target: RestoreTarget
-    topics: int
     bytes: int
 
 
@@ -129,7 +128,7 @@ class BucketRestore:
                 self._fs.rmdir(self._root)
             self._fs.rename(self._partial, self._root)
         self._fs.sync_dir(parent(self._root))
-        return RestoreFigures(target, len(snapshot.topics), self.progress.done)
+        return RestoreFigures(target, self.progress.done)
 
     @contextmanager
     def _unfinished(self) -> Iterator[None]:

@@ -18,15 +18,15 @@ import trio
 
 from topics.bucket.archive import ArchiveStopped, PlaceGivenUp
 from topics.bucket.base_format import BaseBody, BaseHead, BlobRef, encode_base
-from topics.bucket.base_making import BaseMaking, SealedUploads, file_of
+from topics.bucket.bases.base_making import BaseMaking, SealedUploads, file_of
+from topics.bucket.bases.known_base import KnownBase, base_numbers, load_or_nothing, read_base
+from topics.bucket.bases.packs import PackNumbers, Packs
+from topics.bucket.bases.segment_reads import is_coherent, read_sealed
+from topics.bucket.bases.uploads import PARALLEL, NotOurs, Puts, Uploads
 from topics.bucket.container import BadObject
-from topics.bucket.known_base import KnownBase, base_numbers, load_or_nothing, read_base
-from topics.bucket.object_names import PackName, base_name
+from topics.bucket.object_names import PackName, SegmentName, base_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError
-from topics.bucket.packs import PackNumbers, Packs
-from topics.bucket.segment_reads import is_coherent, read_sealed
 from topics.bucket.settled_puts import PutGivenUp
-from topics.bucket.uploads import PARALLEL, NotOurs, Puts, Uploads
 from topics.errors import ApiError
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
@@ -52,6 +52,9 @@ BACKOFF_S: Final = (1.0, 5.0, 30.0, 120.0)
 
 MOST_ROUNDS: Final = 1000
 """After so many rounds a base is due, however little time has passed."""
+
+LOOK_S: Final = 10.0
+"""How often it is looked if there are so many (s)."""
 
 FAILURES: Final = (
     OSError,
@@ -79,6 +82,11 @@ class ArchivePlace(Protocol):
     @property
     def history_begun_at(self) -> int:
         """The first round of the history."""
+        ...
+
+    @property
+    def last_round(self) -> int:
+        """The last round that is written. Raises like `epoch`."""
         ...
 
     @property
@@ -142,6 +150,9 @@ class BaseWriter:
         """The epoch for which `known` was loaded; 0 before. Another one means that the bucket was opened again."""
         self._numbers = PackNumbers(0)
         self._sealed = SealedUploads(0)
+        self._packs_before = 0
+        self._newest = 0
+        """The number of the newest base of this history; 0 if there is none."""
         self._version = -1
         self._wake = trio.Event()
 
@@ -153,13 +164,38 @@ class BaseWriter:
                 with trio.move_on_after(BACKOFF_S[min(self.failures, len(BACKOFF_S)) - 1]):
                     await self._wake.wait()
                 continue
-            with trio.move_on_after(self._interval_ms / 1000):
+            await self._wait_for_reason()
+
+    async def _wait_for_reason(self) -> None:
+        until = trio.current_time() + self._interval_ms / 1000
+        while not self._wake.is_set() and (left := until - trio.current_time()) > 0:
+            with trio.move_on_after(min(left, LOOK_S)):
                 await self._wake.wait()
-            self._wake = trio.Event()
+            try:
+                if self._archive.epoch != self._epoch or self._archive.last_round - self._newest >= MOST_ROUNDS:
+                    break  # the bucket was opened again, or a replay becomes long
+            except ArchiveStopped:
+                pass
+        self._wake = trio.Event()
 
     def ask(self) -> None:
-        """Have a base made now, because there are `MOST_ROUNDS` rounds since the last one."""
+        """Have a base made now, if anything has changed."""
         self._wake.set()
+
+    def rewrite(self, packs: frozenset[PackName]) -> None:
+        """Have the next base name nothing in these packs, and make it soon."""
+        self.rewritten |= packs
+        self._wake.set()
+
+    @property
+    def newest_pack(self) -> int:
+        """The highest number of a pack of this epoch that was taken before the newest base was complete. Packs above it
+        may be for the next one."""
+        return self._packs_before
+
+    def is_unfinished(self, name: str, segment: SegmentName) -> bool:
+        """Return True if a file of a segment has been put, or is being put, for the next base."""
+        return name in self._sealed.attempted or (segment.topic_id, segment.first, segment.salt) in self._sealed.done
 
     def _is_due(self) -> bool:
         return not self.ready.is_set() or self._compactor.version != self._version or bool(self.rewritten)
@@ -206,9 +242,10 @@ class BaseWriter:
                 if _lineage(str(base.body.snapshot.get("identity"))) == _lineage(self._compactor.identity):
                     self.known = await load_or_nothing(objects, self._offload, base)
         self._numbers, self._sealed = PackNumbers(epoch), SealedUploads(epoch)
-        self._epoch = epoch
+        self._epoch, self._packs_before = epoch, 0
         begun = self._archive.history_begun_at
         if self.known.base is not None and 0 < begun <= self.known.base.head.number:
+            self._newest = self.known.base.head.number
             self.ready.set()
 
     # -- one base ----------------------------------------------------------------------------------------------------
@@ -242,9 +279,11 @@ class BaseWriter:
         number = await self._archive.archived_to(capture.cut)
         if await self._put_base(number, capture, pages, making.result, wall_ms=wall_ms, records=records):
             self._sealed.done.clear()
+            self._packs_before = self._numbers.last
             self._version = version
             self.rewritten -= unwanted
         self.made += 1
+        self._newest = number
         self.ready.set()
         await self._archive.note_base(number)
         log.info(

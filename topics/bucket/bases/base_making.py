@@ -25,10 +25,9 @@ from topics.bucket.base_format import (
     blob_hash,
     encode_page,
 )
-from topics.bucket.known_base import UNKNOWN, KnownBase, KnownPage, SegmentKey, SegmentNote, TopicNote
-from topics.bucket.object_names import PackName, SegmentKind, SegmentName, segment_name
-from topics.bucket.packs import Packs
-from topics.bucket.segment_reads import (
+from topics.bucket.bases.known_base import UNKNOWN, KnownBase, KnownPage, SegmentKey, SegmentNote, TopicNote
+from topics.bucket.bases.packs import Packs
+from topics.bucket.bases.segment_reads import (
     Deletions,
     SealedBytes,
     deleted_bits,
@@ -39,7 +38,8 @@ from topics.bucket.segment_reads import (
     read_foreign,
     read_sealed,
 )
-from topics.bucket.uploads import Uploads
+from topics.bucket.bases.uploads import Uploads
+from topics.bucket.object_names import PackName, SegmentKind, SegmentName, segment_name
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.base_capture import BaseCapture, CapturedSegment, CapturedTopic

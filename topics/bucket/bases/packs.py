@@ -8,8 +8,8 @@ from typing import Final
 import trio
 
 from topics.bucket.base_format import BlobRef, PackBuilder
+from topics.bucket.bases.uploads import Uploads
 from topics.bucket.object_names import PackName, pack_name
-from topics.bucket.uploads import Uploads
 from topics.runtime.offload import Offload, Pool
 
 SMALL: Final = 8 << 10
@@ -22,6 +22,11 @@ class PackNumbers:
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._next = 1
+
+    @property
+    def last(self) -> int:
+        """The number that was given last; 0 if none was."""
+        return self._next - 1
 
     def take(self) -> PackName:
         """Return the name of the next pack."""

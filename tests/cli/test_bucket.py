@@ -1,0 +1,188 @@
+"""`topics restore` and `topics bucket` with a bucket in a directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.bucket.small_bucket import SmallBucket
+from tests.bucket.test_bucket_check import filled
+from tests.cli.command_line import CommandLine
+from tests.client.ports import free_port
+from tests.conformance.client import Daemon, until
+from topics.bucket.file_objects import FileObjects
+from topics.bucket.object_names import base_name, round_name
+from topics.storage.files.fs import OsFs
+from topics.storage.recovery.restored_copy import SKIPPED_SEQS
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The directory of a bucket."""
+    root = tmp_path / "bucket"
+    root.mkdir()
+    objects = FileObjects(str(root))
+    for name, data in filled().objects.objects.items():
+        objects.put_new(name, data)
+    return root
+
+
+@pytest.fixture
+def url(root: Path) -> str:
+    return f"file://{root}"
+
+
+@pytest.fixture
+def topics() -> CommandLine:
+    return CommandLine()
+
+
+def bucket() -> SmallBucket:
+    return filled()
+
+
+def test_a_restored_directory_is_whole_and_a_daemon_serves_it(topics: CommandLine, url: str, tmp_path: Path) -> None:
+    data = tmp_path / "daemon" / "data"
+    data.parent.mkdir()
+    found = topics.json("restore", url, "--data-dir", str(data), "--full")
+    assert found["round"] == bucket().number
+    assert data.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in data.rglob("*") if path.is_file()} == {0o600}
+    assert not data.with_name("data.partial").exists()
+    checked = topics("verify", str(data))
+    assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+    daemon = Daemon(data.parent, port=free_port())
+    try:
+        with closing(daemon.start()) as client:
+            listed = client.get("/v0/topics").json()["topics"]
+            assert len(listed) == 7
+            for topic in listed:
+                assert topic["head_seq"] >= SKIPPED_SEQS
+            answer = client.get("/v0/topics/disk/diff?from_seq=0").json()
+            assert answer["records"]
+            numbers = [record["data"]["n"] for record in answer["records"]]
+            assert numbers == sorted(numbers)
+    finally:
+        daemon.kill()
+    assert not (data / "RESTORED").exists()
+
+
+def test_status_ls_and_verify_of_a_whole_bucket(topics: CommandLine, url: str) -> None:
+    status = topics("bucket", "status", url)
+    assert status.returncode == 0
+    assert "segments" in status.stdout
+    assert f"last round   {bucket().number}, " in status.stdout
+    lines = topics("bucket", "ls", url, "--limit", "3").stdout.splitlines()
+    assert len(lines) == 4
+    assert lines[0].split() == ["kind", "number", "time", "size", "about"]
+    assert lines[1].split()[:2] == ["round", str(bucket().number)]
+    listed = topics.json("bucket", "ls", url)["objects"]
+    assert {one["kind"] for one in listed} == {"base", "round"}
+    assert topics.json("bucket", "status", url)["last_round"] == bucket().number
+    for options in ([], ["--quick"]):
+        verified = topics("bucket", "verify", url, *options)
+        assert (verified.returncode, verified.stderr) == (0, "")
+        assert verified.stdout.startswith("0 damages; ")
+    assert json.loads(topics("bucket", "verify", url, "--json").stdout)["damage"] == 0
+
+
+def test_a_missing_object_is_named_and_leaves_nothing(
+    topics: CommandLine, url: str, root: Path, tmp_path: Path
+) -> None:
+    missing = round_name(bucket().number - 1)
+    (root / missing).unlink()
+    verified = topics("bucket", "verify", url)
+    assert verified.returncode == 1
+    assert f"{missing}: it is missing" in verified.stdout
+    restored = topics("restore", url, "--data-dir", str(tmp_path / "d"))
+    assert (restored.returncode, restored.stdout) == (1, "")
+    assert f"{missing}: it is missing" in restored.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bucket"]
+
+
+def test_a_time_or_a_round_says_how_far(topics: CommandLine, url: str, tmp_path: Path) -> None:
+    objects = [one for one in topics.json("bucket", "ls", url)["objects"] if one["kind"] == "round"]
+    newest, *_, oldest = objects
+    bases = [one["number"] for one in topics.json("bucket", "ls", url)["objects"] if one["kind"] == "base"]
+    number = max(bases)
+    found = topics.json("restore", url, "--data-dir", str(tmp_path / "a"), "--round", str(number))
+    assert (found["round"], found["base"]) == (number, number)
+    (wall_ms,) = (one["wall_ms"] for one in objects if one["number"] == number)
+    for text in (str(wall_ms), str(newest["wall_ms"] - 1)):
+        to = topics.json("restore", url, "--data-dir", str(tmp_path / text), "--to", text)
+        assert to["time"] <= int(text)
+        assert to["round"] < newest["number"]
+    for options, what in (
+        (["--to", str(oldest["wall_ms"] - 1)], "the oldest state in the bucket is of 20"),
+        (["--round", "1"], "older than the oldest base"),
+        (["--round", "1000"], f"the last one is {newest['number']}"),
+        (["--round", "5", "--to", "2026-11-24T10:00:00Z"], "cannot be given together"),
+        (["--to", "soon"], "is no time"),
+    ):
+        refused = topics("restore", url, "--data-dir", str(tmp_path / "no"), *options)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert what in refused.stderr
+    assert not (tmp_path / "no").exists()
+
+
+def test_directories_and_urls_that_cannot_be_used_are_refused(topics: CommandLine, url: str, tmp_path: Path) -> None:
+    full, empty, foreign = tmp_path / "full", tmp_path / "empty", tmp_path / "foreign"
+    for path in (full, empty, tmp_path / "foreign.partial"):
+        path.mkdir()
+    (full / "file").touch()
+    (tmp_path / "foreign.partial" / "file").touch()
+    assert "exists and is not empty" in topics("restore", url, "--data-dir", str(full)).stderr
+    assert "not an unfinished restore" in topics("restore", url, "--data-dir", str(foreign)).stderr
+    assert (tmp_path / "foreign.partial" / "file").exists()
+    assert topics("restore", url, "--data-dir", str(empty)).returncode == 0
+    for text, code, what in (
+        ("bucket", 2, "URL must be s3://"),
+        ("s3://user:secret@bucket/x", 2, "must not contain a user"),
+        (f"file://{tmp_path}/nothing", 3, "no directory"),
+        (f"file://{empty}", 1, "FORMAT: "),
+    ):
+        refused = topics("bucket", "status", text)
+        assert (refused.returncode, refused.stdout) == (code, ""), refused.stderr
+        assert what in refused.stderr
+        assert "secret" not in refused.stderr
+
+
+def test_a_restore_that_is_killed_leaves_no_directory_and_the_next_one_starts_over(
+    topics: CommandLine, url: str, root: Path, tmp_path: Path
+) -> None:
+    """A segment that nobody sends keeps it waiting in the middle."""
+    data, partial = tmp_path / "data", tmp_path / "data.partial"
+    segment = next(path for path in sorted(root.rglob("segments/**/*.data")))
+    shutil.copy(segment, tmp_path / "kept")
+    segment.unlink()
+    os.mkfifo(segment)
+    process = topics.start("restore", url, "--data-dir", str(data))
+    try:
+        until(lambda: any(partial.glob("topics/*/*.data")), within_s=60)
+        beside = topics("restore", url, "--data-dir", str(data))
+        assert (beside.returncode, beside.stdout) == (2, "")
+        assert "another restore is writing" in beside.stderr
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert not data.exists()
+    assert not (partial / "FORMAT").exists()
+    segment.unlink()
+    shutil.copy(tmp_path / "kept", segment)
+    assert topics("restore", url, "--data-dir", str(data)).returncode == 0
+    assert not partial.exists()
+    assert OsFs().exists(str(data / "FORMAT"))
+
+
+def test_damage_in_json_is_a_line_for_each(topics: CommandLine, url: str, root: Path) -> None:
+    (root / base_name(max(int(path.name) for path in (root / "bases").iterdir()))).write_bytes(b"x")
+    *lines, last = [json.loads(line) for line in topics("bucket", "verify", url, "--json").stdout.splitlines()]
+    assert last["damage"] == len(lines) > 0
+    assert all(line.keys() == {"name", "problem"} for line in lines)
