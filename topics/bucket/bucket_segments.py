@@ -169,6 +169,8 @@ class BucketSegments:
         try:
             found = objects.get_range(wanted, offset, length)
         except ObjectMissing:
+            if kind != "data":  # it is made anew from `.data`
+                raise FileNotFoundError(errno.ENOENT, f"the bucket {url} has no {wanted}") from None
             raise OSError(errno.EIO, f"the bucket {url} has no {wanted}") from None
         except StoreError as error:
             raise OSError(_NUMBERS.get(error.kind, errno.EIO), f"{url}: {error.sentence}") from error

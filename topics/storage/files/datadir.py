@@ -85,8 +85,7 @@ class DataDir:
 
     @property
     def restore_path(self) -> str:
-        """From which bucket the directory was restored, while segments are still there
-        (`topics.bucket.restore_note`)."""
+        """From which bucket the directory was restored, while segments of it are still there."""
         return join(self.meta_dir, "restore")
 
     @property

@@ -459,9 +459,9 @@ class Reclaimer:
                     return None
                 if self._can_vanish(topic, group):
                     return await self._vanish(topic, group[0])
-            if tiers.objects is not None:  # they do not change, so the next hot pass replaces the segments at home
-                self._source.attention.add(topic)
-                return await self._home_moves.bring_all(topic, [span.segment for span in group])
+            if tiers.objects is not None:  # they do not change, so the segments are replaced at home
+                is_home = await self._home_moves.bring_all(topic, [span.segment for span in group]) is not None
+                return await self._replace(topic, segment_set, group) if is_home else None
             work = await self._prepare(topic, segment_set, group)
             if work is None or topic.deleted:
                 return None
