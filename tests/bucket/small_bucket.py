@@ -174,6 +174,11 @@ class SmallBucket:
         """The first round."""
         return 1
 
+    @property
+    def last_round(self) -> int:
+        """The last one."""
+        return self.number
+
     async def archived_to(self, _positions: Sequence[LogPosition]) -> int:
         """Everything that is synced goes into a round."""
         assert self.life is not None

@@ -17,12 +17,14 @@ from tests.simulation.model import Client, History
 from tests.simulation.segment_lives import SMALL
 from tests.simulation.test_holds import changed, stored
 from tests.simulation.world import ROOT, Life, World
+from topics.bucket.base_format import decode_base
 from topics.bucket.object_names import FORMAT, OWNER, base_name, round_name
-from topics.bucket.offline.bucket_check import BucketCheck, BucketFinding
+from topics.bucket.offline.bucket_check import BucketCheck, BucketDefect
 from topics.bucket.offline.bucket_figures import listing_of, status_of
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import BucketRestore, Workers
 from topics.bucket.offline.restore_target import RestoreRefused, choose_target
+from topics.bucket.pin_format import Pin, encode_pin
 
 
 @cache
@@ -55,7 +57,7 @@ def holding(objects: dict[str, bytes]) -> SimObjects:
     return store
 
 
-def check(objects: dict[str, bytes], *, quick: bool = False) -> list[BucketFinding]:
+def check(objects: dict[str, bytes], *, quick: bool = False) -> list[BucketDefect]:
     """What is wrong with these objects."""
     return list(BucketCheck(BucketReader(holding(objects)), Workers(1), quick=quick).findings())
 
@@ -106,6 +108,17 @@ def test_a_bucket_without_a_base_is_of_no_use() -> None:
     assert [finding.name for finding in check(rest)] == ["bases/"]
     with pytest.raises(RestoreRefused, match="no base"):
         restore(rest)
+
+
+def test_rounds_behind_a_base_that_only_a_pin_keeps_may_be_gone() -> None:
+    objects = filled().objects.objects
+    bases = sorted(int(name[6:]) for name in objects if name.startswith("bases/"))
+    first = decode_base(objects[base_name(bases[1])]).head.first_round
+    between = [round_name(number) for number in range(bases[0] + 1, first)]
+    rest = {name: data for name, data in objects.items() if name not in between}
+    assert bool(between) == bool(check(rest))
+    rest["pins/1"] = encode_pin(Pin(base=bases[0], expires=1))
+    assert check(rest) == []
 
 
 def with_last_round(bucket: SmallBucket) -> dict[str, bytes]:

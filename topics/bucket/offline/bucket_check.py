@@ -3,7 +3,8 @@
 - Each round, base and pack is read, and its hash checked. Each blob that a base names has the hash that the base says.
 - Each segment that a base names exists and has the size and the SHA-256 that the base says.
 - Rounds have numbers without gaps and hashes that follow one another, from the first one that the oldest base needs.
-  Older ones (the first of each epoch is kept) are checked by themselves.
+  Older ones (the first of each epoch is kept) are checked by themselves. Behind a base that only a pin keeps,
+  rounds may be gone up to those that the next base needs.
 - Each base contains what it must: parts that decode, segments that fit them, files of the log that rounds begin.
 
 What no base names is no damage: it may have been uploaded for a base that is not written yet.
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from topics.bucket.base_format import (
@@ -26,11 +29,12 @@ from topics.bucket.base_format import (
     open_blob,
 )
 from topics.bucket.container import BadObject
-from topics.bucket.object_names import BASES, PackName, base_name, pack_name, round_name
+from topics.bucket.object_names import BASES, PINS, PackName, base_name, pack_name, round_name
 from topics.bucket.offline.base_pages import KINDS, BasePages
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader, check_blob, check_follows
 from topics.bucket.offline.bucket_restore import Workers, snapshot_of
 from topics.bucket.offline.restored_log import check_files
+from topics.bucket.pin_format import MAX_PIN_BYTES, decode_pin
 from topics.bucket.round_format import Round
 from topics.storage.files.progress import Progress
 
@@ -40,7 +44,7 @@ CHUNK_BYTES: Final = 8 << 20
 MAX_PACK_BYTES: Final = PACK_BYTES + MAX_BLOB_BYTES + (1 << 20)
 
 
-class BucketFinding(NamedTuple):
+class BucketDefect(NamedTuple):
     """An object that is missing or wrong."""
 
     name: str
@@ -67,13 +71,13 @@ class BucketCheck:
         self._begins: dict[int, list[tuple[int, int, int]]] = {}
         """By round, the files of the log whose first byte it has according to a base: shard, ordinal, and the base."""
 
-    def findings(self) -> Iterator[BucketFinding]:
+    def findings(self) -> Iterator[BucketDefect]:
         """Check everything; yield what is wrong."""
         try:
             self._reader.format()
             owner = self._reader.owner()
         except BucketDamaged as error:
-            yield BucketFinding(error.name, error.problem)
+            yield BucketDefect(error.name, error.problem)
             if error.name == "FORMAT":
                 return  # nothing tells which objects belong to the bucket
             owner = None
@@ -87,7 +91,7 @@ class BucketCheck:
             try:
                 base = self._reader.base(one.number)
             except BucketDamaged as error:
-                yield BucketFinding(error.name, error.problem)
+                yield BucketDefect(error.name, error.problem)
                 continue
             bases.append(base)
             yield from self._check_base(base)
@@ -97,14 +101,14 @@ class BucketCheck:
 
     # -- bases ---------------------------------------------------------------------------------------------------------
 
-    def _check_base(self, base: Base) -> Iterator[BucketFinding]:
+    def _check_base(self, base: Base) -> Iterator[BucketDefect]:
         name = base_name(base.head.number)
         try:
             snapshot_of(base)
             check_files(base)
             pages = BasePages(self._reader, base)
         except BucketDamaged as error:
-            yield BucketFinding(error.name, error.problem)
+            yield BucketDefect(error.name, error.problem)
             return
         for shard, ordinal, begins in base.body.files:
             self._begins.setdefault(begins, []).append((shard, ordinal, base.head.number))
@@ -118,14 +122,14 @@ class BucketCheck:
                 for topic in topics:
                     self._note_blobs(topic.entry, name)
             except BucketDamaged as error:
-                yield BucketFinding(error.name, f"{error.problem} (page {number} of {name})")
+                yield BucketDefect(error.name, f"{error.problem} (page {number} of {name})")
                 continue
             for topic in topics:
                 for plan in topic.plans:
                     for kind in KINDS:
                         file = plan.file(kind)
                         if file is not None and self._segments.setdefault(plan.name(kind), file) != file:
-                            yield BucketFinding(plan.name(kind), f"{name} says something else of it than another base")
+                            yield BucketDefect(plan.name(kind), f"{name} says something else of it than another base")
 
     def _note_blobs(self, topic: TopicEntry, base: str) -> None:
         refs = [topic.part, *(entry.deleted for entry in topic.segments)]
@@ -139,7 +143,7 @@ class BucketCheck:
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
-    def _check_rounds(self, bases: list[Base], recent: int) -> Iterator[BucketFinding]:
+    def _check_rounds(self, bases: list[Base], recent: int) -> Iterator[BucketDefect]:
         first = min((base.head.first_round for base in bases), default=None)
         numbers = []
         for one in self._reader.rounds():
@@ -149,72 +153,95 @@ class BucketCheck:
         if first is None:
             first = numbers[0] if numbers else 1
             if numbers:
-                yield BucketFinding(BASES, "there is no base that can be read, so nothing can be restored")
-        needed = max([recent, *(base.head.number for base in bases)])
-        yield from _missing([number for number in numbers if number >= first], first, needed)
+                yield BucketDefect(BASES, "there is no base that can be read, so nothing can be restored")
+        there = set(numbers)
+        last = max([recent, *numbers[-1:], *(base.head.number for base in bases)])
+        for begin, until in self._needed(bases, first, last):
+            yield from _missing(sorted(number for number in there if begin <= number <= until), begin, until)
         before: Round | None = None
         histories: list[int] = []
         ends: dict[int, tuple[int, int]] = {}
         for found in self._workers.map(self._round, numbers):
-            if isinstance(found, BucketFinding):
+            if isinstance(found, BucketDefect):
                 yield found
                 before, ends = None, {}
                 continue
             number = found.head.number
-            if number > first and before is not None and number == before.head.number + 1:
+            if before is not None and number == before.head.number + 1:
                 try:
                     check_follows(before, found)
                 except BucketDamaged as error:
-                    yield BucketFinding(error.name, error.problem)
+                    yield BucketDefect(error.name, error.problem)
             before = found
             if found.head.begins_history:
                 histories.append(number)
                 ends = {}
             yield from _misplaced(found, ends)
-            there = {(run.shard, run.ordinal) for run in found.head.runs if not run.offset}
+            begun = {(run.shard, run.ordinal) for run in found.head.runs if not run.offset}
             for shard, ordinal, of in self._begins.get(number, ()):
-                if (shard, ordinal) not in there:
-                    yield BucketFinding(
+                if (shard, ordinal) not in begun:
+                    yield BucketDefect(
                         round_name(number),
                         f"file {ordinal} of shard {shard} does not begin in it, as {base_name(of)} says",
                     )
         for head in (base.head for base in bases):
             if any(head.first_round < number <= head.number for number in histories):
-                yield BucketFinding(base_name(head.number), "a history begins among the rounds that it needs")
+                yield BucketDefect(base_name(head.number), "a history begins among the rounds that it needs")
 
-    def _round(self, number: int) -> Round | BucketFinding:
+    def _needed(self, bases: list[Base], first: int, last: int) -> list[tuple[int, int]]:
+        """Return the rounds that must be there, as inclusive ranges. Behind a base that only a pin keeps there may be
+        none up to those that the next base needs."""
+        pinned = self._pinned()
+        ranges: list[tuple[int, int]] = []
+        begin = first
+        for base, following in pairwise(bases):
+            if base.head.number in pinned and following.head.first_round > base.head.number:
+                ranges.append((begin, base.head.number))
+                begin = following.head.first_round
+        return [*ranges, (begin, last)]
+
+    def _pinned(self) -> set[int]:
+        """Return the bases that pins name. What is no pin names none."""
+        found: set[int] = set()
+        for facts in self._reader.listed(PINS):
+            self.objects += 1
+            with suppress(BucketDamaged, BadObject):
+                found.add(decode_pin(self._reader.whole(facts.name, MAX_PIN_BYTES)).base)
+        return found
+
+    def _round(self, number: int) -> Round | BucketDefect:
         try:
             found = self._reader.round(number)
         except BucketDamaged as error:
-            return BucketFinding(error.name, error.problem)
+            return BucketDefect(error.name, error.problem)
         self.progress.done += len(found.body)
         return found
 
     # -- packs and segments --------------------------------------------------------------------------------------------
 
-    def _check_packs(self) -> Iterator[BucketFinding]:
+    def _check_packs(self) -> Iterator[BucketDefect]:
         self.objects += len(self._blobs)
         for findings in self._workers.map(self._pack, sorted(self._blobs)):
             yield from findings
 
-    def _pack(self, pack: PackName) -> list[BucketFinding]:
+    def _pack(self, pack: PackName) -> list[BucketDefect]:
         name = pack_name(pack)
         try:
             data = self._reader.whole(name, MAX_PACK_BYTES)
             check_pack(data)
         except BucketDamaged as error:
-            return [BucketFinding(error.name, error.problem)]
+            return [BucketDefect(error.name, error.problem)]
         except BadObject as error:
-            return [BucketFinding(name, str(error))]
+            return [BucketDefect(name, str(error))]
         self.progress.done += len(data)
         for ref in sorted(self._blobs[pack]):
             try:
                 open_blob(ref, data[ref.offset : ref.offset + ref.length])
             except BadObject as error:
-                return [BucketFinding(name, f"{error} (at {ref.offset})")]
+                return [BucketDefect(name, f"{error} (at {ref.offset})")]
         return []
 
-    def _check_segments(self) -> Iterator[BucketFinding]:
+    def _check_segments(self) -> Iterator[BucketDefect]:
         self.objects += len(self._segments)
         if not self._quick:
             self.progress.total += sum(file.size for file in self._segments.values())
@@ -222,25 +249,25 @@ class BucketCheck:
             if finding is not None:
                 yield finding
 
-    def _segment(self, item: tuple[str, SealedFile]) -> BucketFinding | None:
+    def _segment(self, item: tuple[str, SealedFile]) -> BucketDefect | None:
         name, file = item
         try:
             size = self._reader.head(name).size
             if size != file.size:
-                return BucketFinding(name, f"it has {size} bytes, and should have {file.size}")
+                return BucketDefect(name, f"it has {size} bytes, and should have {file.size}")
             digest = hashlib.sha256()
             for at in range(0, 0 if self._quick else size, CHUNK_BYTES):
                 chunk = self._reader.range(name, at, min(CHUNK_BYTES, size - at))
                 digest.update(chunk)
                 self.progress.done += len(chunk)
         except BucketDamaged as error:
-            return BucketFinding(error.name, error.problem)
+            return BucketDefect(error.name, error.problem)
         if not self._quick and digest.digest() != file.hash:
-            return BucketFinding(name, "its hash does not match")
+            return BucketDefect(name, "its hash does not match")
         return None
 
 
-def _misplaced(found: Round, ends: dict[int, tuple[int, int]]) -> Iterator[BucketFinding]:
+def _misplaced(found: Round, ends: dict[int, tuple[int, int]]) -> Iterator[BucketDefect]:
     """Yield the runs of a round that do not follow those before them. `ends` is where these end, by shard (ordinal and
     offset), and is moved on."""
     for run in found.head.runs:
@@ -248,19 +275,19 @@ def _misplaced(found: Round, ends: dict[int, tuple[int, int]]) -> Iterator[Bucke
         follows = run.offset == offset if run.ordinal == ordinal else run.ordinal > ordinal and not run.offset
         if not follows or not run.length or run.shard >= found.head.shards:
             problem = f"bytes {run.offset} to {run.offset + run.length} of file {run.ordinal} of shard {run.shard}"
-            yield BucketFinding(round_name(found.head.number), f"{problem} do not follow those before them")
+            yield BucketDefect(round_name(found.head.number), f"{problem} do not follow those before them")
         ends[run.shard] = (run.ordinal, run.offset + run.length)
     for shard, end in ends.items():
         if shard < found.head.shards and found.head.positions[shard] != end:
             problem = f"its position in shard {shard} is not where its runs end"
-            yield BucketFinding(round_name(found.head.number), problem)
+            yield BucketDefect(round_name(found.head.number), problem)
 
 
-def _missing(numbers: Sequence[int], first: int, last: int) -> Iterator[BucketFinding]:
+def _missing(numbers: Sequence[int], first: int, last: int) -> Iterator[BucketDefect]:
     """Yield the rounds between `first` and `last`, or the last number, that are not among `numbers`."""
     expected = first
     for number in [*numbers, max(last, *numbers) + 1] if numbers else [last + 1]:
         if number > expected:
             more = f", and so are all up to {number - 1}" if number - expected > 1 else ""
-            yield BucketFinding(round_name(expected), f"it is missing{more}")
+            yield BucketDefect(round_name(expected), f"it is missing{more}")
         expected = max(expected, number + 1)
