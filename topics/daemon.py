@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from topics.bucket.archive import Archive
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
+    from topics.bucket.homing import Homing
 
 log = get_logger(__name__)
 
@@ -264,6 +265,8 @@ class Daemon:
             if self.engine.store.tiers.cold is not None:
                 background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
                 background.start_soon(self._restarted, "cold_directory", self.engine.store.cold_dir.watch)
+            if self._segments is not None and (homing := self._make_homing(self._segments)) is not None:
+                background.start_soon(self._restarted, "homing", homing.run)
             background.start_soon(self._restarted, "length_check", self.engine.length_check.run)
             background.start_soon(self._restarted, "free_space", self.engine.store.space.watch)
             background.start_soon(self._vital, "housekeeping", self._housekeeping)
@@ -427,6 +430,32 @@ class Daemon:
             self._segments.own = OwnSegments(archive, bases, settings.bucket).bucket
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
+
+    def _make_homing(self, segments: BucketSegments) -> Homing | None:
+        """Make what completes a restore, if segments are still in the bucket that the directory was restored from.
+        Raises StartRefusal."""
+        from topics.bucket.homing import Homing  # noqa: PLC0415
+        from topics.bucket.restore_note import BadRestoreNote, read_restore_note  # noqa: PLC0415
+
+        engine = self.engine
+        try:
+            note = read_restore_note(engine.fs, engine.store.datadir)
+        except (BadRestoreNote, OSError) as error:
+            raise StartRefusal(f"{engine.store.datadir.restore_path} cannot be read: {error}") from error
+        if note is None:
+            return None
+        return Homing(
+            note,
+            engine.registry.by_id,
+            engine.home_moves,
+            segments,
+            fs=engine.fs,
+            datadir=engine.store.datadir,
+            clock=engine.clock,
+            offload=engine.offload,
+            has_base=lambda: engine.bases is not None and engine.bases.ready.is_set(),
+            has_room=lambda: engine.store.space.shortage is None,
+        )
 
     async def _settle_bucket(self, archive: Archive) -> None:
         """Give the bucket some time to refuse the start. Raises StartRefusal."""

@@ -133,7 +133,8 @@ def test_the_list_of_a_hold_has_the_pointers(bucket: ColdBucket) -> None:
 
 
 def test_verify_checks_pointers_and_says_where_the_segments_are(bucket: ColdBucket) -> None:
-    world, firsts = World(config=IN_BUCKET), []
+    world = World(config=IN_BUCKET)
+    firsts: list[int] = []
 
     async def script(life: Life, client: Client) -> None:
         await with_cold(life, client)
@@ -333,14 +334,12 @@ def test_an_object_that_is_not_what_the_pointer_says_is_not_taken_home(bucket: C
         bucket.objects.delete([name])
         bucket.objects.put_new(name, whole[:-1] + bytes([whole[-1] ^ 1]))
         with pytest.raises(OSError, match="hash"):
-            async with life.relocator._file_holds.cold_files_of(topic.segment_set):  # type: ignore[arg-type]
-                await life.engine.home_moves.bring_all(topic, [segment])
+            await life.engine.home_moves.bring(topic, segment)
         assert segment.tier == "cold"
         bucket.objects.delete([name])
         bucket.objects.put_new(name, whole)
-        async with life.relocator._file_holds.cold_files_of(topic.segment_set):  # type: ignore[arg-type]
-            assert await life.engine.home_moves.bring_all(topic, [segment]) == segment.data_bytes
-        assert segment.tier == "hot"
+        assert await life.engine.home_moves.bring(topic, segment)
+        assert not [one for one in cold(life) if one is segment]
         assert len(await seqs_of(life)) == 40
 
     live(World(config=IN_BUCKET), script)

@@ -164,7 +164,7 @@ class BucketSegments:
             return b""
         own = self.own()
         url = own.url if own is not None and own.id == pointer.bucket else pointer.url
-        objects = self._store(url)
+        objects = self.store_at(url)
         wanted = object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), kind)
         try:
             found = objects.get_range(wanted, offset, length)
@@ -232,7 +232,8 @@ class BucketSegments:
             return first, pointer, "tags", pointer.tags
         raise FileNotFoundError(errno.ENOENT, f"the bucket has no {name} of topic {topic_id:016x}")
 
-    def _store(self, url: str) -> ObjectStore:
+    def store_at(self, url: str) -> ObjectStore:
+        """Return the bucket at a URL. Raises OSError."""
         with self._lock:
             known = self._stores.get(url)
             is_full = len(self._stores) >= MOST_STORES

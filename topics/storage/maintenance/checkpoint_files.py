@@ -117,8 +117,9 @@ class CheckpointFiles:
             await cut.wait_synced()
         names = ["FORMAT", *self._store.cold_dir.identity_files()]
         names += [datadir.relative(datadir.snapshot_path(number)) for number in sorted(named.snapshots)]
-        if await self._offload.run(Pool.FILES, partial(self._fs.exists, datadir.reserve_path)):
-            names.append(datadir.relative(datadir.reserve_path))
+        for path in (datadir.reserve_path, datadir.restore_path):
+            if await self._offload.run(Pool.FILES, partial(self._fs.exists, path)):
+                names.append(datadir.relative(path))
         for writer in self._store.writers:
             end = moment.cuts[writer.shard].ordinal if moment.cuts else math.inf
             files = self._store.files.of_shard(writer.shard)

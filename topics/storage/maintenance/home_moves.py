@@ -41,9 +41,20 @@ class HomeMoves:
         self._file_holds = file_holds
         self._offload = offload
 
+    def needed(self, topic_id: int) -> set[int]:
+        """Return the first seqs of those segments of a topic that copies in other topics point to."""
+        return self._file_holds.needed_segments(topic_id)
+
+    async def bring(self, topic: LiveTopic, segment: Segment) -> bool:
+        """Make a cold segment a hot one, with the lock. Return False if it cannot be done now. Raises like
+        `bring_all`."""
+        assert topic.segment_set is not None
+        async with self._file_holds.cold_files_of(topic.segment_set):
+            return await self._bring(topic, segment)
+
     async def bring_all(self, topic: LiveTopic, segments: Iterable[object]) -> int | None:
-        """Make cold segments hot ones. Return their bytes; None if it cannot be done now: one was replaced, or copies
-        point to it. The caller has the lock of the topic's cold files, in the way of `FileHolds`. Raises OSError, also
+        """Make cold segments hot ones. Return their bytes; None if it cannot be done now, because one was
+        replaced. The caller has the lock of the topic's cold files, in the way of `FileHolds`. Raises OSError, also
         if an object is not what it should be; ApiError."""
         size = 0
         for segment in segments:
@@ -76,10 +87,8 @@ class HomeMoves:
         return True
 
     def _may_move(self, topic: LiveTopic, segment: Segment) -> bool:
-        """Return True if the segment is still cold, and no copies point to it."""
+        """Return True if the segment is still cold. Copies may point to it: no byte of it changes."""
         if topic.deleted or topic in self._checkpoints.stuck or segment.tier != "cold":
-            return False
-        if segment.first in self._file_holds.needed_segments(topic.id):
             return False
         return any(span.segment is segment for span in topic.log.stored.all())
 
