@@ -261,7 +261,7 @@ class BaseWriter:
             uploads = Uploads(self.puts, nursery)
             packs = Packs(self._numbers, uploads, self._offload)
             capture = await self._compactor.capture(HOLD_MS)
-            version = self._compactor.version
+            version = self._compactor.stored_version  # what has changed since the checkpoint is not in the capture
             wall_ms, records = self._clock.now_ms(), self._records()
             making = BaseMaking(
                 capture,
