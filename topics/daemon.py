@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
 
     from topics.bucket.archive import Archive
+    from topics.bucket.bases.base_writer import BaseWriter
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
     from topics.bucket.homing import Homing
@@ -231,6 +232,8 @@ class Daemon:
         self._sockets = sockets
         self._objects: BoundedObjects | None = None
         self._segments = segments
+        self._archive: Archive | None = None
+        self._bases: BaseWriter | None = None
         self._failed = False
         self._draining = "requests"
         self._drain_began = self._stage_began = 0.0
@@ -389,7 +392,7 @@ class Daemon:
 
         try:
             self._objects = make_objects(self.settings, os.environ, engine.offload)
-            archive = engine.archive = Archive(
+            archive = self._archive = Archive(
                 self.settings,
                 engine.store,
                 engine.registry,
@@ -406,16 +409,17 @@ class Daemon:
         except OSError as error:
             raise StartFailure(f"the note about the bucket cannot be read or written: {error}") from error
         engine.compactor.keeper = archive
+        engine.metrics.bucket = archive.look
         return archive
 
     def _start_bases(self, background: trio.Nursery, archive: Archive) -> None:
         """Have bases made, and what nobody needs removed from the bucket."""
         from topics.bucket.bases.base_writer import BaseWriter  # noqa: PLC0415
-        from topics.bucket.bases.collector import Collector  # noqa: PLC0415
+        from topics.bucket.bases.collector import BucketCollector  # noqa: PLC0415
         from topics.bucket.bases.own_segments import OwnSegments  # noqa: PLC0415
 
         engine, settings = self.engine, self.settings
-        bases = engine.bases = BaseWriter(
+        bases = self._bases = BaseWriter(
             archive,
             engine.compactor,
             clock=engine.clock,
@@ -423,7 +427,7 @@ class Daemon:
             interval_ms=settings.bucket_base_ms,
             records=lambda: engine.registry.total_records,
         )
-        collector = Collector(
+        collector = BucketCollector(
             archive, bases, clock=engine.clock, offload=engine.offload, retain_ms=settings.bucket_retain_ms
         )
         if self._segments is not None:
@@ -453,7 +457,7 @@ class Daemon:
             datadir=engine.store.datadir,
             clock=engine.clock,
             offload=engine.offload,
-            has_base=lambda: engine.bases is not None and engine.bases.ready.is_set(),
+            has_base=lambda: self._bases is not None and self._bases.ready.is_set(),
             has_room=lambda: engine.store.space.shortage is None,
         )
 
@@ -515,9 +519,9 @@ class Daemon:
         if clean:
             with building():  # all it makes of a topic stays until the topic is stored
                 await self.engine.compactor.try_checkpoint(marks=False)
-        if self.engine.archive is not None:
+        if self._archive is not None:
             self._enter_stage("the bucket")
-            await self.engine.archive.finish()
+            await self._archive.finish()
         self._enter_stage("nothing")
         log.info("drained", clean=clean, ms=round((trio.current_time() - self._drain_began) * 1000))
 

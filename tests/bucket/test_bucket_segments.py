@@ -27,7 +27,7 @@ from tests.simulation.segment_lives import (
 )
 from tests.simulation.test_segment_crashes import SCENARIOS
 from tests.simulation.world import ROOT, Life, World, all_ends, some_ends
-from topics.bucket.bases.base_making import SealedUploads
+from topics.bucket.bases.base_content import SealedUploads
 from topics.bucket.bases.own_segments import OwnSegments
 from topics.bucket.bases.packs import PackNumbers
 from topics.bucket.object_names import parse_segment

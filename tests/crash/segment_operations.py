@@ -250,6 +250,19 @@ async def holding(life: Life, client: Client) -> None:
     await maintenance(life)
 
 
+async def capturing(life: Life, client: Client) -> None:
+    """The same while a base of the bucket is captured, whose hold is prolonged, and ended before its time."""
+    with suppress(ApiError, OSError):
+        capture = await life.compactor.capture(1000)
+        for name in KEPT:
+            await client.delete(name, match=exactly("a"))
+        await fill_all(client, 2, names=KEPT)
+        await checkpoint(life)
+        await life.compactor.prolong(capture, 1000)
+        life.compactor.release()
+    await maintenance(life)
+
+
 async def checkpointing_in_a_hold(life: Life, client: Client) -> None:
     """Checkpoints beside named files: new segments, deletions that are not flagged yet, manifests of the next
     generation; a further answer, and a checkpoint that clears up behind the hold."""
@@ -335,6 +348,7 @@ FILE_OPERATIONS = (
     Operation("remove-topic-files", (12, 20), (2,), SegmentSweep, SMALL, removing, before=cold),
     Operation("change-class-of-stored", (8, 24), (1, 2, 4), SegmentSweep, SMALL, class_of_stored, before=cold),
     Operation("hold", (13,), (1, 2), SegmentSweep, SMALL, holding, before=cold),
+    Operation("capture", (13,), (1, 2), SegmentSweep, SMALL, capturing, before=cold),
     Operation(
         "checkpoint-in-hold", (8, 9, 10, 11, 13), (1, 2, 5), SegmentSweep, SMALL, checkpointing_in_a_hold, before=cold
     ),

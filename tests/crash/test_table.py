@@ -131,10 +131,13 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     Ceilings: ("lower_all", "lower_idle"),
     Compactor: (
         "announce",
+        "capture",
         "change_layout",
         "checkpoint",
         "checkpoint_at_start",
         "name_files",
+        "prolong",
+        "release",
         "seal",
         "try_checkpoint",
     ),
@@ -160,7 +163,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     EngineMetrics: ("figures",),
     IdempotencyKeys: ("expire",),
     UniqueJobs: ("expire",),
-    Compactor: ("run",),
+    Compactor: ("replay_starts", "run"),
     Reclaimer: ("run",),
     Relocator: ("run",),
 }

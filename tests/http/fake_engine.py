@@ -148,7 +148,7 @@ class FakeEngine:
                 pause="pause",
                 resume="resume",
             ),
-            metrics=part(figures="figures"),
+            metrics=SimpleNamespace(figures=partial(self._call, "figures"), bucket=None),
         )
         return cast(Engine, parts)
 

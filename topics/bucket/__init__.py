@@ -16,7 +16,7 @@ owner_format      the content of `owner` and `FORMAT`
 local_note        what the data directory knows of its bucket
 log_reader        the bytes of the log that rounds carry
 ownership         who may write to the prefix
-opening           finding the place at which the archive goes on
+place_search      finding the place at which the archive goes on
 backlog           how much log is kept for the bucket
 archive           the task that writes rounds
 pin_format        the content of pins

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 One task does everything, so at most one round is being made and at most one put is under way:
 
-    opening    the prefix is taken (`opening`). It is tried again until it succeeds; the daemon works meanwhile
+    opening    the prefix is taken (`place_search`). It is tried again until it succeeds; the daemon works meanwhile
     working    a cut, when `TOPICS_BUCKET_ROUND_MS` is over, when there are `ROUND_BYTES`, or when `archived_to` asks;
                its rounds, one after another, each settled before the next is made; then the note in `meta/bucket`
     refused    the bucket has answered, and must not be used. It is tried again now and then
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Literal, Protocol
 
@@ -34,8 +35,8 @@ from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.log_reader import ROUND_BYTES, LogGone, Piece, divided, measured, read_pieces, stretches
 from topics.bucket.object_names import round_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreErrorKind
-from topics.bucket.opening import Opening, Place
 from topics.bucket.ownership import BucketRefused, Ownership
+from topics.bucket.place_search import Place, PlaceSearch
 from topics.bucket.round_format import RoundHead, encode_round
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts, StoreState, TakenByOther, log_state
 from topics.config import Settings
@@ -158,6 +159,7 @@ class Archive:
         """When everything that was synced by then was in the bucket, as far as is known."""
         self._cut_number = 0
         self._owner_round = 0
+        self._owner_due = False
         self.figures = BucketFigures()
 
     # -- for others ------------------------------------------------------------------------------------------------
@@ -233,9 +235,9 @@ class Archive:
             pause_s = LOOK_S  # a shard without room has its place where it is
 
     async def note_base(self, number: int) -> None:
-        """Have `owner` name a recent round, as there is a base for round `number`. Raises like `Ownership.tell`."""
-        await self._tell_owner()
-        log.debug("bucket_base_noted", number=number)
+        """There is a base for round `number`: with the next cut, `owner` names a recent round."""
+        if number > self._owner_round:
+            self._owner_due = True
 
     def may_drop(self, file: WalFile) -> bool:
         """Return True if a file of the log is in the bucket, or is not kept for it."""
@@ -249,18 +251,21 @@ class Archive:
         datadir = self._store.datadir
         try:
             note = await self._offload.run(Pool.FILES, partial(read_note, self._fs, datadir))
+            is_stale = await self._offload.run(Pool.FILES, partial(self._fs.exists, datadir.salvaged_path))
         except BadNote as error:
             raise BucketRefused(
                 f"{datadir.bucket_path} is damaged: {error}. Remove it, and start once with --take"
             ) from error
         self._note = note or BucketNote(bucket="", dir=secrets.token_hex(16))
         if self._note.positions is not None:
-            if self._store.salvaged or len(self._note.positions) != self._store.shards:
+            if self._store.salvaged or is_stale or len(self._note.positions) != self._store.shards:
                 self._note.positions = None
             else:
                 self._keep_from = [LogPosition(*position) for position in self._note.positions]
         if note is None or self._note.positions is None:
             await self._write_note()
+        if is_stale:
+            await self._offload.run(Pool.FILES, partial(self._fs.unlink, datadir.salvaged_path))
 
     async def run(self) -> None:
         """Write rounds until `finish`. Raises what nobody expects, and may be called again then."""
@@ -287,7 +292,7 @@ class Archive:
                         await self._rest(pause)
                         pause = min(2 * pause, LONGEST_S)
                     except (OSError, LogGone) as error:
-                        self._enter("waiting", f"the log cannot be read for the bucket: {error}")
+                        self._enter("waiting", f"the data directory cannot be read or written for the bucket: {error}")
                         if isinstance(error, LogGone):
                             await self._give_up("the log lacks bytes that the bucket should have")
                         await self._rest(pause)
@@ -320,7 +325,7 @@ class Archive:
 
     async def _open(self) -> None:
         ends = [writer.synced_position()[0] for writer in self._store.writers]
-        opening = Opening(
+        search = PlaceSearch(
             self.objects,
             self._puts,
             self._ownership,
@@ -332,7 +337,7 @@ class Archive:
             keep_on=self._keep_on,
         )
         given_up = self._given_up
-        place = await opening.open(self._note, take=self._take, url=self._url)
+        place = await search.open(self._note, take=self._take, url=self._url)
         if given_up != self._given_up:
             raise PlaceGivenUp
         self._take = self._given_up = False
@@ -340,7 +345,7 @@ class Archive:
         begins = place.positions is None
         if begins:
             # Until a round is written, the note says that a history is to begin.
-            self._keep_from = self._first_places()
+            self._keep_from = first_places(self._store, self._source, self._starts)
         self._cut_number = 0
         self._place = place
         self._owner_round = place.number
@@ -348,18 +353,6 @@ class Archive:
         self._asked = True
         self._enter("working")
         log.info("bucket_opened", bucket=place.bucket, epoch=place.epoch, round=place.number, begins_history=begins)
-
-    def _first_places(self) -> list[LogPosition]:
-        """Return the beginnings of the oldest files that the newest snapshot needs, by shard."""
-        copied = self._source.copied_files()
-        places = []
-        for shard, start in enumerate(self._starts.replay_starts()):
-            files = self._store.files.of_shard(shard)
-            needed = [file.ordinal for file in files if file.file_id in copied]
-            before = [file.ordinal for file in files if file.ordinal <= start.position.ordinal]
-            needed.append(before[-1] if before else files[0].ordinal)
-            places.append(LogPosition(min(needed), 0))
-        return places
 
     # -- working ---------------------------------------------------------------------------------------------------
 
@@ -370,7 +363,7 @@ class Archive:
             last = self._stopping
             self._check_place()
             await self._archive_cut()
-            if self._place is not None and self._place.number - self._owner_round >= OWNER_ROUNDS:
+            if self._owner_due or self.place.number - self._owner_round >= OWNER_ROUNDS:
                 await self._tell_owner()
             if last:
                 await self._write_note()
@@ -412,43 +405,31 @@ class Archive:
         place = self.place
         began_ms = self._clock.monotonic_ms()
         self._bytes_at_cut = sum(writer.figures.bytes_written for writer in self._store.writers)
+        wall_ms = max(self._clock.now_ms(), place.wall_ms)
         ends = await self._cut()
-        wall_ms = self._clock.now_ms()
-        begins = place.positions is None
-        starts = place.positions
-        if starts is None:
-            assert self._keep_from is not None
-            starts = self._keep_from
+        self._check_place()
+        starts = place.positions or self._keep_from
+        assert starts is not None
         parts = await self._offload.run(
             Pool.FILES, partial(measured, self._fs, stretches(self._store.files, starts, ends)), holds_disk=False
         )
+        reached = list(starts)
         rounds = divided(parts)
         pieces = next(rounds, None)
-        reached = list(starts)
         while pieces is not None:
             following = next(rounds, None)
             for run, _ in pieces:
                 reached[run.shard] = LogPosition(run.ordinal, run.offset + run.length)
-            if following is None:
-                reached = list(ends)
-            head = RoundHead(
-                bucket=place.bucket,
-                epoch=place.epoch,
-                number=place.number + 1,
-                previous=place.hash,
-                nonce=self._nonce,
-                wall_ms=max(wall_ms, place.wall_ms),
-                shards=len(ends),
-                positions=[tuple(position) for position in reached],  # type: ignore[misc]
-                runs=[piece.run for piece in pieces],
-                ends_cut=following is None,
-                begins_history=begins,
-                body_bytes=sum(piece.run.length for piece in pieces),
+            await self._write_round(
+                place,
+                _head_of(place, pieces, self._nonce, wall_ms, reached if following else ends, bool(following)),
+                pieces,
             )
-            await self._write_round(place, head, pieces)
-            begins, pieces = False, following
+            pieces = following
         self._archived_at_ms = began_ms
         self._cut_number = place.number
+        if self.state != "working":
+            self._enter("working")
         if trio.current_time() - self._noted_at >= NOTE_S:
             await self._note_place()
         self._tell()
@@ -476,7 +457,8 @@ class Archive:
 
     async def _write_round(self, place: Place, head: RoundHead, pieces: Sequence[Piece]) -> None:
         """Have a round in the bucket, and go on behind it. Raises PlaceGivenUp, PutGivenUp."""
-        blob = await self._offload.run(Pool.CPU, partial(_make_round, self._fs, head, list(pieces)))
+        # A pool of its own kind: a disk that is slow to read holds up nothing else.
+        blob = await self._offload.run(Pool.BUCKET_CHANGE, partial(_make_round, self._fs, head, list(pieces)))
         self._check_place()
         try:
             await self._puts.create(round_name(head.number), blob, self._keep_on)
@@ -508,7 +490,7 @@ class Archive:
         except (TakenByOther, ObjectMissing, ObjectTooLarge) as error:
             log.warning("bucket_owner_changed", problem=str(error))
             raise PlaceGivenUp from None
-        self._owner_round = self.place.number
+        self._owner_round, self._owner_due = self.place.number, False
 
     # -- the note --------------------------------------------------------------------------------------------------
 
@@ -549,9 +531,10 @@ class Archive:
             keep = self._keep_from
             if keep is None or self._given_up:
                 continue
-            reason = await self._backlog.exceeded(keep)
-            if reason and self._keep_from is keep:
-                await self._give_up(reason)
+            with suppress(OSError):
+                reason = await self._backlog.exceeded(keep, is_working=self.state == "working")
+                if reason and self._keep_from is keep:
+                    await self._give_up(reason)
 
     async def _give_up(self, reason: str) -> None:
         """Let the files of the log go. The next opening begins a history."""
@@ -565,7 +548,10 @@ class Archive:
             consequence="the archive begins anew when the bucket is back; what was not archived is on this disk only",
         )
         self._wake.set()
-        await self._write_note()
+        try:
+            await self._write_note()
+        except OSError as error:
+            log.warning("bucket_note_not_written", error=str(error), consequence="it is written with the next round")
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -574,7 +560,7 @@ class Archive:
         figures = self.figures
         figures.state, figures.problem = self.state, self.problem
         figures.epoch, figures.round = self._note.epoch, self._note.round
-        keep = self._place.positions if self._place is not None else self._keep_from
+        keep = self._place.positions if self.is_open and self._place is not None else self._keep_from
         figures.lag_bytes = self._backlog.bytes_from(keep) if keep is not None else 0
         figures.lag_ms = self._clock.monotonic_ms() - self._archived_at_ms if self._behind else 0
         return figures
@@ -608,6 +594,39 @@ class Archive:
                 await self._wake.wait()
                 if not self._stopping:
                     self._wake = trio.Event()
+
+
+def first_places(store: Store, source: LogSource, starts: Starts) -> list[LogPosition]:
+    """Return the beginnings of the oldest files of the log that the newest snapshot needs, by shard."""
+    copied = source.copied_files()
+    places = []
+    for shard, start in enumerate(starts.replay_starts()):
+        files = store.files.of_shard(shard)
+        needed = [file.ordinal for file in files if file.file_id in copied]
+        before = [file.ordinal for file in files if file.ordinal <= start.position.ordinal]
+        needed.append(before[-1] if before else files[0].ordinal)
+        places.append(LogPosition(min(needed), 0))
+    return places
+
+
+def _head_of(
+    place: Place, pieces: Sequence[Piece], nonce: str, wall_ms: int, reached: Sequence[LogPosition], goes_on: bool
+) -> RoundHead:
+    """Return the header of the round behind `place`. `goes_on`: its cut needs the next round, too."""
+    return RoundHead(
+        bucket=place.bucket,
+        epoch=place.epoch,
+        number=place.number + 1,
+        previous=place.hash,
+        nonce=nonce,
+        wall_ms=wall_ms,
+        shards=len(reached),
+        positions=[(position.ordinal, position.offset) for position in reached],
+        runs=[piece.run for piece in pieces],
+        ends_cut=not goes_on,
+        begins_history=place.positions is None,
+        body_bytes=sum(piece.run.length for piece in pieces),
+    )
 
 
 def _make_round(fs: Fs, head: RoundHead, pieces: list[Piece]) -> bytes:

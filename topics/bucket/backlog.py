@@ -44,15 +44,18 @@ class Backlog:
                     total += max(end - (place.offset if file.ordinal == place.ordinal else 0), 0)
         return total
 
-    async def exceeded(self, places: Sequence[LogPosition]) -> str:
-        """Return why no more log may be kept from these places on, empty if it may. Raises OSError."""
+    async def exceeded(self, places: Sequence[LogPosition], *, is_working: bool) -> str:
+        """Return why no more log may be kept from these places on, empty if it may. `is_working` is False while the
+        bucket is away: then a disk that is nearly full is a reason, too. Raises OSError."""
         kept = self.bytes_from(places)
-        if self._most:
-            return f"the bucket lacks {kept} bytes of the log" if kept > self._most else ""
+        if self._most and kept > self._most:
+            return f"the bucket lacks {kept} bytes of the log"
         if kept < SMALL:
             return ""
-        if self._store.space.shortage is not None:
+        if self._store.refuses_appends and not is_working:
             return f"the disk is nearly full, and {kept} bytes of the log are kept for the bucket"
+        if self._most:
+            return ""
         free = await self._offload.run(
             Pool.FILES, partial(self._fs.free_bytes, self._store.datadir.root), holds_disk=False
         )

@@ -37,10 +37,13 @@ class Piece(NamedTuple):
 
 
 def stretches(files: WalFiles, starts: Sequence[LogPosition], ends: Sequence[LogPosition]) -> list[Stretch]:
-    """Return what is between two places of each shard, ascending by shard and place."""
+    """Return what is between two places of each shard, ascending by shard and place. Raises LogGone."""
     found = []
     for shard, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        for file in files.of_shard(shard):
+        there = files.of_shard(shard)
+        if all(file.ordinal != start.ordinal for file in there):
+            raise LogGone(f"shard {shard} of the log has no file {start.ordinal} any more")
+        for file in there:
             if start.ordinal <= file.ordinal <= end.ordinal:
                 offset = start.offset if file.ordinal == start.ordinal else 0
                 found.append(Stretch(file, offset, end.offset if file.ordinal == end.ordinal else None))

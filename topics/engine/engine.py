@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
@@ -105,10 +105,6 @@ from topics.storage.wal.frames import NOTHING
 from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
-if TYPE_CHECKING:
-    from topics.bucket.archive import Archive
-    from topics.bucket.bases.base_writer import BaseWriter
-
 log = get_logger(__name__)
 
 BAND: Final = 250
@@ -147,10 +143,6 @@ class Engine:
         self.registry = Registry(clock, self.store.windows, self.cache)
         self.fs = self._fs = fs
         self.offload = self._offload = offload
-        self.archive: Archive | None = None
-        """Set by the daemon if there is a bucket."""
-        self.bases: BaseWriter | None = None
-        """Likewise."""
         self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""

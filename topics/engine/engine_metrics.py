@@ -6,7 +6,7 @@ Responsible for gathering them: of the store, of the topics and routers that a k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
@@ -30,7 +30,7 @@ from topics.runtime.clock import Clock
 from topics.sched.governor import Governor
 from topics.sched.workers import Scheduler
 from topics.storage.store import Store
-from topics.telemetry.figures import DeliveryFigures, EngineFigures, TopicFigures, WalFigures
+from topics.telemetry.figures import BucketFigures, DeliveryFigures, EngineFigures, TopicFigures, WalFigures
 
 METRIC_ROUTERS: Final = 1000
 METRIC_CONSUMERS: Final = 1000
@@ -65,6 +65,8 @@ class EngineMetrics:
         governor: Governor,
         restarts: Mapping[str, int],
     ) -> None:
+        self.bucket: Callable[[], BucketFigures] | None = None
+        """Looks at the archive; set by the daemon if there is a bucket."""
         self._clock = clock
         self._status = status
         self._registry = registry
@@ -132,6 +134,7 @@ class EngineMetrics:
             router_failures=self._forwarders.failures,
             restarts=dict(self._restarts),
             delivery=self._delivery_figures(),
+            bucket=self.bucket() if self.bucket is not None else None,
         )
 
     async def _take_census(self) -> _Census:

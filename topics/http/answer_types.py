@@ -542,12 +542,23 @@ class HealthAnswer(Struct, kw_only=True):
     uptime_ms: int
 
 
+class BucketState(Struct, kw_only=True):
+    """How the archive in the bucket is doing."""
+
+    state: Literal["opening", "working", "waiting", "refused"]
+    epoch: int
+    round: int
+    lag_bytes: int
+    lag_ms: int
+
+
 class ReadyAnswer(Struct, kw_only=True):
     """The answer to `GET /v0/ready` when the daemon is ready."""
 
     status: Literal["ready"]
     wal_replay_complete: bool
     topics: int
+    bucket: BucketState | UnsetType = UNSET
 
 
 class ShardPosition(Struct, kw_only=True):

@@ -277,6 +277,8 @@ class Store:
             except Damage as damage:
                 if self._settings.recovery != "salvage":
                     raise
+                if self._fs.exists(self.datadir.bucket_path):
+                    write_atomic(self._fs, self.datadir.salvaged_path, b"")
                 with understood(f"what is vouched for in {damage.where.path}"):
                     repair(self._fs, damage)
                 self.salvaged = True

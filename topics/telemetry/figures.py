@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 # Microseconds, about three bounds a decade: from the flush of a fast NVMe disk to a disk that is failing.
 FSYNC_LATENCY_BOUNDS_US: Final[tuple[float, ...]] = (
@@ -92,8 +92,8 @@ class WalFigures:
 class BucketFigures:
     """The archive in the bucket. Counts are since the start of the process."""
 
-    state: str = "opening"
-    """opening, working, waiting (for the store) or refused."""
+    state: Literal["opening", "working", "waiting", "refused"] = "opening"
+    """`waiting` is for the store."""
     problem: str = ""
     """Why it is not working; for an operator."""
     epoch: int = 0
@@ -236,3 +236,5 @@ class EngineFigures:
     cold_usable: bool = True
     """The cold directory is known to belong to this daemon, or there is none."""
     delivery: DeliveryFigures = field(default_factory=DeliveryFigures)
+    bucket: BucketFigures | None = None
+    """None without a bucket."""

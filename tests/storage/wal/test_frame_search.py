@@ -53,6 +53,11 @@ def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     return int(request.param)
 
 
+def test_frames_of_topics_with_the_id_of_an_epoch_are_found() -> None:
+    content = joined([append(1, topic_id=number) for number in (1, 5 << 32, (1 << 56) - 1)]).sealed(SALT, 40)
+    assert [kind for kind, _ in found(bytes(40) + content)] == [1, 1, 1]
+
+
 @pytest.mark.usefixtures("window")
 @pytest.mark.parametrize("salt", [None, SALT])
 @pytest.mark.parametrize("seed", range(12))

@@ -1,7 +1,7 @@
 """`BaseWriter`: the task that makes bases (`docs/design/bucket.md` section 4).
 
 Steps of one base: sealed segments that the bucket does not have are put, without a hold; a capture of the daemon's
-state, with a hold; what is new in it is read and put (`base_making`); the hold ends; the rounds up to the cut are
+state, with a hold; what is new in it is read and put (`base_content`); the hold ends; the rounds up to the cut are
 awaited; the base is put. Only the last put makes anything count, so a failure anywhere leaves the base before complete,
 and costs that what was put is put again, or goes by age. Sealed segments that were put are remembered.
 """
@@ -18,7 +18,7 @@ import trio
 
 from topics.bucket.archive import ArchiveStopped, PlaceGivenUp
 from topics.bucket.base_format import BaseBody, BaseHead, BlobRef, encode_base
-from topics.bucket.bases.base_making import BaseMaking, SealedUploads, file_of
+from topics.bucket.bases.base_content import BaseContent, SealedUploads, file_of
 from topics.bucket.bases.known_base import KnownBase, base_numbers, load_or_nothing, read_base
 from topics.bucket.bases.packs import PackNumbers, Packs
 from topics.bucket.bases.segment_reads import is_coherent, pointed_entry, read_sealed
@@ -263,7 +263,7 @@ class BaseWriter:
             capture = await self._compactor.capture(HOLD_MS)
             version = self._compactor.stored_version  # what has changed since the checkpoint is not in the capture
             wall_ms, records = self._clock.now_ms(), self._records()
-            making = BaseMaking(
+            content = BaseContent(
                 capture,
                 self.known,
                 self._sealed,
@@ -274,10 +274,10 @@ class BaseWriter:
                 unwanted=unwanted,
             )
             async with self._held(capture):
-                pages = await making.make()
+                pages = await content.make()
             held_ms = self._clock.monotonic_ms() - began
         number = await self._archive.archived_to(capture.cut)
-        if await self._put_base(number, capture, pages, making.result, wall_ms=wall_ms, records=records):
+        if await self._put_base(number, capture, pages, content.result, wall_ms=wall_ms, records=records):
             self._sealed.done.clear()
             self._packs_before = self._numbers.last
             self._version = version

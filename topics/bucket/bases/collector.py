@@ -71,7 +71,7 @@ class NotOwner(Exception):
     """`owner` names another process, or cannot be read as one: nothing is deleted."""
 
 
-class Collector:
+class BucketCollector:
     """Removes what nobody needs. Made once for an archive; `run` is a task, `pass_over` does one pass at once."""
 
     def __init__(

@@ -39,7 +39,7 @@ SegmentKey = tuple[int, int, int]
 
 
 class SegmentNote(msgspec.Struct, array_like=True):
-    """A segment as a base names it, and the state of the deletions that its bitmap is of (`Deletions.state`)."""
+    """A segment as a base names it, and the state of the deletions that its bitmap is of (`SegmentDeletions.state`)."""
 
     entry: SegmentEntry
     state: tuple[int, int, int, int] | None = None

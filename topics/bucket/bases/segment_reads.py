@@ -37,7 +37,7 @@ class SealedBytes(NamedTuple):
     tags: bytes | None
 
 
-class Deletions(NamedTuple):
+class SegmentDeletions(NamedTuple):
     """What a part says of the deletions in a segment. As long as `state` is the same, the same records are deleted."""
 
     first: int
@@ -49,10 +49,10 @@ class Deletions(NamedTuple):
     unflagged: bytes
 
 
-def deletions_of(part: TopicPart) -> dict[int, Deletions]:
+def deletions_of(part: TopicPart) -> dict[int, SegmentDeletions]:
     """Return what a part says of its segments, by first seq of the segment. Pure."""
     firsts = [(int(entry[0]), int(entry[0]) + int(entry[1])) for entry in part.segments]
-    found: dict[int, Deletions] = {}
+    found: dict[int, SegmentDeletions] = {}
     by_end = {end: first for first, end in firsts}
     for dumped in part.log["spans"]:
         if not dumped or dumped[0] != STORED_MARK:
@@ -62,7 +62,7 @@ def deletions_of(part: TopicPart) -> dict[int, Deletions]:
         if first is not None:
             deleted = one.n - one.start - one.live - one.lost
             state = (one.n, one.start, one.live, one.lost)
-            found[first] = Deletions(one.first, one.n, state, deleted, bytes(dumped[-1]))
+            found[first] = SegmentDeletions(one.first, one.n, state, deleted, bytes(dumped[-1]))
     return found
 
 
@@ -151,7 +151,7 @@ def read_active(tiers: SegmentTiers, captured: CapturedSegment, have: int) -> by
         return b""
 
 
-def deleted_bits(tiers: SegmentTiers, captured: CapturedSegment, known: Deletions) -> bytes | None:
+def deleted_bits(tiers: SegmentTiers, captured: CapturedSegment, known: SegmentDeletions) -> bytes | None:
     """Return a bit for each slot of a segment, set if it is deleted, in its files or as its part says; None if none is.
     Raises OSError, and ColdNeeded."""
     columns = load_columns(tiers, captured.segment, known.first, known.n).columns

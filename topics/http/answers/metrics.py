@@ -23,7 +23,7 @@ from topics.engine.engine import Engine
 from topics.http.accept import qualities
 from topics.http.answers.request_figures import RequestFigures
 from topics.http.calls import Response, encode
-from topics.telemetry.figures import DeliveryFigures, EngineFigures, Histogram
+from topics.telemetry.figures import BucketFigures, DeliveryFigures, EngineFigures, Histogram
 
 PREFIX: Final = "topics_"
 
@@ -42,6 +42,8 @@ def families(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metri
     yield from _of_wal(figures)
     yield from _of_delivery(figures.delivery)
     yield from _of_requests(figures, requests)
+    if figures.bucket is not None:
+        yield from _of_bucket(figures.bucket)
 
 
 def _of_requests(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metric]:
@@ -130,6 +132,21 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
         ("task",),
         (((task,), count) for task, count in sorted(figures.restarts.items())),
     )
+
+
+def _of_bucket(figures: BucketFigures) -> Iterator[Metric]:
+    yield _gauges(
+        "bucket_state",
+        "State of the archive in the bucket: 1 for the present one",
+        ("state",),
+        (((state,), int(figures.state == state)) for state in ("opening", "working", "waiting", "refused")),
+    )
+    yield _gauge("bucket_epoch", "Epoch in which the archive writes", figures.epoch)
+    yield _gauge("bucket_round", "Last round that is in the bucket", figures.round)
+    yield _counter("bucket_rounds", "Rounds written since the start", (), [((), figures.rounds)])
+    yield _counter("bucket_round_bytes", "Bytes of these rounds as they are stored", (), [((), figures.round_bytes)])
+    yield _gauge("bucket_lag_bytes", "Bytes of the synced log that are not in the bucket", figures.lag_bytes)
+    yield _gauge("bucket_lag_ms", "Since when there are some, in milliseconds", figures.lag_ms)
 
 
 def _of_topics(figures: EngineFigures) -> Iterator[Metric]:

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from topics import __version__
 from topics.engine.engine import Engine
 from topics.errors import ApiError
-from topics.http.answer_types import HealthAnswer, ReadyAnswer, TopicStateAnswer
+from topics.http.answer_types import BucketState, HealthAnswer, ReadyAnswer, TopicStateAnswer
 from topics.http.calls import Call, Response, json_response
 from topics.http.requests.query_strings import decode_touch
 
@@ -40,4 +40,11 @@ class States:
         if refusal is not None:
             raise refusal
         topics = len(self._engine.registry.topics)
-        return json_response(ReadyAnswer(status="ready", wal_replay_complete=True, topics=topics))
+        answer = ReadyAnswer(status="ready", wal_replay_complete=True, topics=topics)
+        look = self._engine.metrics.bucket
+        if look is not None:
+            seen = look()
+            answer.bucket = BucketState(
+                state=seen.state, epoch=seen.epoch, round=seen.round, lag_bytes=seen.lag_bytes, lag_ms=seen.lag_ms
+            )
+        return json_response(answer)

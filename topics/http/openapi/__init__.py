@@ -5,6 +5,7 @@ operation        the types of a description: operations, parameters, bodies, ans
 description      the purpose, the parameters and the answers of each call
 job_operations   those of the calls on queues, groups and schedules
 fact             a fact about a field
+daemon_facts     those of health, readiness and checkpoints
 job_facts        those of the calls that look at jobs, retry and cancel them
 field_facts      the meaning, the range and the unit of each field
 docs_page        the page at `/v0/docs`

@@ -16,6 +16,7 @@ from topics.conditions.fences import MAX_FENCES, MAX_NAME_BYTES
 from topics.engine.delivery.prefix_wishes import MOST_PREFIXES
 from topics.groups.group_events import MAX_UNFINISHED
 from topics.http import answer_types
+from topics.http.openapi.daemon_facts import DAEMON_FACTS
 from topics.http.openapi.fact import FILTER, NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
 from topics.http.openapi.job_facts import JOB_FACTS
 from topics.http.requests import (
@@ -739,20 +740,6 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "ready": Fact("Path of the readiness check."),
         "metrics": Fact("Path of the metrics."),
     },
-    answer_types.HealthAnswer: {
-        "status": Fact("The process answers."),
-        "version": Fact("The version of the daemon."),
-        "uptime_ms": seq("Time since the start of the process."),
-    },
-    answer_types.ReadyAnswer: {
-        "status": Fact("Requests are accepted."),
-        "wal_replay_complete": Fact("Always true in this answer."),
-        "topics": seq("The number of topics."),
-    },
-    answer_types.CheckpointAnswer: {
-        "files": Fact("Every file that the checkpoint names, relative to the data directory."),
-        "position": Fact("Where replay begins, for each shard."),
-    },
     answer_types.SealedAnswer: {"segments": seq("The number of segments that the topic has now.")},
     answer_types.ShardPosition: {
         "shard": seq("Number of the shard."),
@@ -760,6 +747,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "offset": seq("Byte offset in that file."),
     },
     **JOB_FACTS,
+    **DAEMON_FACTS,
     answer_types.Sample: {"labels": Fact("Values of the labels, by name."), "value": Fact("The present value.")},
 }  # fmt: skip
 

@@ -89,6 +89,11 @@ class DataDir:
         return join(self.meta_dir, "restore")
 
     @property
+    def salvaged_path(self) -> str:
+        """Says that the log was salvaged since `bucket_path` was written: it is not what the bucket has."""
+        return join(self.meta_dir, "bucket-salvaged")
+
+    @property
     def meta_dir(self) -> str:
         """Snapshots, and notes about failures."""
         return join(self.root, "meta")

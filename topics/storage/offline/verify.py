@@ -488,6 +488,8 @@ class Verification:
                 yield from self._clock_mark()
             elif name == "witness":
                 continue  # an unreadable witness proves nothing, which is safe
+            elif join(datadir.meta_dir, name) in (datadir.bucket_path, datadir.salvaged_path):
+                continue  # an unreadable note about the bucket refuses a start with one, and says what to do
             elif name.endswith(".damaged"):
                 yield Finding(join(datadir.meta_dir, name), None, "was damaged, and is kept aside", "note")
             elif name == "reserve.cbor":

@@ -160,18 +160,14 @@ class ShardWriter:
         return cut
 
     def mark(self) -> LogMark:
-        """Ask for the place behind everything queued by now; never waits. Marks of several shards made in one step of
-        the loop are one moment for all of them. Raises like `submit`."""
+        """Ask for the place behind everything queued by now; as `cut` does otherwise."""
         mark = LogMark()
         self.submit(mark)
         return mark
 
     def synced_position(self) -> tuple[LogPosition, int]:
-        """Return how far the disk is known to have the log, and the number of frames up to there.
-
-        Everything before it has reached its commit point, so a replay that begins with the current state may start
-        there.
-        """
+        """Return how far the disk is known to have the log, and the number of frames up to there. Everything before it
+        has reached its commit point, so a replay that begins with the current state may start there."""
         assert self._file is not None
         return LogPosition(self._file.ordinal, self._synced_end), self._synced_frames
 
@@ -320,8 +316,7 @@ class ShardWriter:
                 await self._try_again()
             if self._ended is not None:
                 await self._rotate()
-            while self.queue and isinstance(self.queue.first, LogMark):
-                await self._reach_mark()
+            await self._reach_marks()
             if self.queue and isinstance(self.queue.first, LogCut):
                 await self._go_over()
             elif self.queue and self._is_full_for(self.queue.first):
@@ -355,9 +350,7 @@ class ShardWriter:
         return file.head.salt is None or file.end + len(batch.data) > self._file_bytes
 
     async def _write(self, group: list[WalBatch], *, vouch: bool, sync: bool) -> None:
-        file = self.file
-        start = file.end
-        pieces = []
+        file, start, pieces = self.file, self.file.end, []
         if vouch:
             pieces.append(frames.encode_control(FrameType.SYNCED, {"file": file.ordinal, "offset": self._synced_end}))
             self._vouched = self._synced_end
@@ -462,18 +455,9 @@ class ShardWriter:
             self.queue.settle_requests(self.stall.refusal, self.synced_position()[0])
             self.stall.is_blocked = bool(self.queue) or self._ended is not None
         if self.stall.lasts:
-            self._tell_of_delay(error)
+            self.queue.tell_of_delay(self.stall.delay(error))
         with trio.move_on_after(max(self.stall.retry_at_ms - self._clock.monotonic_ms(), 0) / 1000):
             await self._stop_asked.wait()
-
-    def _tell_of_delay(self, error: OSError) -> None:
-        """Answer the clients whose batches wait. The batches stay queued, because their seqs are given out."""
-        refusal = read_only(
-            f"WAL shard {self.shard} waits for room on the disk ({error.strerror or error}). What was sent is not "
-            "stored; it is kept in memory, and may still be written when there is room"
-        )
-        for batch in self.queue:
-            batch.on_delayed(refusal)
 
     async def _allocate(self, end: int) -> None:
         """Allocate room on disk for the current file up to `end`. Raises NoRoom; OSError if the log cannot be
@@ -530,12 +514,12 @@ class ShardWriter:
         self.rotated.set()
         self.rotated = trio.Event()
 
-    async def _reach_mark(self) -> None:
-        """Sync what was queued before the mark at the head of the queue, and tell the mark where that ends. It stays
-        in the queue meanwhile, so that a failure is told to it."""
-        if self._dirty:
-            await self._write([], vouch=False, sync=True)
-        self.queue.take_mark().reach(self.synced_position()[0])
+    async def _reach_marks(self) -> None:
+        """Sync what was queued before marks at the head of the queue, and tell them where that ends."""
+        while self.queue and isinstance(self.queue.first, LogMark):
+            if self._dirty:
+                await self._write([], vouch=False, sync=True)
+            self.queue.take_mark().reach(self.synced_position()[0])
 
     async def _go_over(self) -> None:
         """Carry out the cut at the head of the queue. If the current file is empty, it is used as the new one."""

@@ -94,6 +94,13 @@ class Stall:
         )
         self.retry_at_ms = self._clock.monotonic_ms() + self._interval_ms
 
+    def delay(self, error: OSError) -> ApiError:
+        """Return the answer to clients whose batches wait."""
+        return read_only(
+            f"WAL shard {self._shard} waits for room on the disk ({error.strerror or error}). What was sent is not "
+            "stored; it is kept in memory, and may still be written when there is room"
+        )
+
     def end(self) -> None:
         """Note that the disk has given what was needed."""
         self.is_blocked = False

@@ -195,6 +195,11 @@ class WriteQueue:
         self._batches = waiting
         self.is_urgent = bool(waiting)
 
+    def tell_of_delay(self, refusal: ApiError) -> None:
+        """Answer the clients whose batches wait. The batches stay queued, because their seqs are given out."""
+        for batch in self._batches:
+            batch.on_delayed(refusal)
+
     def close(self, error: ApiError) -> list[WalBatch]:
         """End the queue for this reason: appends are admitted no more. Return the batches that were queued."""
         self._closed = error

@@ -28,8 +28,8 @@ from topics.bucket.base_format import (
 from topics.bucket.bases.known_base import UNKNOWN, KnownBase, KnownPage, SegmentKey, SegmentNote, TopicNote
 from topics.bucket.bases.packs import Packs
 from topics.bucket.bases.segment_reads import (
-    Deletions,
     SealedBytes,
+    SegmentDeletions,
     deleted_bits,
     deletions_of,
     foreign_salt,
@@ -99,10 +99,10 @@ class SealedUploads:
 
 class _Examined(NamedTuple):
     fingerprint: bytes
-    deletions: Mapping[int, Deletions]
+    deletions: Mapping[int, SegmentDeletions]
 
 
-class BaseMaking:
+class BaseContent:
     """Makes the pages of one base. `result` is what the base has when it counts."""
 
     def __init__(
@@ -209,7 +209,7 @@ class BaseMaking:
     # -- segments ----------------------------------------------------------------------------------------------------
 
     async def _segment(
-        self, captured: CapturedSegment, old: SegmentNote | None, deletions: Mapping[int, Deletions]
+        self, captured: CapturedSegment, old: SegmentNote | None, deletions: Mapping[int, SegmentDeletions]
     ) -> SegmentNote:
         if captured.sealed:
             entry = await self._sealed_entry(captured, old)
@@ -228,7 +228,7 @@ class BaseMaking:
             entry.deleted = before if is_known else await self._packs.add(bits)
         return SegmentNote(entry, found.state)
 
-    async def _read_bits(self, captured: CapturedSegment, found: Deletions) -> bytes | None:
+    async def _read_bits(self, captured: CapturedSegment, found: SegmentDeletions) -> bytes | None:
         """The bitmap of a segment, read without the cold store if possible."""
         try:
             hot = SegmentTiers(self._tiers.hot, NO_COLD)
@@ -333,7 +333,7 @@ def _examined(topics: Sequence[CapturedTopic], known: Mapping[int, bytes]) -> di
     for topic in topics:
         noted = topic.segments or len(topic.part) > LARGE_PART
         fingerprint = hashlib.blake2b(topic.part, digest_size=20).digest() if noted else UNKNOWN
-        deletions: Mapping[int, Deletions] = {}
+        deletions: Mapping[int, SegmentDeletions] = {}
         if topic.segments and known.get(topic.id) != fingerprint:
             deletions = deletions_of(decode_part(topic.part))
         found[topic.id] = _Examined(fingerprint, deletions)

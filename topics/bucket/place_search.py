@@ -1,4 +1,4 @@
-"""Opening the bucket: is it fit, is it ours, and behind which round does the archive go on (`docs/design/bucket.md`
+"""PlaceSearch the bucket: is it fit, is it ours, and behind which round does the archive go on (`docs/design/bucket.md`
 sections 3 and 5).
 
 A directory that has written to the bucket goes on behind its last round, if everything that the bucket has is in its
@@ -60,7 +60,7 @@ class Place:
                 self.files[run.shard, run.ordinal] = head.number
 
 
-class Opening:
+class PlaceSearch:
     """One attempt to open the bucket. Made by the archive."""
 
     def __init__(

@@ -1,0 +1,241 @@
+"""Bases of a daemon with a real archive, and the collector: what is needed stays, over kills, epochs and
+histories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from tests.bucket.archived import ArchivedLife, archived, bucket_settings
+from tests.bucket.check_bucket import bases_of, check_bucket
+from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
+from tests.simulation.clock import SimClock
+from tests.simulation.disk import SimFs
+from topics.bucket.bases.base_writer import BaseWriter
+from topics.bucket.bases.collector import BucketCollector, NotOwner
+from topics.bucket.object_names import base_name, number_of, pin_name, round_name
+from topics.bucket.owner_format import decode_owner, encode_owner
+from topics.bucket.pin_format import Pin, encode_pin
+from topics.bucket.round_format import decode_round
+
+pytestmark = pytest.mark.trio
+
+HOUR_S = 20
+HOUR_MS = HOUR_S * 1000
+"""Shorter than an hour: the archive looks at its log four times a second."""
+RETAIN_MS = 10 * HOUR_MS
+CONFIG = bucket_settings(segment_max_events=8, segment_max_age_ms=0, bucket_base_ms=30_000)
+
+
+def bases_for(life: ArchivedLife) -> BaseWriter:
+    engine = life.engine
+    return BaseWriter(
+        life.archive, engine.compactor, clock=life.clock, offload=engine.offload, interval_ms=CONFIG.bucket_base_ms
+    )
+
+
+def collector_for(life: ArchivedLife, bases: BaseWriter, **options: int) -> BucketCollector:
+    engine = life.engine
+    return BucketCollector(
+        life.archive,
+        bases,
+        clock=life.clock,
+        offload=engine.offload,
+        **{"retain_ms": RETAIN_MS, "wait_ms": HOUR_MS, **options},
+    )
+
+
+def check_rounds(objects: SimObjects, number: int) -> None:
+    """Every round that a base needs is there, and its files of the log begin where the base says."""
+    base = check_bucket(objects, number).base
+    there = {n for name in objects.objects if name.startswith("rounds/") and (n := number_of(name)) is not None}
+    assert set(range(base.head.first_round, number + 1)) <= there
+    for shard, ordinal, first in base.body.files:
+        head = decode_round(objects.objects[round_name(first)]).head
+        assert any((run.shard, run.ordinal, run.offset) == (shard, ordinal, 0) for run in head.runs)
+    ends = decode_round(objects.objects[round_name(number)]).head
+    assert ends.ends_cut
+    for shard, (ordinal, _) in enumerate(ends.positions):
+        assert all(one < ordinal for other, one, _ in base.body.files if other == shard)
+
+
+async def test_a_base_is_made_at_once_and_its_rounds_have_what_it_needs(autojump_clock: Any) -> None:
+    objects, fs = SimObjects(), SimFs()
+    for epoch in range(1, 4):
+        async with archived(objects, CONFIG, fs=fs, clean=epoch % 2 == 0) as life:
+            bases = bases_for(life)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bases.run)
+                with trio.fail_after(60):
+                    await bases.ready.wait()
+                assert bases.made == (epoch == 1), "a directory that goes on has its base already"
+                await life.put("a", durability="fsync")
+                for i in range(30):
+                    await life.append("a", i)
+                await trio.sleep(35)
+                assert bases.made == (2 if epoch == 1 else 1)
+                nursery.cancel_scope.cancel()
+            for number in bases_of(objects):
+                check_rounds(objects, number)
+            assert check_bucket(objects).base.head.epoch == epoch
+
+
+async def test_a_new_history_begins_with_a_base(autojump_clock: Any) -> None:
+    objects, fs = SimObjects(), SimFs()
+    async with archived(objects, CONFIG, fs=fs, clean=False) as life:
+        await life.put("a", durability="fsync")
+        await life.append("a", 1)
+        bases = bases_for(life)
+        assert await bases.try_take()
+        first = bases_of(objects)
+        await life.archive._give_up("a test")
+        await trio.sleep(60)
+        assert life.archive.epoch == 2
+        await bases.load()
+        assert not bases.ready.is_set()
+        assert await bases.try_take()
+        assert bases.ready.is_set()
+    newest = check_bucket(objects).base
+    assert newest.head.number > first[-1]
+    assert newest.head.epoch == 2
+    assert newest.head.first_round >= life.archive.history_begun_at
+    check_rounds(objects, newest.head.number)
+
+
+async def test_what_nobody_needs_goes_an_hour_later_and_everything_else_stays(autojump_clock: Any) -> None:
+    objects, fs, clock = SimObjects(), SimFs(), SimClock()
+    pinned = 0
+    for epoch in range(1, 4):
+        async with archived(objects, CONFIG, fs=fs, clock=clock, clean=False) as life:
+            bases = bases_for(life)
+            collector = collector_for(life, bases)
+            if epoch == 1:
+                await life.put("a", durability="fsync", cap_records=40)
+            for hour in range(16):
+                await life.append("a", *range(5))
+                await life.delete("a", match="x")
+                assert await bases.try_take()
+                if epoch == 1 and hour == 3:
+                    pinned = bases_of(objects)[-1]
+                    objects.put_new(pin_name("p"), encode_pin(Pin(base=pinned, expires=clock.now_ms() + 20 * HOUR_MS)))
+                await trio.sleep(HOUR_S)
+                await collector.pass_over()
+                for number in bases_of(objects)[-3:]:
+                    check_rounds(objects, number)
+                if hour > 3 and epoch == 1:
+                    check_rounds(objects, pinned)
+            numbers = bases_of(objects)
+            assert collector.deleted
+            walls = [check_bucket(objects, number).base.head.wall_ms for number in numbers if number != pinned]
+            assert len([wall for wall in walls if wall <= clock.now_ms() - RETAIN_MS]) <= 3
+            assert len([wall for wall in walls if wall > clock.now_ms() - RETAIN_MS]) >= 9
+    assert pinned not in bases_of(objects)
+    named = set().union(*(check_bucket(objects, number).named for number in bases_of(objects)))
+    spare = {name for name in objects.objects if name.startswith(("packs/", "segments/")) and name not in named}
+    assert len(spare) <= 6, "what the last passes have found"
+    epochs = [decode_round(data).head.epoch for name, data in sorted(objects.objects.items()) if "rounds/" in name]
+    assert {1, 2, 3} <= set(epochs), "the first round of each epoch stays"
+    assert epochs.count(1) == 1
+
+
+async def test_nothing_is_deleted_by_another_than_the_owner(autojump_clock: Any) -> None:
+    objects = SimObjects()
+    async with archived(objects, CONFIG, clean=False) as life:
+        bases = bases_for(life)
+        assert await bases.try_take()
+        objects.put_new("packs/0000000001-0000000000", b"spare")
+        collector = collector_for(life, bases, wait_ms=0)
+        owner = decode_owner(objects.objects["owner"])
+        owner.epoch += 1
+        objects.put_if("owner", encode_owner(owner), objects.head("owner").etag)
+        with pytest.raises(NotOwner):
+            await collector.pass_over()
+        assert "packs/0000000001-0000000000" in objects.objects
+        owner.epoch -= 1
+        objects.put_if("owner", encode_owner(owner), objects.head("owner").etag)
+        await collector.pass_over()
+        assert "packs/0000000001-0000000000" not in objects.objects
+
+
+async def test_a_base_that_cannot_be_read_stops_every_deletion(autojump_clock: Any) -> None:
+    objects = SimObjects()
+    async with archived(objects, CONFIG, clean=False) as life:
+        bases = bases_for(life)
+        assert await bases.try_take()
+        objects.put_new("packs/0000000001-0000000000", b"spare")
+        objects.put_new(base_name(1 << 40), b"no base")
+        collector = collector_for(life, bases, wait_ms=0)
+        with pytest.raises(ValueError, match="does not begin"):
+            await collector.pass_over()
+        assert "packs/0000000001-0000000000" in objects.objects
+
+
+async def test_what_a_base_that_is_being_made_has_put_is_no_garbage(autojump_clock: Any) -> None:
+    objects = SimObjects()
+    async with archived(objects, CONFIG, clean=False) as life:
+        bases = bases_for(life)
+        await life.put("a", durability="fsync")
+        assert await bases.try_take()
+        await life.append("a", *range(50))
+        await life.compactor.checkpoint()
+        before = objects.objects.keys()
+        objects.faults = lambda op, name: SimFault.BEFORE if name.startswith("bases/") else None
+        assert not await bases.try_take()
+        put = objects.objects.keys() - before
+        assert any(name.startswith("segments/") for name in put)
+        assert any(name.startswith("packs/") for name in put)
+        objects.faults = lambda op, name: None
+        await collector_for(life, bases, wait_ms=0).pass_over()
+        assert {name for name in put if not name.startswith("rounds/")} <= objects.objects.keys()
+        assert await bases.try_take()
+        check_rounds(objects, bases_of(objects)[-1])
+
+
+async def test_packs_with_deleted_bytes_are_packed_again(autojump_clock: Any) -> None:
+    objects, clock = SimObjects(), SimClock()
+    async with archived(objects, CONFIG, clock=clock, clean=False) as life:
+        bases = bases_for(life)
+        collector = collector_for(life, bases)
+        for name in ("a", "b"):
+            await life.put(name, durability="fsync")
+            await life.append(name, 1)
+        assert await bases.try_take()
+        await life.append("a", 2)
+        assert await bases.try_take()
+        packs = bases.known.packs()
+        for _ in range(5):
+            await trio.sleep(HOUR_S)
+            await collector.pass_over()
+        assert bases.rewritten
+        old = bases.rewritten
+        assert await bases.try_take()
+        assert not bases.rewritten
+        assert old <= packs
+        assert not old & bases.known.packs()
+        check_rounds(objects, bases_of(objects)[-1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_bases_and_collections_through_faults(seed: int, autojump_clock: Any) -> None:
+    objects, clock, fs = SimObjects(seed), SimClock(), SimFs()
+    kinds = (SimFault.BEFORE, SimFault.AFTER, SimFault.LATE)
+    for _ in range(3):
+        objects.faults = lambda op, name: None
+        async with archived(objects, CONFIG, fs=fs, clock=clock, clean=False) as life:
+            bases = bases_for(life)
+            collector = collector_for(life, bases, retain_ms=HOUR_MS)
+            await life.put("a", durability="fsync")
+            objects.faults = random_faults(seed, 0.1, kinds)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bases.run)
+                nursery.start_soon(collector.run)
+                for _ in range(20):
+                    await life.append("a", *range(3))
+                    await trio.sleep(HOUR_S / 2)
+                nursery.cancel_scope.cancel()
+            objects.faults = lambda op, name: None
+            assert await bases.try_take()
+            assert bases.made
+            check_rounds(objects, bases_of(objects)[-1])

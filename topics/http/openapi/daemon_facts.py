@@ -1,0 +1,36 @@
+"""The facts about the fields of health, readiness and checkpoints, as in `field_facts`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from topics.http import answer_types
+from topics.http.openapi.fact import Fact, seq
+
+DAEMON_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
+    answer_types.HealthAnswer: {
+        "status": Fact("The process answers."),
+        "version": Fact("The version of the daemon."),
+        "uptime_ms": seq("Time since the start of the process."),
+    },
+    answer_types.ReadyAnswer: {
+        "status": Fact("Requests are accepted."),
+        "wal_replay_complete": Fact("Always true in this answer."),
+        "topics": seq("The number of topics."),
+        "bucket": Fact("The archive in the bucket; only with one."),
+    },
+    answer_types.BucketState: {
+        "state": Fact("`waiting` for the store, `refused` by it: nothing is archived meanwhile; the log says why."),
+        "epoch": seq("The epoch in which this daemon writes."),
+        "round": seq("The last round that is in the bucket."),
+        "lag_bytes": seq("Bytes of the log on the disk that are not in the bucket."),
+        "lag_ms": seq("Since when there are some."),
+    },
+    answer_types.CheckpointAnswer: {
+        "files": Fact("Every file that the checkpoint names, relative to the data directory."),
+        "position": Fact("Where replay begins, for each shard."),
+    },
+}
