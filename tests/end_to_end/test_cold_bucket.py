@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import CommandLine
 from tests.end_to_end.test_cold_hangs import answer_again, append, hang, metric, until
 from tests.end_to_end.test_sigkill import Client, Daemon
 
@@ -109,3 +110,38 @@ def test_while_calls_of_the_bucket_hang_cold_reads_are_503_and_all_else_goes_on(
         status, answer = client.call("GET", "/v0/topics/t/diff?from_seq=0&limit=10")
         assert (status, len(answer["records"])) == (200, 10)
         assert daemon.terminate()[0] == 0
+
+
+def test_a_restore_is_served_at_once_and_needs_the_bucket_no_more_when_the_segments_are_home(tmp_path: Path) -> None:
+    first, second, topics = tmp_path / "first", tmp_path / "second", CommandLine()
+    first.mkdir()
+    second.mkdir()
+    with daemon_with_bucket(first, TOPICS_HOT_RETAIN_SEGMENTS="100") as daemon:
+        client = Client(daemon.port)
+        assert client.call("PUT", "/v0/topics/t", {"durability": "fsync"})[0] in (200, 201)
+        append(client, 400)
+        assert client.call("POST", "/v0/topics/t/delete", {"match": ["tag", "Eq", "b"]})[0] == 200
+        segments = first / "bucket" / "segments"
+        until(lambda: len(list(segments.rglob("*.tags"))) >= 7, "no base has the segments")
+        kept = seqs(client)
+        assert daemon.terminate()[0] == 0
+    bucket = first / "bucket"
+    done = topics("restore", f"file://{bucket}", "--data-dir", str(second / "data"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "segments are still in the bucket" in done.stdout
+    assert len(list((bucket / "pins").iterdir())) == 1
+    assert topics("verify", str(second / "data")).returncode == 0
+    restored = Daemon(second, **SMALL)
+    try:
+        restored.start()
+        assert seqs(Client(restored.port)) == kept
+        until(lambda: not (second / "data" / "meta" / "restore").exists(), "the segments do not come home")
+        assert not files(restored, "object")
+        assert not list((bucket / "pins").iterdir())
+        bucket.rename(tmp_path / "away")
+        assert seqs(Client(restored.port)) == kept
+        assert restored.terminate()[0] == 0
+        restored.start()
+        assert seqs(Client(restored.port)) == kept
+    finally:
+        restored.end()
