@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from topics.bucket.bases.base_writer import BaseWriter
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
-    from topics.bucket.homing import Homing
+    from topics.bucket.restore_completion import RestoreCompletion
 
 log = get_logger(__name__)
 
@@ -268,8 +268,8 @@ class Daemon:
             if self.engine.store.tiers.cold is not None:
                 background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
                 background.start_soon(self._restarted, "cold_directory", self.engine.store.cold_dir.watch)
-            if self._segments is not None and (homing := self._make_homing(self._segments)) is not None:
-                background.start_soon(self._restarted, "homing", homing.run)
+            if self._segments is not None and (completion := self._make_completion(self._segments)) is not None:
+                background.start_soon(self._restarted, "restore_completion", completion.run)
             background.start_soon(self._restarted, "length_check", self.engine.length_check.run)
             background.start_soon(self._restarted, "free_space", self.engine.store.space.watch)
             background.start_soon(self._vital, "housekeeping", self._housekeeping)
@@ -435,10 +435,10 @@ class Daemon:
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 
-    def _make_homing(self, segments: BucketSegments) -> Homing | None:
+    def _make_completion(self, segments: BucketSegments) -> RestoreCompletion | None:
         """Make what completes a restore, if segments are still in the bucket that the directory was restored from.
         Raises StartRefusal."""
-        from topics.bucket.homing import Homing  # noqa: PLC0415
+        from topics.bucket.restore_completion import RestoreCompletion  # noqa: PLC0415
         from topics.bucket.restore_note import BadRestoreNote, read_restore_note  # noqa: PLC0415
 
         engine = self.engine
@@ -448,7 +448,7 @@ class Daemon:
             raise StartRefusal(f"{engine.store.datadir.restore_path} cannot be read: {error}") from error
         if note is None:
             return None
-        return Homing(
+        return RestoreCompletion(
             note,
             engine.registry.by_id,
             engine.home_moves,

@@ -22,7 +22,6 @@ from tests.simulation.segment_lives import SMALL, check_files, exactly, looked_a
 from tests.simulation.test_holds import changed, stored
 from tests.simulation.world import ROOT, Life, World, some_ends, wrecks_of
 from topics.bucket.bucket_segments import BucketSegments
-from topics.bucket.homing import Homing
 from topics.bucket.object_names import PINS, pin_name
 from topics.bucket.object_store import StoreError, StoreErrorKind
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
@@ -30,6 +29,7 @@ from topics.bucket.offline.bucket_restore import BucketRestore, RestoreSource, W
 from topics.bucket.offline.restore_target import choose_target
 from topics.bucket.pin_format import decode_pin
 from topics.bucket.pins import PIN_MS, pinned, renew_pin
+from topics.bucket.restore_completion import RestoreCompletion
 from topics.bucket.restore_note import BadRestoreNote, read_restore_note
 from topics.storage.files.datadir import DataDir, parse_segment_file
 
@@ -89,13 +89,13 @@ def archived(bucket: SmallBucket, seed: int = 0) -> dict[int, dict[str, View]]:
     return shown
 
 
-def homing_of(life: Life, **more: Any) -> Homing:
+def completion_of(life: Life, **more: Any) -> RestoreCompletion:
     """What completes the restore of the directory of a life."""
     note = read_restore_note(life.fs, life.store.datadir)
     assert note is not None
     assert isinstance(life.store.tiers.objects, BucketSegments)
     engine = life.engine
-    return Homing(
+    return RestoreCompletion(
         note,
         engine.registry.by_id,
         engine.home_moves,
@@ -143,12 +143,12 @@ def test_segments_come_home_and_then_pin_and_note_go(bucket: SmallBucket, end: A
 
     async def script(life: Life) -> None:
         before.update(await looked_at(life))
-        homing = homing_of(life)
-        await homing.renew()
+        completion = completion_of(life)
+        await completion.renew()
         pin = decode_pin(bucket.objects.objects[pin_name(PIN)])
         assert pin.expires == life.clock.now_ms() + PIN_MS
-        await homing.run()
-        assert homing.brought > 3
+        await completion.run()
+        assert completion.brought > 3
         assert not kinds(life.fs, "object")
         for _ in range(2):
             await life.compactor.checkpoint()
@@ -183,7 +183,7 @@ def test_a_crash_on_the_way_home_loses_nothing(bucket: SmallBucket) -> None:
     wrecks = wrecks_of(world, lambda: 0, stride=1 if EVERYTHING else 23)
 
     async def script(life: Life) -> None:
-        await homing_of(life).run()
+        await completion_of(life).run()
         await life.compactor.checkpoint()
 
     live(world, script)
@@ -201,16 +201,16 @@ def test_a_bucket_that_does_not_answer_delays_the_way_home_and_nothing_else(buck
     world = World(config=LAZY, fs=lazily_restored(bucket.objects, number), now_ms=bucket.now_ms[number])
 
     async def script(life: Life) -> None:
-        homing = homing_of(life)
+        completion = completion_of(life)
         bucket.objects.faults = lambda op, name: SimFault.BEFORE
-        assert not await homing.renew()
-        found = await homing.pass_over()
-        assert (found.left, homing.brought) == (len(kinds(life.fs, "object")), 0)
+        assert not await completion.renew()
+        found = await completion.pass_over()
+        assert (found.left, completion.brought) == (len(kinds(life.fs, "object")), 0)
         client = Client(life.engine, History())
         assert await client.append("fsync", 3)
         await life.compactor.checkpoint()
         bucket.objects.faults = lambda op, name: None
-        assert (await homing.pass_over()).left == 0
+        assert (await completion.pass_over()).left == 0
         assert world.fs.exists(life.store.datadir.restore_path)
 
     live(world, script)
@@ -221,9 +221,9 @@ def test_without_room_nothing_comes_home(bucket: SmallBucket) -> None:
     world = World(config=LAZY, fs=lazily_restored(bucket.objects, number), now_ms=bucket.now_ms[number])
 
     async def script(life: Life) -> None:
-        homing = homing_of(life, has_room=lambda: False)
-        assert (await homing.pass_over()).left == len(kinds(life.fs, "object"))
-        assert homing.brought == 0
+        completion = completion_of(life, has_room=lambda: False)
+        assert (await completion.pass_over()).left == len(kinds(life.fs, "object"))
+        assert completion.brought == 0
 
     live(world, script)
 

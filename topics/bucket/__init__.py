@@ -22,7 +22,7 @@ archive           the task that writes rounds
 pin_format        the content of pins
 pins              making, renewing and removing pins
 restore_note      from which bucket a directory was restored
-homing            copies the segments of a restored directory home
+restore_completion  copies the segments of a restored directory home
 bucket_segments   the cold store: segments that are read from objects of bases
 bases/            making bases, and removing what nobody needs any more
 offline/          restores and checks, without a daemon

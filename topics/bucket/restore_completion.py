@@ -1,4 +1,4 @@
-"""`Homing`: the task that completes a restore which has left segments in the bucket that it was made from
+"""`RestoreCompletion`: the task that completes a restore which has left segments in the bucket that it was made from
 (`docs/design/bucket.md` section 8).
 
 While such segments are cold it renews the pin that keeps them there, and copies them home, one at a time and at most
@@ -46,7 +46,7 @@ PAUSE_S: Final = 5.0
 """The wait between two passes (s), if there was something left to do."""
 
 
-class HomingState(NamedTuple):
+class CompletionState(NamedTuple):
     """What a pass has found. `left`: segments that have yet to come home; `own`: those in a bucket that the daemon has
     taken over."""
 
@@ -54,7 +54,7 @@ class HomingState(NamedTuple):
     own: int
 
 
-class Homing:
+class RestoreCompletion:
     """Made by the daemon if there is a `meta/restore`. `run` is a task, `pass_over` makes one pass at once."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Homing:
             return False
         return True
 
-    async def pass_over(self) -> HomingState:
+    async def pass_over(self) -> CompletionState:
         """Copy home what can be. A failure is logged; if the store does not answer, the pass ends."""
         left = own = 0
         is_gone = False
@@ -156,7 +156,7 @@ class Homing:
             except (OSError, ApiError) as error:
                 is_gone = is_gone or is_away(error)
                 self._tell(topic, segment, error)
-        return HomingState(left, own)
+        return CompletionState(left, own)
 
     async def _keep_pin(self) -> None:
         while True:
