@@ -42,7 +42,7 @@ from topics.runtime.garbage_collector import building
 from topics.runtime.offload import Pool, ThreadOffload
 from topics.runtime.process_limits import limit_arenas, raise_file_limit
 from topics.storage.cold.cold_store import MOST_HANGING, MOST_HANGING_CHANGES
-from topics.storage.files.datadir import DataDirError
+from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import OsFs
 from topics.storage.files.mounts import kernel_warning
 from topics.storage.recovery.damage import Damage
@@ -55,7 +55,10 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
 
     from topics.bucket.archive import Archive
+    from topics.bucket.bases.base_writer import BaseWriter
     from topics.bucket.bounded_objects import BoundedObjects
+    from topics.bucket.bucket_segments import BucketSegments
+    from topics.bucket.restore_completion import RestoreCompletion
 
 log = get_logger(__name__)
 
@@ -156,17 +159,37 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
     except KeysRefused as error:
         raise StartRefusal(str(error)) from None
     audit = _open_audit_log(settings)
-    engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold)
+    segments = _bucket_segments(settings) if cold is None else None
+    engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold or segments, objects=segments)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         try:
             engine.store.lock(f"pid {os.getpid()}")
         except DataDirError as error:
             raise StartRefusal(str(error)) from error
         try:
-            daemon = Daemon(settings, engine, make_app(engine, keys, audit), audit, _listen(settings))
+            daemon = Daemon(settings, engine, make_app(engine, keys, audit), audit, _listen(settings), segments)
             return await daemon.serve(signals)
         finally:
             engine.store.unlock()
+
+
+def _bucket_segments(settings: Settings) -> BucketSegments | None:
+    """Return the store of segments that are in a bucket; None if there can be none. Raises StartRefusal."""
+    datadir = DataDir(str(settings.data_dir))
+    is_restored = os.path.exists(datadir.restore_path)
+    if settings.cold_dir is not None:
+        if is_restored:
+            raise StartRefusal(
+                f"{datadir.restore_path} says that segments of this directory are in the bucket that it was restored "
+                "from, and with TOPICS_COLD_DIR they cannot be read. Unset TOPICS_COLD_DIR until they have been copied "
+                "home: then the file is gone"
+            )
+        return None
+    if not settings.bucket and not is_restored and not os.path.exists(datadir.bucket_path):
+        return None
+    from topics.bucket.bucket_segments import BucketSegments, opener  # noqa: PLC0415
+
+    return BucketSegments(OsFs(), datadir.root, opener(os.environ, settings.cold_timeout_ms / 1000))
 
 
 def _open_audit_log(settings: Settings) -> AuditLog | None:
@@ -191,8 +214,15 @@ class Daemon:
     """One run of the daemon, from the open listener to the exit code."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, app: Gate, audit: AuditLog | None, sockets: list[socket.socket]
+        self,
+        settings: Settings,
+        engine: Engine,
+        app: Gate,
+        audit: AuditLog | None,
+        sockets: list[socket.socket],
+        segments: BucketSegments | None = None,
     ) -> None:
+        """`segments` is the engine's cold store if that is a bucket."""
         self.settings = settings
         self.engine = engine
         self.app = app
@@ -201,7 +231,9 @@ class Daemon:
         self.port = port_of(sockets)
         self._sockets = sockets
         self._objects: BoundedObjects | None = None
+        self._segments = segments
         self._archive: Archive | None = None
+        self._bases: BaseWriter | None = None
         self._failed = False
         self._draining = "requests"
         self._drain_began = self._stage_began = 0.0
@@ -236,6 +268,8 @@ class Daemon:
             if self.engine.store.tiers.cold is not None:
                 background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
                 background.start_soon(self._restarted, "cold_directory", self.engine.store.cold_dir.watch)
+            if self._segments is not None and (completion := self._make_completion(self._segments)) is not None:
+                background.start_soon(self._restarted, "restore_completion", completion.run)
             background.start_soon(self._restarted, "length_check", self.engine.length_check.run)
             background.start_soon(self._restarted, "free_space", self.engine.store.space.watch)
             background.start_soon(self._vital, "housekeeping", self._housekeeping)
@@ -382,9 +416,10 @@ class Daemon:
         """Have bases made, and what nobody needs removed from the bucket."""
         from topics.bucket.bases.base_writer import BaseWriter  # noqa: PLC0415
         from topics.bucket.bases.collector import BucketCollector  # noqa: PLC0415
+        from topics.bucket.bases.own_segments import OwnSegments  # noqa: PLC0415
 
         engine, settings = self.engine, self.settings
-        bases = BaseWriter(
+        bases = self._bases = BaseWriter(
             archive,
             engine.compactor,
             clock=engine.clock,
@@ -395,8 +430,36 @@ class Daemon:
         collector = BucketCollector(
             archive, bases, clock=engine.clock, offload=engine.offload, retain_ms=settings.bucket_retain_ms
         )
+        if self._segments is not None:
+            self._segments.own = OwnSegments(archive, bases, settings.bucket).bucket
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
+
+    def _make_completion(self, segments: BucketSegments) -> RestoreCompletion | None:
+        """Make what completes a restore, if segments are still in the bucket that the directory was restored from.
+        Raises StartRefusal."""
+        from topics.bucket.restore_completion import RestoreCompletion  # noqa: PLC0415
+        from topics.bucket.restore_note import BadRestoreNote, read_restore_note  # noqa: PLC0415
+
+        engine = self.engine
+        try:
+            note = read_restore_note(engine.fs, engine.store.datadir)
+        except (BadRestoreNote, OSError) as error:
+            raise StartRefusal(f"{engine.store.datadir.restore_path} cannot be read: {error}") from error
+        if note is None:
+            return None
+        return RestoreCompletion(
+            note,
+            engine.registry.by_id,
+            engine.home_moves,
+            segments,
+            fs=engine.fs,
+            datadir=engine.store.datadir,
+            clock=engine.clock,
+            offload=engine.offload,
+            has_base=lambda: self._bases is not None and self._bases.ready.is_set(),
+            has_room=lambda: engine.store.space.shortage is None,
+        )
 
     async def _settle_bucket(self, archive: Archive) -> None:
         """Give the bucket some time to refuse the start. Raises StartRefusal."""

@@ -199,6 +199,11 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "topics/storage/wal/frames.py": ("storage/wal/test_frames.py", "simulation/test_damage.py"),
     "topics/storage/files/fs.py": ("storage/files/test_fs.py",),
+    "topics/storage/maintenance/cold_flags.py": (
+        "simulation/test_segment_damage.py",
+        "simulation/test_segment_models.py",
+        "simulation/test_unguarded_rules.py",
+    ),
     "topics/storage/maintenance/reclaimer.py": (
         "simulation/test_segment_damage.py",
         "simulation/test_segment_models.py",

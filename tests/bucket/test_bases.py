@@ -29,6 +29,7 @@ from tests.simulation.world import COLD, ROOT, Life, World
 from topics.bucket.object_names import number_of
 from topics.log.span import DELETED, LIVE, SpanSummary
 from topics.storage.files.datadir import DataDir, parse_wal_name
+from topics.storage.maintenance.base_capture import BaseCapture
 from topics.storage.segments.segment_reader import load_columns
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import decode_part
@@ -449,5 +450,29 @@ def test_the_task_makes_one_base_at_once_and_then_one_for_each_interval_with_a_c
             assert writer.made == made + 2
             nursery.cancel_scope.cancel()
         check_bucket(objects)
+
+    live(script)
+
+
+def test_what_has_changed_before_the_capture_and_is_stored_after_it_makes_a_base_due() -> None:
+    async def script(life: Life, client: Client) -> None:
+        await stored(life, client)
+        writer = writer_of(life, PlainArchive(SimObjects()))
+        await writer.load()
+        capture = life.compactor.capture
+
+        async def late(hold_ms: int) -> BaseCapture:
+            found = await capture(hold_ms)
+            life.engine.registry.topics["disk"].mark_changed()
+            return found
+
+        life.compactor.capture = late  # type: ignore[method-assign]
+        await writer.take()
+        await life.compactor.checkpoint()
+        assert writer._is_due()
+        life.compactor.capture = capture  # type: ignore[method-assign]
+        await writer.take()
+        await life.compactor.checkpoint()
+        assert not writer._is_due()
 
     live(script)

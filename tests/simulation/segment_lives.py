@@ -132,6 +132,10 @@ def part_files(life: Life) -> tuple[set[str], set[str]]:
             if tier == "gone":
                 continue
             where = hot if tier == "hot" else cold
+            if tier == "cold" and life.store.tiers.objects is not None:
+                must.add(hot + segment_name(first, "object"))
+                may |= {hot + segment_name(first, f"{kind}.cold") for kind in ("idx", "tags")}
+                continue
             must.add(where + segment_name(first, "data"))
             may |= {
                 where + segment_name(first, kind) for kind in ("idx", "tags")

@@ -22,6 +22,7 @@ import trio.testing
 from tests.simulation.clock import BASE_MS, SimClock
 from tests.simulation.disk import CRASH_KINDS, Op, SimCrash, SimFs
 from tests.simulation.offload import InlineOffload
+from topics.bucket.bucket_segments import BucketSegments
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.storage.maintenance.compactor import Compactor
@@ -100,6 +101,9 @@ class World:
         self.drain_s = 0.0
         """How long the last clean stop has taken, in the world's time."""
 
+    segments: Callable[[SimFs], BucketSegments] | None = None
+    """What makes the cold store of a life, if that is a bucket. A test sets it for all machines."""
+
     def live(self, scenario: Scenario, *, end: Literal["stop", "kill"] = "stop") -> bool:
         """Start, run `scenario`, end. False if the machine died before; any other exception is raised as it was."""
         died = False
@@ -130,7 +134,8 @@ class World:
 
     async def _life(self, scenario: Scenario, end: Literal["stop", "kill"]) -> None:
         fs, clock, offload = self.fs, self.clock, (self.offload or InlineOffload)(self.seed)
-        engine = Engine(self.settings, fs=fs, clock=clock, offload=offload)
+        segments = World.segments(fs) if World.segments is not None else None
+        engine = Engine(self.settings, fs=fs, clock=clock, offload=offload, cold=segments, objects=segments)
         engine.store.lock("pid 1")
         try:
             async with trio.open_nursery() as daemon:

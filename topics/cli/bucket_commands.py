@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -43,6 +43,8 @@ from topics.cli.output import (
 from topics.cli.values import Time
 
 if TYPE_CHECKING:
+    from topics.bucket.bucket_location import BucketLocation
+    from topics.bucket.object_store import ObjectStore
     from topics.bucket.offline.bucket_figures import BucketStatus
     from topics.bucket.offline.bucket_reader import BucketReader
 
@@ -68,7 +70,7 @@ url_argument: Final = click.argument("url", metavar="URL")
 )
 @click.option("--to", "to_ms", type=Time(), metavar="TIME", help="The state as of this time, or just before.")
 @click.option("--round", "number", type=click.IntRange(min=1), metavar="N", help="The state as of the end of round N.")
-@click.option("--full", is_flag=True, help="Copy all segments into the directory. This is always done.")
+@click.option("--full", is_flag=True, help="Copy all segments into the directory now.")
 @json_option
 @click.pass_obj
 def restore(
@@ -76,25 +78,42 @@ def restore(
 ) -> None:
     """Make a data directory from a bucket: the newest state that it has, or that of a time or a round.
 
-    The bucket is only read. The directory gets its name when it is complete; until then it is DIR.partial. The first
-    start on it raises the heads of all topics, because the seqs behind them may have been given out.
+    Sealed segments stay in the bucket. The daemon reads them there, with the same variables of the provider, and copies
+    them into the directory in the background; until then an object `pins/...` in the bucket keeps them. With --full
+    they are copied now, and the bucket is only read.
+
+    The directory gets its name when it is complete; until then it is DIR.partial. The first start on it raises the
+    heads of all topics, because the seqs behind them may have been given out.
     """
-    from topics.bucket.offline.bucket_restore import WORKERS, BucketRestore, Workers  # noqa: PLC0415
+    from topics.bucket.offline.bucket_reader import BucketReader  # noqa: PLC0415
+    from topics.bucket.offline.bucket_restore import (  # noqa: PLC0415
+        WORKERS,
+        BucketRestore,
+        RestoreSource,
+        Workers,
+    )
     from topics.bucket.offline.restore_target import RestoreRefused, choose_target  # noqa: PLC0415
+    from topics.bucket.pins import pinned, remove_pin  # noqa: PLC0415
     from topics.storage.files.fs import OsFs  # noqa: PLC0415
 
-    del full
     if to_ms is not None and number is not None:
         raise UsageRefusal("--to and --round cannot be given together")
     workers = Workers(WORKERS)
     with _failures():
-        reader = _reader(url)
+        location, objects = _opened(url)
+        reader = BucketReader(objects)
         work = BucketRestore(OsFs(), reader, os.path.abspath(data_dir), workers)
         try:
             work.check_place()
             target = choose_target(reader, number=number, to_ms=to_ms, map_heads=workers.map)
-            with shown_progress(work.progress, "restore"):
-                figures = work.run(target)
+            with ExitStack() as stack:
+                if not full:
+                    pin = stack.enter_context(pinned(objects, target.base, int(time.time() * 1000)))
+                    work.source = RestoreSource(str(location), pin)
+                with shown_progress(work.progress, "restore"):
+                    figures = work.run(target)
+            if work.source is not None and not figures.left:
+                remove_pin(objects, work.source.pin)
         except RestoreRefused as error:
             raise UsageRefusal(str(error)) from None
         finally:
@@ -107,6 +126,7 @@ def restore(
                 "base": target.base,
                 "time": target.wall_ms,
                 "bytes": figures.bytes,
+                "segments_left": figures.left,
             }
         )
         return
@@ -115,6 +135,8 @@ def restore(
             f"{data_dir}: the state of {moment(target.wall_ms)} UTC (round {target.round}), {size(figures.bytes)} read"
         )
     )
+    if figures.left:
+        print_line(f"{figures.left:,} segments are still in the bucket: a daemon that is started copies them")
 
 
 @click.group(
@@ -207,14 +229,20 @@ def verify(options: CommandOptions, url: str, quick: bool) -> None:
 
 def _reader(url: str) -> BucketReader:
     """What reads the bucket at a URL. Exits if the URL, or a variable of the provider, cannot be used."""
-    from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location  # noqa: PLC0415
     from topics.bucket.offline.bucket_reader import BucketReader  # noqa: PLC0415
+
+    return BucketReader(_opened(url)[1])
+
+
+def _opened(url: str) -> tuple[BucketLocation, ObjectStore]:
+    """The bucket at a URL. Exits like `_reader`."""
+    from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location  # noqa: PLC0415
 
     try:
         location = parse_location(url, os.environ, "URL")
     except BucketLocationError as error:
         raise UsageRefusal(str(error)) from None
-    return BucketReader(open_objects(location, TIMEOUT_S))
+    return location, open_objects(location, TIMEOUT_S)
 
 
 @contextmanager

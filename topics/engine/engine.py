@@ -92,11 +92,12 @@ from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.files.fs import Fs
 from topics.storage.maintenance.compactor import Compactor
 from topics.storage.maintenance.file_holds import FileHolds
+from topics.storage.maintenance.home_moves import HomeMoves
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.maintenance.relocator import Relocator
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.recovery.length_check import LengthCheck
-from topics.storage.segments.segment_store import SegmentStore
+from topics.storage.segments.segment_store import ObjectSegments, SegmentStore
 from topics.storage.snapshots.snapshot import KEPT
 from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch
@@ -121,13 +122,22 @@ class Engine:
         clock: Clock,
         offload: Offload,
         cold: SegmentStore | None = None,
+        objects: ObjectSegments | None = None,
     ) -> None:
+        """`cold` is the store of cold segments if it is not the directory that the settings name. `objects` is the same
+        store if it is a bucket."""
         self.settings = settings
         self.clock = clock
         self.status = EngineStatus(clock.monotonic_ms())
         self.turns = Turns()
         self.store: Store = Store(
-            settings, fs=fs, clock=clock, offload=offload, on_failure=self._shard_failed, cold=cold
+            settings,
+            fs=fs,
+            clock=clock,
+            offload=offload,
+            on_failure=self._shard_failed,
+            cold=cold,
+            objects=objects,
         )
         self.cache = PayloadCache(settings.cache_bytes)
         self.registry = Registry(clock, self.store.windows, self.cache)
@@ -261,6 +271,7 @@ class Engine:
             settings, self.store, registry, checkpoints, file_holds, fs=self._fs, offload=offload
         )
         self.topic_seals = TopicSeals(registry, self.compactor, commits=self._commits)
+        self.home_moves = HomeMoves(checkpoints, file_holds, offload)
         self.reclaimer = Reclaimer(
             settings,
             registry,
@@ -269,10 +280,11 @@ class Engine:
             self.loader.spans,
             self._indexes,
             self.loader.expire,
+            self.home_moves,
             clock=self.clock,
             offload=offload,
         )
-        self.relocator = Relocator(settings, registry, checkpoints, file_holds, offload=offload)
+        self.relocator = Relocator(settings, registry, checkpoints, file_holds, self.loader.spans, offload=offload)
         registry.on_removed = self.reclaimer.remove_topic
         return file_holds
 

@@ -50,7 +50,7 @@ from topics.storage.recovery.verdicts import (
     settle_queues,
 )
 from topics.storage.segments.segment_reader import SegmentTiers
-from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
+from topics.storage.segments.segment_store import DirectorySegmentStore, ObjectSegments, SegmentStore
 from topics.storage.snapshots.clock_mark import read_mark, write_mark
 from topics.storage.snapshots.manifests import Manifests
 from topics.storage.snapshots.snapshot import ReplayPosition, set_damaged_aside
@@ -95,13 +95,14 @@ class Store:
         offload: Offload,
         on_failure: Callable[[int], None],
         cold: SegmentStore | None = None,
+        objects: ObjectSegments | None = None,
     ) -> None:
         self.files = WalFiles()
         self.writers: list[ShardWriter] = []
         self.datadir = DataDir(str(settings.data_dir))
         self.cold_dir = ColdDirectory(settings, fs, offload, cold, data_root=self.datadir.root)
         self.cold = self.cold_dir.store
-        self.tiers = SegmentTiers(DirectorySegmentStore(fs, self.datadir.root), self.cold)
+        self.tiers = SegmentTiers(DirectorySegmentStore(fs, self.datadir.root), self.cold, objects)
         self.manifests = Manifests(fs, self.datadir, offload, self.tiers.hot)
         self.progress = Progress()
         self.snapshot_number = 0

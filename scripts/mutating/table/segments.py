@@ -28,7 +28,7 @@ RECLAIMER: Final = (
     Mutation(
         "cold-flag-before-its-deletion-is-synced",
         "reclaimer",
-        "topics/storage/maintenance/reclaimer.py",
+        "topics/storage/maintenance/cold_flags.py",
         """
                 if topic in self._source.changed:
                     self._source.attention.add(topic)  # whatever makes its part durable until then

@@ -6,6 +6,7 @@ known_base      what the newest base has, as far as the next one needs it
 segment_reads   reading segments for a base, and which of their records are deleted
 uploads         uploads of one base: several at a time, a bounded number of bytes
 packs           the packs of the base that is being made
+own_segments    which segments the newest base has, for the cold store
 retention       what may go from the bucket
 collector       the task that removes it
 """

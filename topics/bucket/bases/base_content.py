@@ -34,6 +34,7 @@ from topics.bucket.bases.segment_reads import (
     deletions_of,
     foreign_salt,
     lack_of,
+    pointed_entry,
     read_active,
     read_foreign,
     read_sealed,
@@ -241,6 +242,8 @@ class BaseContent:
         entry = self._sealed.done.get(key)
         if entry is None and old is not None and old.entry.data is not None:
             entry = old.entry
+        if entry is None and captured.tier == "cold":
+            entry = await self._offload.run(Pool.HOT_READ, partial(pointed_entry, self._tiers, captured))
         if entry is not None:
             return msgspec.structs.replace(entry, deleted=None)
         pool = Pool.COLD_READ if captured.tier == "cold" else Pool.HOT_READ

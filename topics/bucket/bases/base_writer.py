@@ -21,7 +21,7 @@ from topics.bucket.base_format import BaseBody, BaseHead, BlobRef, encode_base
 from topics.bucket.bases.base_content import BaseContent, SealedUploads, file_of
 from topics.bucket.bases.known_base import KnownBase, base_numbers, load_or_nothing, read_base
 from topics.bucket.bases.packs import PackNumbers, Packs
-from topics.bucket.bases.segment_reads import is_coherent, read_sealed
+from topics.bucket.bases.segment_reads import is_coherent, pointed_entry, read_sealed
 from topics.bucket.bases.uploads import PARALLEL, NotOurs, Puts, Uploads
 from topics.bucket.container import BadObject
 from topics.bucket.object_names import PackName, SegmentName, base_name
@@ -261,7 +261,7 @@ class BaseWriter:
             uploads = Uploads(self.puts, nursery)
             packs = Packs(self._numbers, uploads, self._offload)
             capture = await self._compactor.capture(HOLD_MS)
-            version = self._compactor.version
+            version = self._compactor.stored_version  # what has changed since the checkpoint is not in the capture
             wall_ms, records = self._clock.now_ms(), self._records()
             content = BaseContent(
                 capture,
@@ -387,6 +387,10 @@ class BaseWriter:
         segment, sealed = captured.segment, self._sealed
         pool = Pool.COLD_READ if captured.tier == "cold" else Pool.HOT_READ
         try:
+            if captured.tier == "cold":
+                pointed = partial(pointed_entry, self._compactor.files.tiers, captured)
+                if await self._offload.run(Pool.HOT_READ, pointed) is not None:
+                    return  # the bucket has it
             files = await self._offload.run(pool, partial(read_sealed, self._compactor.files.tiers, captured))
         except OSError:
             return  # it is tried again with the hold, if it is needed then

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, NamedTuple
 
+from topics.bucket.base_format import SealedFile, SegmentEntry
 from topics.log.dumped_values import from_little_endian
 from topics.log.span import DELETED, STORED_MARK, SpanSummary
 from topics.storage.files.datadir import segment_name
@@ -17,6 +18,7 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.base_capture import CapturedSegment
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES, decode_index
 from topics.storage.segments.segment_format import SegmentDamaged
+from topics.storage.segments.segment_pointer import files_of
 from topics.storage.segments.segment_reader import SegmentTiers, load_columns
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.tags_format import decode_tags
@@ -76,6 +78,18 @@ def read_sealed(tiers: SegmentTiers, captured: CapturedSegment) -> SealedBytes:
         return SealedBytes(0, None, idx, tags)
     salt = layout_of(data[:FILE_HEADER_BYTES], captured.segment.first, captured.salt).salt
     return SealedBytes(salt or 0, data[: captured.data_bytes], idx, tags)  # bytes beyond do not count
+
+
+def pointed_entry(tiers: SegmentTiers, captured: CapturedSegment) -> SegmentEntry | None:
+    """Return the entry of a cold segment whose objects are in the daemon's own bucket already; None for another one.
+    Then the objects that the data directory points to are those that bases name, and stay. Raises OSError."""
+    if tiers.objects is None:
+        return None
+    pointer = tiers.objects.pointer(captured.segment.topic_id, captured.segment.first)
+    if not tiers.objects.is_own(pointer) or pointer.salt != captured.salt:
+        return None
+    data, idx, tags = (SealedFile(file.size, file.hash) if file else None for file in files_of(pointer))
+    return SegmentEntry(captured.segment.first, pointer.salt, pointer.epoch, data, idx, tags)
 
 
 def lack_of(captured: CapturedSegment, salt: int, length: int) -> str | None:
@@ -158,7 +172,9 @@ def _file(tiers: SegmentTiers, captured: CapturedSegment, kind: str) -> bytes | 
     segment = captured.segment
     store = tiers.hot if captured.tier == "hot" else tiers.cold
     if store is None:
-        raise FileNotFoundError(2, "there is no cold directory (TOPICS_COLD_DIR)")
+        raise FileNotFoundError(
+            2, "there is neither the cold directory (TOPICS_COLD_DIR) nor the bucket (TOPICS_BUCKET)"
+        )
     try:
         return store.read_range(segment.topic_id, segment_name(segment.first, kind), 0, MOST_BYTES)
     except FileNotFoundError:

@@ -12,7 +12,10 @@ from typing import Final, NamedTuple
 from topics.bucket.base_format import Base, BlobRef, SealedFile, SegmentEntry, TopicEntry
 from topics.bucket.object_names import SegmentKind, SegmentName, base_name, parse_segment, segment_name
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.log.dumped_spans import set_unflagged
+from topics.log.dumped_values import from_little_endian
 from topics.log.losses import Hole
+from topics.log.span import STORED_MARK, SpanSummary
 from topics.log.topic_log import TopicLog
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import SnapshotDamaged, TopicPart, decode_part, encode_part
@@ -41,14 +44,18 @@ class SegmentPlan(NamedTuple):
     @property
     def deleted_seqs(self) -> list[int]:
         """The seqs of the deleted records, ascending."""
-        first = self.entry.first
-        bits = (byte >> bit & 1 for byte in self.deleted for bit in range(8))
-        return list(compress(range(first, first + 8 * len(self.deleted)), bits))
+        return _seqs_of(self.entry.first, self.deleted)
+
+    @property
+    def stays(self) -> bool:
+        """Return True if the segment is to stay in the bucket."""
+        return self.segment is not None and self.segment.tier == "cold"
 
     @property
     def size(self) -> int:
-        """The bytes of its files."""
-        sealed = sum(file.size for kind in KINDS if (file := self.file(kind)) is not None)
+        """The bytes of its files that a restore reads."""
+        read = KINDS[1:] if self.stays else KINDS
+        sealed = sum(file.size for kind in read if (file := self.file(kind)) is not None)
         return sealed + sum(piece.size for piece in self.entry.pieces)
 
     def file(self, kind: SegmentKind) -> SealedFile | None:
@@ -72,11 +79,45 @@ class LoadedTopic(NamedTuple):
     plans: list[SegmentPlan]
 
 
+def _seqs_of(first: int, deleted: bytes) -> list[int]:
+    """Return the seqs of a bitmap, ascending."""
+    bits = (byte >> bit & 1 for byte in deleted for bit in range(8))
+    return list(compress(range(first, first + 8 * len(deleted)), bits))
+
+
+def _can_stay(entry: SegmentEntry) -> bool:
+    """Return True if all files of a segment are objects, so that no `.data` has to be read for the others."""
+    return entry.data is not None and entry.idx is not None and entry.tags is not None
+
+
+def _unflag(part: TopicPart, cold: Sequence[Segment], deleted: dict[int, bytes]) -> bool:
+    """Say in a part what is deleted in segments that stay in the bucket, as their objects need not say it. Return True
+    if there is something to be said."""
+    changed = False
+    for dumped in part.log["spans"]:
+        if not dumped or dumped[0] != STORED_MARK:
+            continue
+        span = SpanSummary(*dumped[1:-1])
+        for segment in cold:
+            if segment.first <= span.first < segment.end and segment.first in deleted:
+                known = set(from_little_endian("Q", dumped[-1])) if dumped[-1] else set()
+                known.update(
+                    seq
+                    for seq in _seqs_of(segment.first, deleted[segment.first])
+                    if span.first <= seq < span.first + span.n
+                )
+                set_unflagged(dumped, sorted(known))
+                changed = True
+    return changed
+
+
 class BasePages:
     """Loads the pages of a base. Raises BucketDamaged if they are not in order."""
 
-    def __init__(self, reader: BucketReader, base: Base) -> None:
+    def __init__(self, reader: BucketReader, base: Base, *, leaves: bool = False) -> None:
+        """`leaves`: sealed segments are to stay in the bucket, as cold ones."""
         self._reader = reader
+        self._leaves = leaves
         self._number = base.head.number
         self._base = base_name(base.head.number)
         numbers = [page for page, _ in base.body.pages]
@@ -141,14 +182,18 @@ class BasePages:
         for i, wire in enumerate(part.segments):
             segment = Segment.from_wire(topic.id, wire)
             if segment.first in entries:
-                segment.tier = "hot"
+                stays = self._leaves and segment.sealed and _can_stay(entries[segment.first])
+                segment.tier = "cold" if stays else "hot"
             elif i >= spans:
                 continue  # it has yet to be removed, and here it never was
             elif segment.tier != "gone":
                 raise BucketDamaged(self._base, f"segment {segment.first} of topic {topic.id} is not in its page")
             segments.append(segment)
         wires = [segment.to_wire() for segment in segments]
-        if wires != part.segments:
+        if (
+            _unflag(part, [segment for segment in segments if segment.tier == "cold"], deleted)
+            or wires != part.segments
+        ):
             part.segments = wires
             blob = encode_part(part)
         by_first = {segment.first: segment for segment in segments}

@@ -96,6 +96,11 @@ class BucketReader:
         self._sleep = sleep
         self._id: str | None = None
 
+    @property
+    def bucket_id(self) -> str:
+        """The id of the bucket."""
+        return self._id if self._id is not None else self.format().id
+
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def format(self) -> BucketFormat:

@@ -24,6 +24,7 @@ from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget
 from topics.bucket.offline.restored_copies import RestoredCopies
 from topics.bucket.offline.restored_log import RestoredLog
 from topics.bucket.offline.restored_topics import RestoredTopics
+from topics.bucket.restore_note import RestoreNote, encode_restore_note
 from topics.storage.files.datadir import FORMAT, DataDir
 from topics.storage.files.fs import Fs, LockHeld, join, parent, write_all
 from topics.storage.files.progress import Progress
@@ -48,6 +49,16 @@ class RestoreFigures(NamedTuple):
 
     target: RestoreTarget
     bytes: int
+    left: int = 0
+    """Segments that stay in the bucket."""
+
+
+class RestoreSource(NamedTuple):
+    """The bucket of a restore that leaves segments there, and the pin that keeps them. Whoever restores has made it,
+    and removes it after a failure."""
+
+    url: str
+    pin: str
 
 
 class Workers:
@@ -83,8 +94,13 @@ class Workers:
 class BucketRestore:
     """One restore into `root`, which must not exist, or be empty. `progress` counts bytes that were read."""
 
-    def __init__(self, fs: Fs, reader: BucketReader, root: str, workers: Workers) -> None:
+    def __init__(
+        self, fs: Fs, reader: BucketReader, root: str, workers: Workers, source: RestoreSource | None = None
+    ) -> None:
         self.progress = Progress()
+        self.source = source
+        """If it is set before `run`, sealed segments are left in the bucket. Without it everything is copied."""
+        self._left = 0
         self._fs = fs
         self._reader = reader
         self._root = root.rstrip("/") or root
@@ -123,6 +139,10 @@ class BucketRestore:
             if has_copies:
                 RestoredCopies(self._fs, self._datadir, base_name(base.head.number), snapshot).write_stand_ins()
             self._write(self._datadir.snapshot_path(snapshot.number), encode_snapshot(snapshot))
+            if self.source is not None and self._left:
+                bucket = self._reader.bucket_id
+                note = RestoreNote(url=self.source.url, bucket=bucket, base=target.base, pin=self.source.pin)
+                self._write(self._datadir.restore_path, encode_restore_note(note))
             self._write(join(self._partial, MARK), b"")
             self._write(self._datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
             self._fs.unlink(join(self._partial, UNFINISHED))
@@ -131,7 +151,7 @@ class BucketRestore:
                 self._fs.rmdir(self._root)
             self._fs.rename(self._partial, self._root)
         self._fs.sync_dir(parent(self._root))
-        return RestoreFigures(target, self.progress.done)
+        return RestoreFigures(target, self.progress.done, self._left)
 
     @contextmanager
     def _unfinished(self) -> Iterator[None]:
@@ -186,10 +206,12 @@ class BucketRestore:
         return log.has_copies
 
     def _write_topics(self, base: Base) -> list[bytes]:
-        topics = RestoredTopics(self._fs, self._datadir, self._reader, base, self.progress)
+        source = self.source.url if self.source is not None else None
+        topics = RestoredTopics(self._fs, self._datadir, self._reader, base, self.progress, source)
         parts: list[bytes] = []
         for page in self._workers.map(lambda item: topics.page(*item), base.body.pages):
             parts += page.parts
+            self._left += sum(plan.stays for plan in page.sealed)
             for _ in self._workers.map(topics.segments.restore_sealed, page.sealed):
                 pass
         return parts

@@ -30,6 +30,7 @@ from topics.storage.segments.index_format import (
     encode_index,
 )
 from topics.storage.segments.segment_format import DELETED_FLAG, delete_flag_offset
+from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer, encode_pointer
 from topics.storage.segments.segment_reader import SegmentTiers, scan_segment
 from topics.storage.segments.segment_store import DirectorySegmentStore
 
@@ -45,9 +46,17 @@ class RestoredSegments:
     BucketDamaged, StoreError, OSError."""
 
     def __init__(
-        self, fs: Fs, datadir: DataDir, reader: BucketReader, base: str, note: Callable[[int], None] = lambda _: None
+        self,
+        fs: Fs,
+        datadir: DataDir,
+        reader: BucketReader,
+        base: str,
+        note: Callable[[int], None] = lambda _: None,
+        source: str | None = None,
     ) -> None:
-        """`base` is the name of the base; `note` is told how many bytes were read."""
+        """`base` is the name of the base; `note` is told how many bytes were read; `source` is the URL of the bucket if
+        segments may stay there."""
+        self._source = source
         self._fs = fs
         self._datadir = datadir
         self._reader = reader
@@ -56,7 +65,11 @@ class RestoredSegments:
         self._tiers = SegmentTiers(DirectorySegmentStore(fs, datadir.root), None)
 
     def restore_sealed(self, plan: SegmentPlan) -> None:
-        """Write the files of a sealed segment."""
+        """Write the files of a sealed segment; of one that stays in the bucket a pointer, and copies of `.idx` and
+        `.tags`."""
+        if plan.stays:
+            self._leave(plan)
+            return
         for kind in KINDS:
             file = plan.file(kind)
             if file is not None:
@@ -96,10 +109,30 @@ class RestoredSegments:
         with self._open(plan, "idx", exclusive=True) as index:
             write_all(index, entries, 0)
 
-    def _copy(self, plan: SegmentPlan, kind: SegmentKind, file: SealedFile) -> None:
+    def _leave(self, plan: SegmentPlan) -> None:
+        """Write what a cold segment has in the data directory. Its last byte is read, to see that `.data` is there."""
+        entry, source = plan.entry, self._source
+        assert entry.data is not None
+        assert entry.idx is not None
+        assert entry.tags is not None
+        assert source is not None
+        if entry.data.size and not self._reader.range(plan.name("data"), entry.data.size - 1, 1):
+            raise BucketDamaged(plan.name("data"), f"it does not have {entry.data.size} bytes")
+        self._copy(plan, "idx", entry.idx, "idx.cold")
+        self._copy(plan, "tags", entry.tags, "tags.cold")
+        seqs = plan.deleted_seqs
+        with self._open(plan, "idx.cold") as index:
+            for patch in flag_patches(index.pread, entry.first, seqs):
+                write_all(index, patch.entries, patch.entries_at)
+        data, idx, tags = (PointedFile(file.size, file.hash) for file in (entry.data, entry.idx, entry.tags))
+        pointer = SegmentPointer(self._reader.bucket_id, source, entry.epoch, entry.salt, data, idx, tags)
+        with self._open(plan, "object", exclusive=True) as target:
+            write_all(target, encode_pointer(pointer), 0)
+
+    def _copy(self, plan: SegmentPlan, kind: SegmentKind, file: SealedFile, to: str = "") -> None:
         name = plan.name(kind)
         digest, at = hashlib.sha256(), 0
-        with self._open(plan, kind, exclusive=True) as target:
+        with self._open(plan, to or kind, exclusive=True) as target:
             while at < file.size:
                 chunk = self._reader.range(name, at, min(CHUNK_BYTES, file.size - at))
                 if not chunk:
@@ -129,7 +162,7 @@ class RestoredSegments:
         if flagged != len(seqs):
             raise BucketDamaged(plan.name("idx"), "it lacks records that the base says are deleted")
 
-    def _open(self, plan: SegmentPlan, kind: SegmentKind, *, exclusive: bool = False) -> File:
+    def _open(self, plan: SegmentPlan, kind: str, *, exclusive: bool = False) -> File:
         return self._fs.open(self._datadir.segment_path(plan.topic_id, plan.entry.first, kind), exclusive=exclusive)
 
 

@@ -29,14 +29,17 @@ class RestoredPage(NamedTuple):
 class RestoredTopics:
     """Writes what a base says of topics. Methods raise BucketDamaged, StoreError, OSError."""
 
-    def __init__(self, fs: Fs, datadir: DataDir, reader: BucketReader, base: Base, progress: Progress) -> None:
+    def __init__(
+        self, fs: Fs, datadir: DataDir, reader: BucketReader, base: Base, progress: Progress, source: str | None = None
+    ) -> None:
+        """`source`: the URL of the bucket if sealed segments are to stay there."""
         self._fs = fs
         self._datadir = datadir
         self._reader = reader
         self._base = base_name(base.head.number)
         self._progress = progress
-        self._pages = BasePages(reader, base)
-        self.segments = RestoredSegments(fs, datadir, reader, self._base, self._note)
+        self._pages = BasePages(reader, base, leaves=source is not None)
+        self.segments = RestoredSegments(fs, datadir, reader, self._base, self._note, source)
 
     def page(self, number: int, ref: BlobRef) -> RestoredPage:
         """Write what a page says, but for sealed segments."""

@@ -42,8 +42,8 @@ _SNAPSHOT_NAME = re.compile(r"snapshot\.(0|[1-9][0-9]*)\.cbor")
 _SHARD_NAME = re.compile(r"shard-([0-9]{2,})")
 _TOPIC_NAME = re.compile(r"[0-9a-f]{16}")
 _MANIFEST_NAME = re.compile(r"topic(?:\.([1-9][0-9]{0,8}))?\.cbor")
-_SEGMENT_NAME = re.compile(r"seg-([0-9]{20})\.(data|idx|tags|idx\.cold|tags\.cold)")
-_SEGMENT_KINDS: Final = ("data", "idx", "tags", "idx.cold", "tags.cold")
+_SEGMENT_NAME = re.compile(r"seg-([0-9]{20})\.(data|idx|tags|idx\.cold|tags\.cold|object)")
+_SEGMENT_KINDS: Final = ("data", "idx", "tags", "idx.cold", "tags.cold", "object")
 
 
 class DataDirError(Exception):
@@ -82,6 +82,11 @@ class DataDir:
     def bucket_path(self) -> str:
         """What the directory knows of its bucket (`topics.bucket.local_note`)."""
         return join(self.meta_dir, "bucket")
+
+    @property
+    def restore_path(self) -> str:
+        """From which bucket the directory was restored, while segments of it are still there."""
+        return join(self.meta_dir, "restore")
 
     @property
     def salvaged_path(self) -> str:
@@ -174,7 +179,8 @@ def parse_topic_name(name: str) -> int | None:
 def segment_name(first_seq: int, kind: str) -> str:
     """The name of a file of the segment that starts at `first_seq`.
 
-    `kind` is "data", "idx" or "tags"; "idx.cold" or "tags.cold" is the hot copy of a cold segment's file.
+    `kind` is "data", "idx" or "tags"; "idx.cold" or "tags.cold" is the hot copy of a cold segment's file, "object" the
+    pointer to one that is in a bucket (`segment_pointer`).
     """
     assert kind in _SEGMENT_KINDS, kind
     return f"seg-{first_seq:020d}.{kind}"

@@ -17,6 +17,8 @@ named_files        the files that a hold has named, which must not change while 
 reclaimer          gives back the space of deleted, evicted and expired records
 segment_rewrite    the new files of segments that the reclaimer rewrites
 relocator          moves old segments to the cold directory
+cold_flags         flags deleted records in the segments of a cold directory
+home_moves         copies segments from a bucket back into the data directory
 cold_removal       removes files that no part names from the cold directory
 file_holds         locks and holds: which task may change the files of a topic, and when
 """

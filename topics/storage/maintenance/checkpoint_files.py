@@ -32,6 +32,9 @@ from topics.storage.wal.wal_files import LogPosition
 SLICE_TOPICS: Final = 100
 """Topics that are examined before other tasks run, up to 1 ms."""
 
+COPIES_OF_COLD: Final = ("idx.cold", "tags.cold", "object")
+"""The files that a cold segment has in the data directory."""
+
 _RELATIVE: Final = DataDir("")
 """Paths relative to the data directory."""
 
@@ -114,8 +117,9 @@ class CheckpointFiles:
             await cut.wait_synced()
         names = ["FORMAT", *self._store.cold_dir.identity_files()]
         names += [datadir.relative(datadir.snapshot_path(number)) for number in sorted(named.snapshots)]
-        if await self._offload.run(Pool.FILES, partial(self._fs.exists, datadir.reserve_path)):
-            names.append(datadir.relative(datadir.reserve_path))
+        for path in (datadir.reserve_path, datadir.restore_path):
+            if await self._offload.run(Pool.FILES, partial(self._fs.exists, path)):
+                names.append(datadir.relative(path))
         for writer in self._store.writers:
             end = moment.cuts[writer.shard].ordinal if moment.cuts else math.inf
             files = self._store.files.of_shard(writer.shard)
@@ -123,7 +127,7 @@ class CheckpointFiles:
         for i, (topic, generation, segments) in enumerate(self._topics(moment, named, held=held), 1):
             if generation is not None:
                 names.append(_RELATIVE.manifest_path(topic.id, generation))
-            names += _segment_files(segments)
+            names += self._segment_files(segments)
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
         names += [_RELATIVE.segment_path(owner, first, "data") for owner, first in moment.foreign]
@@ -170,12 +174,24 @@ class CheckpointFiles:
             raise OSError(errno.EIO, f"it is uncertain which manifest of topic {topic.name!r} is on disk")
         return named.manifests[topic.id]
 
+    def _segment_files(self, segments: Iterable[Segment]) -> list[str]:
+        """Return the files of segments. Those in a bucket have none, but pointers (`_copies_of_cold`)."""
+        names = []
+        for segment in segments:
+            cold = segment.tier == "cold"
+            if cold and self.tiers.objects is not None:
+                continue
+            for kind in ("data", "idx", "tags") if segment.sealed else ("data", "idx"):
+                path = _RELATIVE.segment_path(segment.topic_id, segment.first, kind)
+                names.append(f"cold:{path}" if cold else path)
+        return names
+
     def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:
         """Return those files of cold segments that are in the data directory as well. Runs in a worker thread."""
         datadir = self._store.datadir
         found = []
         for topic_id, first in sorted(segments):
-            paths = [datadir.segment_path(topic_id, first, kind) for kind in ("idx.cold", "tags.cold")]
+            paths = [datadir.segment_path(topic_id, first, kind) for kind in COPIES_OF_COLD]
             found += [datadir.relative(path) for path in paths if self._fs.exists(path)]
         return found
 
@@ -242,13 +258,3 @@ class CheckpointFiles:
 
 def _captured(segment: Segment) -> CapturedSegment:
     return CapturedSegment(segment, segment.n, segment.data_bytes, segment.sealed, segment.tier, segment.salt)
-
-
-def _segment_files(segments: Iterable[Segment]) -> list[str]:
-    names = []
-    for segment in segments:
-        cold = segment.tier == "cold"
-        for kind in ("data", "idx", "tags") if segment.sealed else ("data", "idx"):
-            path = _RELATIVE.segment_path(segment.topic_id, segment.first, kind)
-            names.append(f"cold:{path}" if cold else path)
-    return names

@@ -267,7 +267,12 @@ class Compactor:
     @property
     def version(self) -> int:
         """Rises whenever there is something that the last capture has not seen."""
-        return self._stored + len(self._source.changed) + self._source.schedules.version
+        return self.stored_version + len(self._source.changed)
+
+    @property
+    def stored_version(self) -> int:
+        """What `version` is as long as nothing changes."""
+        return self._stored + self._source.schedules.version
 
     async def prolong(self, capture: BaseCapture, hold_ms: int) -> None:
         """Have the hold of a capture last `hold_ms` from now on. Raises OSError if it was over before."""

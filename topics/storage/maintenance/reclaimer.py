@@ -32,8 +32,10 @@ from topics.storage.cache.index_cache import IndexCache
 from topics.storage.cache.span_loader import SpanLoader
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.maintenance.cold_flags import ColdFlags
 from topics.storage.maintenance.cold_removal import ColdRemoval, delete_all, is_away
 from topics.storage.maintenance.file_holds import FileHolds
+from topics.storage.maintenance.home_moves import HomeMoves
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.segment_rewrite import (
     Replacement,
@@ -44,9 +46,7 @@ from topics.storage.maintenance.segment_rewrite import (
     write_replacement,
 )
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
-from topics.storage.segments.flag_patches import FlagPatch, flag_patches
-from topics.storage.segments.segment_format import DELETED_FLAG, MIN_FRAME_BYTES
-from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.segments.segment_format import MIN_FRAME_BYTES
 from topics.storage.segments.topic_segments import EMPTIED, Segment, SegmentSet, limits_of
 from topics.telemetry.logs import get_logger
 
@@ -88,6 +88,7 @@ class Reclaimer:
         loader: SpanLoader,
         cache: IndexCache,
         expire: Callable[[Any], Awaitable[None]],
+        home_moves: HomeMoves,
         *,
         clock: Clock,
         offload: Offload,
@@ -99,9 +100,11 @@ class Reclaimer:
         self._loader = loader
         self._cache = cache
         self._expire = expire
+        self._home_moves = home_moves
         self._clock = clock
         self._offload = offload
         self.cold = ColdRemoval(source, checkpoints, file_holds, offload=offload)
+        self._cold_flags = ColdFlags(source, checkpoints, file_holds, offload=offload)
         self._removed: deque[tuple[int, SegmentSet | None]] = deque()
         self._cold_attention: dict[LiveTopic, None] = {}
         """Topics with work on their cold segments."""
@@ -245,8 +248,8 @@ class Reclaimer:
         if _gone(segment_set, cold=True):
             await self._drop_cold(topic, segment_set)
             done += 1
-        if any(_lacks_flags(span) for span in topic.log.stored.all()):
-            done += await self._flag_cold(topic, segment_set)
+        if any(self._cold_flags.lacks(span) for span in topic.log.stored.all()):
+            done += await self._cold_flags.write(topic, segment_set)
         return done + await self._replace_all(topic, segment_set, cold=True)
 
     async def _replace_all(self, topic: LiveTopic, segment_set: SegmentSet, *, cold: bool) -> int:
@@ -303,7 +306,7 @@ class Reclaimer:
             segment = _sealed(span)
             if segment is None or not topic.log.stored.holds(span):
                 continue  # evicted while another span was loaded
-            if segment.tier == "gone" or _lacks_flags(span) or segment.first in needed:
+            if segment.tier == "gone" or self._cold_flags.lacks(span) or segment.first in needed:
                 continue
             if _all_deleted(span):
                 return [span]
@@ -317,7 +320,9 @@ class Reclaimer:
             segment = _sealed(span)
             assert segment is not None
             small = SMALL * segment.n < events and SMALL * segment.data_bytes < size
-            small = small and segment.tier != "gone" and not _lacks_flags(span) and segment.first not in needed
+            small = (
+                small and segment.tier != "gone" and not self._cold_flags.lacks(span) and segment.first not in needed
+            )
             fits = bool(group) and small and _follows(group[-1], span)
             fits = fits and slots + segment.n <= events and total + segment.data_bytes <= size
             if not fits:
@@ -396,7 +401,9 @@ class Reclaimer:
         log.info("segment_dropped", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
 
     async def _remove_hot_files(self, segment: Segment) -> None:
-        names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "idx.cold", "tags.cold")]
+        names = [
+            segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "idx.cold", "tags.cold", "object")
+        ]
         await self._offload.run(Pool.FILES, partial(delete_all, self._checkpoints.tiers.hot, segment.topic_id, names))
 
     async def _clear_away(self, topic: LiveTopic) -> None:
@@ -418,36 +425,6 @@ class Reclaimer:
                 self._cache.forget_tags(segment)
         self.cold.remove_topic(topic_id)
 
-    # -- flags of cold segments --------------------------------------------------------------------------------------
-
-    async def _flag_cold(self, topic: LiveTopic, segment_set: SegmentSet) -> int:
-        """Write the delete flags that cold segments lack, once the part that names the deletions is synced."""
-        done = 0
-        tiers = self._checkpoints.tiers
-        async with self._file_holds.cold_files_of(segment_set):
-            todo: list[tuple[Span, list[int]]] = []
-            async with self._file_holds.files_of(segment_set):  # so that no part is being written
-                if topic in self._source.changed:
-                    self._source.attention.add(topic)  # whatever makes its part durable until then
-                    return 0  # some deletions are not in a part yet: try after the next checkpoint
-                if not topic.deleted:
-                    lacking = [span for span in topic.log.stored.all() if _lacks_flags(span)]
-                    todo = [(span, sorted(span.unflagged or ())) for span in lacking]
-            for span, seqs in todo:
-                segment = span.segment
-                assert isinstance(segment, Segment)
-                patches = await self._offload.run(Pool.COLD_FILES, partial(flag_in_store, tiers, segment, seqs))
-                if not patches:
-                    continue
-                async with self._file_holds.files_of(segment_set):
-                    if topic.deleted:
-                        return done
-                    await self._offload.run(Pool.FILES, partial(_flag_copy, tiers, segment, patches))
-                    span.flagged([seq for patch in patches for seq in patch.seqs])
-                    topic.mark_changed()
-                    done += 1
-        return done
-
     # -- replacing ---------------------------------------------------------------------------------------------------
 
     async def _replace(self, topic: LiveTopic, segment_set: SegmentSet, group: Sequence[Span]) -> int | None:
@@ -459,7 +436,7 @@ class Reclaimer:
         async with self._file_holds.replacing(topic) as there:
             if not there or not await self._is_replaceable(topic, group):
                 return None
-            if _can_vanish(group):
+            if self._can_vanish(topic, group):
                 return await self._vanish(topic, group[0])
             work = await self._prepare(topic, segment_set, group)
             if work is None:
@@ -480,8 +457,11 @@ class Reclaimer:
             async with self._file_holds.replacing(topic) as there:
                 if not there or not await self._is_replaceable(topic, group):
                     return None
-                if _can_vanish(group):
+                if self._can_vanish(topic, group):
                     return await self._vanish(topic, group[0])
+            if tiers.objects is not None:  # they do not change, so the segments are replaced at home
+                is_home = await self._home_moves.bring_all(topic, [span.segment for span in group]) is not None
+                return await self._replace(topic, segment_set, group) if is_home else None
             work = await self._prepare(topic, segment_set, group)
             if work is None or topic.deleted:
                 return None
@@ -506,6 +486,14 @@ class Reclaimer:
             except BaseException:
                 self._lose_track(topic, work)
                 raise
+
+    def _can_vanish(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
+        """Return True if nothing of a group is left to be written, and the part on disk knows it. The topic was stored
+        just now."""
+        if len(group) != 1 or not _all_deleted(group[0]):
+            return False
+        in_bucket = _is_cold(group[0]) and self._checkpoints.tiers.objects is not None
+        return not group[0].unflagged or (in_bucket and topic not in self._source.changed)
 
     async def _is_replaceable(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
         """Store the topic's changes, then return True if nothing has happened to these spans. From here on no copies of
@@ -571,48 +559,10 @@ class Reclaimer:
             return 1  # evicted meanwhile: the next pass drops it
         self._cache.forget(span, old)
         gone = Segment(topic.id, span.first, n=span.n, opened_ms=span.last_ts, sealed=True, tier="gone")
-        topic.log.stored.replace(span.first, span.end - 1, gone)
+        topic.log.stored.replace(span.first, span.end - 1, gone).unflagged = None
         await self._checkpoints.store([topic])
         log.info("segment_emptied", topic=topic.name, first=span.first, last=span.end - 1)
         return 1
-
-
-def flag_in_store(tiers: SegmentTiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
-    """Write the flags of a cold segment, in `.data` and in its `.idx` in the cold store. Return what was flagged.
-    Records that a `.data` has lost which was cut short need no flags. Blocking."""
-    store = tiers.cold
-    assert store is not None
-    index, data = segment_name(segment.first, "idx"), segment_name(segment.first, "data")
-
-    def read(length: int, offset: int) -> bytes:
-        return store.read_range(segment.topic_id, index, offset, length)
-
-    try:
-        patches = list(flag_patches(read, segment.first, seqs))
-    except FileNotFoundError:  # the places of the flags are unknown: the part keeps the deletions instead
-        return []
-    if patches:
-        length = store.length(segment.topic_id, data)
-        flags = [(at, bytes((DELETED_FLAG,))) for patch in patches for at in patch.flags_at if at < length]
-        if flags:
-            store.patch(segment.topic_id, data, flags)
-    if patches:
-        store.patch(segment.topic_id, index, [(patch.entries_at, patch.entries) for patch in patches])
-    return patches
-
-
-def _flag_copy(tiers: SegmentTiers, segment: Segment, patches: Sequence[FlagPatch]) -> None:
-    """Write the flags in the hot copy of its `.idx`. Blocking.
-
-    A copy that was cut short takes those that fit: readers find the damage, and read the rest in the cold store.
-    """
-    copy = segment_name(segment.first, "idx.cold")
-    if tiers.hot.exists(segment.topic_id, copy):
-        length = tiers.hot.length(segment.topic_id, copy)
-        entries = [(patch.entries_at, patch.entries) for patch in patches]
-        fitting = [(at, data) for at, data in entries if at + len(data) <= length]
-        if fitting:
-            tiers.hot.patch(segment.topic_id, copy, fitting)
 
 
 def _has_cold(topic: LiveTopic) -> bool:
@@ -645,19 +595,8 @@ def _all_deleted(span: Span) -> bool:
     return span.live == 0 and span.lost == 0
 
 
-def _can_vanish(group: Sequence[Span]) -> bool:
-    """Return True if nothing of a group is left to be written, and the part on disk knows it."""
-    return len(group) == 1 and _all_deleted(group[0]) and not group[0].unflagged
-
-
 def _is_cold(span: Span) -> bool:
     return isinstance(span.segment, Segment) and span.segment.tier == "cold"
-
-
-def _lacks_flags(span: Span) -> bool:
-    """Return True if deletions in a cold segment are not flagged there yet: until then a rewrite would keep deleted
-    records, for nothing."""
-    return _is_cold(span) and bool(span.unflagged)
 
 
 def _follows(left: Span, right: Span) -> bool:

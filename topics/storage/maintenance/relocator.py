@@ -8,6 +8,10 @@ relocation overwrites, or `cold_removal` removes after the next start.
 No lock is held while a segment is copied: the topic's hot files may be written to, flagged, rewritten and dropped.
 Flags written meanwhile are written to the copy before the tier changes (`docs/spec/crash.md` 12), and a segment that
 was replaced meanwhile stays where it is. So a cold store that is slow, or hangs, delays only the relocation.
+
+If the cold store is a bucket, nothing is copied: only segments that a base has are moved, and all that is written is
+the pointer to their objects (`docs/design/bucket.md` section 8). What is deleted in them stays in the part's list of
+deletions without a flag, because the objects may be from before the deletion, and do not change.
 """
 
 from __future__ import annotations
@@ -20,14 +24,17 @@ import trio
 
 from topics.config import Settings
 from topics.errors import ApiError
+from topics.log.span import Span
 from topics.runtime.offload import Offload, Pool
+from topics.storage.cache.span_loader import SpanLoader
 from topics.storage.files.datadir import segment_name
+from topics.storage.maintenance.cold_flags import flag_in_store
 from topics.storage.maintenance.cold_removal import is_away
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
-from topics.storage.maintenance.reclaimer import flag_in_store
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.segments.segment_store import ObjectSegments
 from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.snapshots.snapshot import encode_manifest
 from topics.telemetry.logs import get_logger
@@ -50,10 +57,12 @@ class Relocator:
         source: TopicSource,
         checkpoints: TopicCheckpoints,
         file_holds: FileHolds,
+        loader: SpanLoader,
         *,
         offload: Offload,
     ) -> None:
         self._settings = settings
+        self._loader = loader
         self._source = source
         self._checkpoints = checkpoints
         self._file_holds = file_holds
@@ -101,7 +110,8 @@ class Relocator:
         return moved
 
     def _due(self, topic: LiveTopic) -> Segment | None:
-        """Return the oldest hot sealed segment if more is hot than should be by count or by bytes, else None."""
+        """Return the oldest hot sealed segment if more is hot than should be by count or by bytes, else None. If the
+        cold store is a bucket, the oldest one that is too many and that a base has."""
         spans = topic.log.stored.all()
         most, most_bytes = self._settings.hot_retain_segments, self._settings.hot_retain_bytes
         if len(spans) <= most and not most_bytes:
@@ -111,15 +121,28 @@ class Relocator:
             for span in spans
             if isinstance(span.segment, Segment) and span.segment.sealed and span.segment.tier == "hot"
         ]
-        over = len(hot) > most or (most_bytes and sum(segment.data_bytes for segment in hot) > most_bytes)
-        return hot[0] if hot and over else None
+        objects = self._checkpoints.tiers.objects
+        left, left_bytes = len(hot), sum(segment.data_bytes for segment in hot)
+        for segment in hot:
+            if left <= most and not (most_bytes and left_bytes > most_bytes):
+                return None
+            if objects is None or self._is_in_base(objects, segment):
+                return segment
+            left, left_bytes = left - 1, left_bytes - segment.data_bytes
+        return None
+
+    @staticmethod
+    def _is_in_base(objects: ObjectSegments, segment: Segment) -> bool:
+        return segment.salt is not None and objects.find(segment.topic_id, segment.first, segment.salt) is not None
 
     async def _move(self, topic: LiveTopic, segment_set: SegmentSet, segment: Segment) -> bool:
-        cold = self._checkpoints.tiers.cold
+        cold, objects = self._checkpoints.tiers.cold, self._checkpoints.tiers.objects
         assert cold is not None
         async with self._file_holds.cold_files_of(segment_set):
             if not self._may_move(topic, segment):
                 return False
+            if objects is not None:
+                return await self._point(topic, segment, objects)
             segment.flagged_meanwhile = set()
             self._file_holds.littered_cold[topic] = None  # until the copy counts
             try:
@@ -131,6 +154,27 @@ class Relocator:
             if topic.on_disk.part is not None:
                 manifest = encode_manifest(topic.on_disk.part)
                 await self._offload.run(Pool.COLD_FILES, partial(cold.put, topic.id, "topic.cbor", [manifest]))
+        log.info("segment_relocated", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
+        return True
+
+    async def _point(self, topic: LiveTopic, segment: Segment, objects: ObjectSegments) -> bool:
+        """Have a segment in the bucket, which has it already. The caller has locked the topic's cold files. Return True
+        if the pointer counts from now on; otherwise it is litter."""
+        tiers = self._checkpoints.tiers
+        async with self._file_holds.replacing(topic, segment) as there:
+            if not there or not self._may_move(topic, segment) or segment.salt is None:
+                return False
+            span = await self._loader.prepared(topic, partial(_unflagged, topic, segment))
+            pointer = objects.find(topic.id, segment.first, segment.salt)
+            if span is None or pointer is None or pointer.data.size < segment.data_bytes:
+                return False
+            await self._offload.run(Pool.FILES, partial(_keep_derived, tiers, segment))
+            await self._offload.run(Pool.FILES, partial(objects.point, topic.id, segment.first, pointer))
+            await self._checkpoints.store([topic], moved=segment, tier="cold")
+            if topic.deleted or segment.tier != "cold":
+                self._file_holds.littered[topic] = None
+                return False
+            await self._offload.run(Pool.FILES, partial(_remove_hot, tiers, segment))
         log.info("segment_relocated", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
         return True
 
@@ -164,6 +208,17 @@ class Relocator:
         if segment.first in self._file_holds.needed_segments(topic.id):
             return False
         return any(span.segment is segment for span in topic.log.stored.all())
+
+
+def _unflagged(topic: LiveTopic, segment: Segment) -> Span | None:
+    """Put everything that is deleted in a segment into the list of deletions without a flag. Return its span; None if
+    there is none any more. Raises NotLoaded."""
+    for span in topic.log.stored.all():
+        if span.segment is segment:
+            if span.deleted:
+                span.unflag()
+            return span
+    return None
 
 
 def _keep_derived(tiers: SegmentTiers, segment: Segment) -> None:

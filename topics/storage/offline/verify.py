@@ -44,6 +44,7 @@ from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
 from topics.storage.offline.finding import Finding
 from topics.storage.offline.topic_parts import StoredPart, holes_of, load_part
 from topics.storage.offline.verify_identities import verify_identities
+from topics.storage.offline.verify_pointers import pointed_firsts, pointer_findings
 from topics.storage.offline.verify_routers import CopyCheck
 from topics.storage.offline.verify_segments import SegmentCheck
 from topics.storage.offline.verify_start import verify_start
@@ -382,7 +383,11 @@ class Verification:
         spans = found.log.stored.all()
         if len(spans) > len(found.segments):
             yield Finding(found.path, None, f"{len(spans)} spans and {len(found.segments)} segments", "damage")
-        away = [segment for segment in found.segments if segment.tier == "cold"] if self._tiers.cold is None else []
+        pointed = pointed_firsts(self._fs, self._datadir, topic_id, found.segments)
+        in_bucket = [segment for segment in found.segments if segment.tier == "cold" and segment.first in pointed]
+        yield from pointer_findings(self._fs, self._datadir, in_bucket)
+        cold = [segment for segment in found.segments if segment.tier == "cold" and segment.first not in pointed]
+        away = cold if self._tiers.cold is None else []
         if away:
             where = "no cold directory is given" if self._cold_given is None else f"{self._cold_given} is missing"
             which = f"{len(away)} segments (seqs {away[0].first} to {away[-1].end - 1})"
@@ -398,7 +403,7 @@ class Verification:
                 if span is not None and span.live:
                     yield Finding(found.path, None, f"segment {segment.first} is gone and has live records", "damage")
                 continue
-            if segment.tier == "cold" and self._tiers.cold is None:
+            if segment.tier == "cold" and (self._tiers.cold is None or segment.first in pointed):
                 continue
             if self._in_use:
                 yield from self._replaced(topic_id, found, i)
@@ -442,7 +447,7 @@ class Verification:
             if segment.tier == "hot":
                 hot.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
             elif segment.tier == "cold":
-                hot.update(segment_name(segment.first, kind) for kind in ("idx.cold", "tags.cold"))
+                hot.update(segment_name(segment.first, kind) for kind in ("idx.cold", "tags.cold", "object"))
                 cold.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
         for place, wanted in ((self._datadir, hot), (self._cold_dir, cold)):
             if place is None:

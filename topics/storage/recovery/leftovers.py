@@ -34,7 +34,7 @@ def tidy_topic(fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segme
     for segment in segments:
         if segment.tier == "gone":
             continue
-        kinds = ("data", "idx", "tags") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold")
+        kinds = ("data", "idx", "tags") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold", "object")
         wanted.update(segment_name(segment.first, kind) for kind in kinds)
     removed = False
     for name in names:

@@ -1,7 +1,8 @@
 """Finds the files of a topic whose manifest cannot be read. Such a topic begins with its part in the snapshot. Only the
 manifest had the later changes of its files. Most of these changes can be recognised from the files:
 
-- A segment has gone cold: its file is in the cold directory and not in the hot one.
+- A segment has gone cold: its file is in the cold directory and not in the hot one, or a pointer to the bucket is.
+- A segment has come home from the bucket: its file is in the hot directory, and there is no pointer.
 - Segments were merged into the first of them: the others have no files, and its `.idx` is as long as all of them.
 - A segment that is active in the part was sealed, then rewritten or moved. It takes no more records, and is not cut to
   the length that the part knows.
@@ -13,7 +14,7 @@ Files that no longer exist do not show which of their records were deleted by ta
 from __future__ import annotations
 
 from topics.storage.files.datadir import segment_name
-from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.recovery.recovered_state import RecoveredTopic
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
 from topics.storage.segments.segment_reader import SegmentTiers
@@ -30,6 +31,9 @@ def find_files(tiers: SegmentTiers, topic: RecoveredTopic) -> None:
             cold = tiers.cold
             if segment.tier == "hot" and cold is not None and not _is_there(tiers.hot, segment):
                 segment.tier = "cold" if _is_there(cold, segment) else "hot"
+            elif segment.tier == "cold" and cold is not None and tiers.objects is not None:
+                has_come_home = not _is_there(cold, segment) and _is_there(tiers.hot, segment)
+                segment.tier = "hot" if has_come_home else "cold"
         layouts = {segment: _layout(tiers, segment) for segment in topic.segments if segment.tier != "gone"}
     except OSError:
         return
@@ -66,7 +70,11 @@ def _is_there(store: SegmentStore, segment: Segment) -> bool:
 def _layout(tiers: SegmentTiers, segment: Segment) -> DataLayout | None:
     """Return how the segment's `.data` begins; None if it is missing. Raises OSError."""
     try:
-        head = tiers.of(segment).read_range(segment.topic_id, segment_name(segment.first, "data"), 0, FILE_HEADER_BYTES)
+        if segment.tier == "cold" and tiers.objects is not None:  # no start waits for a bucket
+            head = encode_file_header(tiers.objects.pointer(segment.topic_id, segment.first).salt, segment.first)
+        else:
+            name = segment_name(segment.first, "data")
+            head = tiers.of(segment).read_range(segment.topic_id, name, 0, FILE_HEADER_BYTES)
     except FileNotFoundError:
         return None
     return layout_of(head, segment.first, segment.salt)

@@ -18,7 +18,7 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.segments.index_format import IDX_DELETED, IDX_HOLE, INDEX_ENTRY_BYTES, IndexColumns, decode_index
 from topics.storage.segments.segment_format import MIN_FRAME_BYTES, READS_AS_DELETED, DataScan, SegmentDamaged
 from topics.storage.segments.segment_scan import BadBytes, IndexEntry, entries_of, frames_of, layout_of
-from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
+from topics.storage.segments.segment_store import DirectorySegmentStore, ObjectSegments, SegmentStore
 from topics.storage.segments.tag_directory import TagDirectory
 from topics.storage.segments.tags_format import SegmentTags, TagColumns, decode_tags, encode_tags
 from topics.storage.segments.topic_segments import Segment
@@ -60,10 +60,12 @@ class LoadedTags(NamedTuple):
 
 
 class SegmentTiers(NamedTuple):
-    """The stores of segments. `cold` is None without a cold directory."""
+    """The stores of segments. `cold` is None without a cold directory and without a bucket. `objects` is None unless
+    the cold segments are in a bucket; then `cold` takes neither puts nor patches."""
 
     hot: SegmentStore
     cold: SegmentStore | None
+    objects: ObjectSegments | None = None
 
     def of(self, segment: Segment) -> SegmentStore:
         """Return the store that has the segment's `.data`. Raises FileNotFoundError for a cold one without a cold
@@ -72,7 +74,9 @@ class SegmentTiers(NamedTuple):
         if segment.tier == "hot":
             return self.hot
         if self.cold is None:
-            raise FileNotFoundError(2, "there is no cold directory (TOPICS_COLD_DIR)")
+            raise FileNotFoundError(
+                2, "there is neither the cold directory (TOPICS_COLD_DIR) nor the bucket (TOPICS_BUCKET)"
+            )
         return self.cold
 
 

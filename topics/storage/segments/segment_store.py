@@ -22,6 +22,7 @@ from typing import Final, Protocol
 
 from topics.storage.files.datadir import DataDir, parse_topic_name
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join, parent, write_all
+from topics.storage.segments.segment_pointer import SegmentPointer
 
 DELETED_SUFFIX: Final = ".deleted"
 """Suffix of the directory of a deleted topic while its files are removed."""
@@ -91,6 +92,34 @@ class SegmentStore(Protocol):
 
     def list(self, topic_id: int) -> list[str]:
         """Return the names of a topic's objects, sorted, without unfinished ones; none for an unknown topic."""
+        ...
+
+
+class ObjectSegments(Protocol):
+    """What the cold store is besides, if it points to objects of a bucket that never change
+    (`docs/design/bucket.md` section 8). It takes neither puts nor patches. All of this is about files of the data
+    directory."""
+
+    def find(self, topic_id: int, first: int, salt: int) -> SegmentPointer | None:
+        """Return the pointer to a segment that the bucket has for as long as the segment exists; None if it has none
+        yet. Asks nobody: for the loop."""
+        ...
+
+    def point(self, topic_id: int, first: int, pointer: SegmentPointer) -> None:
+        """Have a segment in the cold store, durably. Raises OSError. Blocking."""
+        ...
+
+    def pointer(self, topic_id: int, first: int) -> SegmentPointer:
+        """Return the pointer to a segment. Raises FileNotFoundError without one, OSError for a damaged one.
+        Blocking."""
+        ...
+
+    def forget(self, topic_id: int, first: int) -> None:
+        """Remove a segment from the cold store, durably. The objects stay. Raises OSError. Blocking."""
+        ...
+
+    def is_own(self, pointer: SegmentPointer) -> bool:
+        """Return True if a pointer is into the bucket that the daemon writes to."""
         ...
 
 

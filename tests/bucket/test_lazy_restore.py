@@ -1,0 +1,271 @@
+"""A restore that leaves segments in the bucket: it shows what a full one shows, and is completed by the daemon
+(`docs/design/bucket.md` sections 6 and 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+
+from tests.bucket.cold_lives import IN_BUCKET
+from tests.bucket.simulated_objects import SimFault, SimObjects
+from tests.bucket.small_bucket import SmallBucket
+from tests.bucket.test_restore import recovered
+from tests.bucket.test_restore import restored as fully_restored
+from tests.everything import EVERYTHING
+from tests.simulation.disk import SimFs
+from tests.simulation.model import Client, History, View, views_of
+from tests.simulation.segment_lives import SMALL, check_files, exactly, looked_at, see
+from tests.simulation.test_holds import changed, stored
+from tests.simulation.world import ROOT, Life, World, some_ends, wrecks_of
+from topics.bucket.bucket_segments import BucketSegments
+from topics.bucket.object_names import PINS, pin_name
+from topics.bucket.object_store import StoreError, StoreErrorKind
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.bucket.offline.bucket_restore import BucketRestore, RestoreSource, Workers
+from topics.bucket.offline.restore_target import choose_target
+from topics.bucket.pin_format import decode_pin
+from topics.bucket.pins import PIN_MS, pinned, renew_pin
+from topics.bucket.restore_completion import RestoreCompletion
+from topics.bucket.restore_note import BadRestoreNote, read_restore_note
+from topics.storage.files.datadir import DataDir, parse_segment_file
+
+URL = "s3://source/prefix"
+PIN = "p" * 32
+LAZY = replace(IN_BUCKET, hot_retain_segments=1000)
+
+
+def lazily_restored(objects: SimObjects, number: int | None = None) -> SimFs:
+    """A disk with a directory whose sealed segments are in the bucket."""
+    fs = SimFs(1)
+    reader = BucketReader(objects)
+    target = choose_target(reader, number=number)
+    figures = BucketRestore(fs, reader, ROOT, Workers(1), RestoreSource(URL, PIN)).run(target)
+    assert figures.left == len(kinds(fs, "object")) > 0
+    return fs
+
+
+def kinds(fs: SimFs, kind: str) -> list[str]:
+    """The files of segments of a kind."""
+    found = ((path, parse_segment_file(path.rpartition("/")[2])) for path in fs.tree())
+    return [path for path, one in found if one is not None and one[1] == kind]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> SmallBucket:
+    """A bucket that every machine in the test reads its cold segments from."""
+    made = SmallBucket()
+    monkeypatch.setattr(World, "segments", staticmethod(lambda fs: BucketSegments(fs, ROOT, lambda url: made.objects)))
+    return made
+
+
+def archived(bucket: SmallBucket, seed: int = 0) -> dict[int, dict[str, View]]:
+    """A life that archives: what was shown at each round."""
+    world = World(seed, config=replace(SMALL, cold_dir=None))
+    shown: dict[int, dict[str, View]] = {}
+
+    async def script(life: Life) -> None:
+        client = Client(life.engine, History())
+        bucket.begin(life)
+        await stored(life, client)
+        bucket.round(life)
+        await bucket.base(life)
+        for turn in range(3):
+            await changed(client, turn)
+            await trio.sleep(1)
+            views = await views_of(life.engine)
+            shown[bucket.round(life)] = views
+            if turn == 1:
+                await client.delete("fsync", match=exactly("a"))
+                await life.compactor.checkpoint()
+                bucket.round(life)
+                await bucket.base(life)
+            await life.compactor.checkpoint()
+
+    assert world.live(script, end="kill")
+    return shown
+
+
+def completion_of(life: Life, **more: Any) -> RestoreCompletion:
+    """What completes the restore of the directory of a life."""
+    note = read_restore_note(life.fs, life.store.datadir)
+    assert note is not None
+    assert isinstance(life.store.tiers.objects, BucketSegments)
+    engine = life.engine
+    return RestoreCompletion(
+        note,
+        engine.registry.by_id,
+        engine.home_moves,
+        life.store.tiers.objects,
+        fs=life.fs,
+        datadir=life.store.datadir,
+        clock=life.clock,
+        offload=engine.offload,
+        **more,
+    )
+
+
+def live(world: World, script: Callable[[Life], Awaitable[None]], end: Any = "stop") -> None:
+    assert world.live(script, end=end)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_round_is_shown_as_by_a_full_restore(bucket: SmallBucket, seed: int) -> None:
+    shown = archived(bucket, seed)
+    world = World(seed, config=LAZY)
+    for number in shown:
+        now_ms = bucket.now_ms[number]
+        full = recovered(world, fully_restored(bucket.objects, number), now_ms)
+        lazy = recovered(world, lazily_restored(bucket.objects, number), now_ms)
+        assert lazy == full
+
+
+def test_deleted_records_stay_deleted_without_the_copies_of_indexes(bucket: SmallBucket) -> None:
+    number = list(archived(bucket))[-1]
+    fs = lazily_restored(bucket.objects, number)
+    world = World(config=LAZY)
+    expected = recovered(world, fully_restored(bucket.objects, number), bucket.now_ms[number])
+    for path in kinds(fs, "idx.cold") + kinds(fs, "tags.cold"):
+        fs.unlink(path)
+    assert recovered(world, fs, bucket.now_ms[number]) == expected
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "drop"])
+def test_segments_come_home_and_then_pin_and_note_go(bucket: SmallBucket, end: Any) -> None:
+    number = list(archived(bucket))[-1]
+    fs = lazily_restored(bucket.objects, number)
+    renew_pin(bucket.objects, PIN, 1, 0)
+    world = World(config=LAZY, fs=fs, now_ms=bucket.now_ms[number])
+    before: dict[str, View] = {}
+
+    async def script(life: Life) -> None:
+        before.update(await looked_at(life))
+        completion = completion_of(life)
+        await completion.renew()
+        pin = decode_pin(bucket.objects.objects[pin_name(PIN)])
+        assert pin.expires == life.clock.now_ms() + PIN_MS
+        await completion.run()
+        assert completion.brought > 3
+        assert not kinds(life.fs, "object")
+        for _ in range(2):
+            await life.compactor.checkpoint()
+            await life.reclaimer.pass_over()
+        bucket.objects.faults = lambda op, name: SimFault.BEFORE
+        after = await looked_at(life)
+        assert {name: view.records for name, view in after.items()} == {
+            name: view.records for name, view in before.items()
+        }
+        check_files(life)
+
+    live(world, script, "stop" if end == "stop" else "kill")
+    assert not [name for name in bucket.objects.objects if name.startswith(PINS)]
+    assert not world.fs.exists(DataDir(ROOT).restore_path)
+    after = see(world.after("kill" if end == "stop" else end))
+    for name, view in before.items():
+        if view.config.durability != "ephemeral":
+            assert after[name].records == view.records
+
+
+def test_a_crash_on_the_way_home_loses_nothing(bucket: SmallBucket) -> None:
+    number = list(archived(bucket))[-1]
+    world = World(config=LAZY, fs=lazily_restored(bucket.objects, number), now_ms=bucket.now_ms[number])
+    expected: dict[str, View] = {}
+
+    async def begin(life: Life) -> None:
+        await life.compactor.checkpoint()
+        expected.update(await looked_at(life))
+
+    live(world, begin)
+    world = world.after("kill")
+    wrecks = wrecks_of(world, lambda: 0, stride=1 if EVERYTHING else 23)
+
+    async def script(life: Life) -> None:
+        await completion_of(life).run()
+        await life.compactor.checkpoint()
+
+    live(world, script)
+    assert len(wrecks) > 10
+    for wreck in wrecks:
+        for end, seed in some_ends(wreck.point, 2):
+            found = see(wreck.world(end, seed, LAZY))
+            for name, view in expected.items():
+                if view.config.durability != "ephemeral":
+                    assert found[name].records == view.records, (str(wreck), end, name)
+
+
+def test_a_bucket_that_does_not_answer_delays_the_way_home_and_nothing_else(bucket: SmallBucket) -> None:
+    number = list(archived(bucket))[-1]
+    world = World(config=LAZY, fs=lazily_restored(bucket.objects, number), now_ms=bucket.now_ms[number])
+
+    async def script(life: Life) -> None:
+        completion = completion_of(life)
+        bucket.objects.faults = lambda op, name: SimFault.BEFORE
+        assert not await completion.renew()
+        found = await completion.pass_over()
+        assert (found.left, completion.brought) == (len(kinds(life.fs, "object")), 0)
+        client = Client(life.engine, History())
+        assert await client.append("fsync", 3)
+        await life.compactor.checkpoint()
+        bucket.objects.faults = lambda op, name: None
+        assert (await completion.pass_over()).left == 0
+        assert world.fs.exists(life.store.datadir.restore_path)
+
+    live(world, script)
+
+
+def test_without_room_nothing_comes_home(bucket: SmallBucket) -> None:
+    number = list(archived(bucket))[-1]
+    world = World(config=LAZY, fs=lazily_restored(bucket.objects, number), now_ms=bucket.now_ms[number])
+
+    async def script(life: Life) -> None:
+        completion = completion_of(life, has_room=lambda: False)
+        assert (await completion.pass_over()).left == len(kinds(life.fs, "object"))
+        assert completion.brought == 0
+
+    live(world, script)
+
+
+@pytest.mark.parametrize("kind", ["data", "idx", "tags"])
+def test_a_segment_that_is_missing_in_the_bucket_is_named_and_nothing_is_there(bucket: SmallBucket, kind: str) -> None:
+    archived(bucket)
+    for name in [name for name in bucket.objects.objects if name.endswith(f".{kind}")]:
+        bucket.objects.delete([name])
+    fs, reader = SimFs(1), BucketReader(bucket.objects, sleep=lambda seconds: None)
+    with pytest.raises(BucketDamaged, match=rf"segments/.*\.{kind}"):
+        BucketRestore(fs, reader, ROOT, Workers(1), RestoreSource(URL, PIN)).run(choose_target(reader))
+    assert not fs.exists(ROOT)
+
+
+# ----------------------------------------------------------------- pins and notes
+
+
+def test_a_pin_goes_if_what_it_was_made_for_fails() -> None:
+    objects = SimObjects()
+
+    def fail() -> None:
+        with pinned(objects, 7, 1000) as uuid:
+            assert decode_pin(objects.objects[pin_name(uuid)]).base == 7
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not objects.objects
+
+
+def test_a_pin_that_may_not_be_put_is_told_with_the_way_out() -> None:
+    objects = SimObjects(faults=lambda op, name: SimFault.DENIED if op.startswith("put") else None)
+    with pytest.raises(StoreError, match="--full") as error, pinned(objects, 7, 1000):
+        pass
+    assert error.value.kind is StoreErrorKind.DENIED
+
+
+def test_a_damaged_note_is_told() -> None:
+    fs = SimFs(1)
+    fs.mkdir(f"{ROOT}/meta")
+    with fs.open(f"{ROOT}/meta/restore", create=True) as file:
+        file.pwrite(b"{", 0)
+    with pytest.raises(BadRestoreNote, match="malformed"):
+        read_restore_note(fs, DataDir(ROOT))

@@ -1,0 +1,38 @@
+"""Which segments the daemon's own bucket has: `OwnSegments`, for the cold store (`topics.bucket.bucket_segments`)."""
+
+from __future__ import annotations
+
+from topics.bucket.archive import ArchiveStopped
+from topics.bucket.base_format import SealedFile
+from topics.bucket.bases.base_writer import ArchivePlace, BaseWriter
+from topics.bucket.bucket_segments import OwnBucket
+from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer
+
+
+class OwnSegments:
+    """Finds segments in the newest base: every later one names the same objects, for as long as the segments exist."""
+
+    def __init__(self, archive: ArchivePlace, bases: BaseWriter, url: str) -> None:
+        self._archive = archive
+        self._bases = bases
+        self._url = url
+
+    def bucket(self) -> OwnBucket | None:
+        """Return the bucket; None while it is not open."""
+        try:
+            return OwnBucket(self._archive.bucket_id, self._url, self._find)
+        except ArchiveStopped:
+            return None
+
+    def _find(self, topic_id: int, first: int, salt: int) -> SegmentPointer | None:
+        if not self._bases.ready.is_set():
+            return None
+        entry = self._bases.known.sealed((topic_id, first, salt))
+        if entry is None or entry.data is None or entry.idx is None or entry.tags is None:
+            return None
+        data, idx, tags = map(_pointed, (entry.data, entry.idx, entry.tags))
+        return SegmentPointer(self._archive.bucket_id, self._url, entry.epoch, salt, data, idx, tags)
+
+
+def _pointed(file: SealedFile) -> PointedFile:
+    return PointedFile(file.size, file.hash)
