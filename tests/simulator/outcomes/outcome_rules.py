@@ -58,8 +58,8 @@ class OutcomeRules:
         """Somebody was given jobs: they are not finished, and nobody else holds them. Those whose end was asked for may
         have ended since: a cancellation waits for a claim that is on its way."""
         for lease in leases:
-            lease.over = lease.seq in source.maybe_ended
             self.tell(source, lease.seq, lease.number)
+            lease.over = lease.seq in source.maybe_ended or self.jobs[lease.number].tag in self.ending
             if source.ended_since.get(lease.seq, lease.asked) < lease.asked:
                 kind = "cancelled" if lease.seq in source.cancelled else "finished"
                 broken(f"{source.where}: {lease} was given out, and was {kind}")
@@ -81,7 +81,7 @@ class OutcomeRules:
         most = limit["max"] if limit is not None else 1 if "order_by" in source.terms else 0
         if not most or not leases:
             return
-        given = {lease.seq: lease for lease in leases}
+        given = {lease.seq: lease for lease in leases if not lease.over}
         held = {lease.seq: lease for lease in source.held(now, leases[0].life)}
         bound = [lease for seq, lease in (held | given).items() if limit is not None or seq not in source.reopened]
         counts = Counter(self.jobs[lease.number].tag for lease in bound)
