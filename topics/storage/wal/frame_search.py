@@ -14,7 +14,9 @@ A valid frame is believed by these rules, the first two in files of both version
 
 - A Synced frame says nothing about bytes behind itself. (In version 1 it must be exactly at the offset that it vouches
   for, as every Synced frame is that a writer has made.)
-- A topic's seqs never go back.
+- A topic's seqs never go back. (In version 2 a frame that breaks this rule is a frame all the same, and counted: a
+  topic that is `ephemeral` no more logs the records that it has again, and the bad bytes may hide that change of class.
+  It says nothing about the seqs that are missing.)
 - Version 1: the topic is known, and its seqs are no further ahead than the bytes in between have room for. A frame
   other than an Append has neither node nor tag. (So its payload begins behind a zero byte, with a byte that UTF-8 does
   not have there, and all bytes that a client chooses are UTF-8.)
@@ -300,13 +302,19 @@ def behind(file: LogFile, start: int, topics: Mapping[int, ReplayedTopic]) -> Lo
     is bad."""
     stop, count = file.size, 0
     later: dict[int, LaterSeq] = {}
-    for found in believed(file, start, topics):
+    belief = _FrameCheck(file, start, topics)
+    for found in FrameSearch(file, start).found():
         frame = found.frame
+        fits = belief.fits(found)
+        if not fits and file.salt is None:
+            continue
         if not count:
             if frame.flags & CONTINUES or frame.offset - start < frames.SHORTEST_BYTES:
                 continue  # no frame is so short that it would fit in front of this one
             stop = frame.offset
         count += 1
+        if not fits:
+            continue
         if frame.seq and frame.type in (FrameType.APPEND, FrameType.FORWARDED):
             later.setdefault(frame.topic_id, LaterSeq(frame.seq, True))
         elif frame.type == FrameType.FILE_END:
