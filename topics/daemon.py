@@ -381,6 +381,7 @@ class Daemon:
     def _start_bases(self, background: trio.Nursery, archive: Archive) -> None:
         """Have bases made, and what nobody needs removed from the bucket."""
         from topics.bucket.bases.base_writer import BaseWriter  # noqa: PLC0415
+        from topics.bucket.bases.bucket_look import BucketLook  # noqa: PLC0415
         from topics.bucket.bases.collector import BucketCollector  # noqa: PLC0415
 
         engine, settings = self.engine, self.settings
@@ -395,6 +396,7 @@ class Daemon:
         collector = BucketCollector(
             archive, bases, clock=engine.clock, offload=engine.offload, retain_ms=settings.bucket_retain_ms
         )
+        engine.metrics.bucket = BucketLook(archive, bases).figures
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 

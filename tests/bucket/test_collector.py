@@ -14,6 +14,7 @@ from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.bucket.bases.base_writer import BaseWriter
+from topics.bucket.bases.bucket_look import BucketLook
 from topics.bucket.bases.collector import BucketCollector, NotOwner
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name
 from topics.bucket.owner_format import decode_owner, encode_owner
@@ -68,8 +69,12 @@ async def test_a_base_is_made_at_once_and_its_rounds_have_what_it_needs(autojump
             bases = bases_for(life)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(bases.run)
+                assert not bases.has_base
                 with trio.fail_after(60):
                     await bases.ready.wait()
+                figures = BucketLook(life.archive, bases).figures()
+                assert (figures.has_base, figures.base) == (True, bases_of(objects)[-1])
+                assert figures.state == "working"
                 assert bases.made == (epoch == 1), "a directory that goes on has its base already"
                 await life.put("a", durability="fsync")
                 for i in range(30):
@@ -90,13 +95,20 @@ async def test_a_new_history_begins_with_a_base(autojump_clock: Any) -> None:
         bases = bases_for(life)
         assert await bases.try_take()
         first = bases_of(objects)
+        assert bases.has_base
         await life.archive._give_up("a test")
         await trio.sleep(60)
         assert life.archive.epoch == 2
+        look = BucketLook(life.archive, bases)
+        assert (look.figures().has_base, look.figures().base) == (False, 0)
         await bases.load()
         assert not bases.ready.is_set()
         assert await bases.try_take()
         assert bases.ready.is_set()
+        before_ms = look.figures().base_age_ms
+        await trio.sleep(5)
+        assert look.figures().base_age_ms - before_ms == 5000
+        assert (look.figures().has_base, look.figures().base) == (True, bases_of(objects)[-1])
     newest = check_bucket(objects).base
     assert newest.head.number > first[-1]
     assert newest.head.epoch == 2

@@ -105,6 +105,13 @@ class BucketFigures:
     lag_bytes: int = 0
     lag_ms: int = 0
     """How much of the synced log is not in the bucket, and since when at least."""
+    has_base: bool = False
+    """There is a base of the present history, so that a restore is possible. False as long as the bucket is not
+    open."""
+    base: int = 0
+    """The newest base of the present history; 0 if there is none."""
+    base_age_ms: int = 0
+    """Since its capture."""
 
 
 @dataclass(slots=True)

@@ -8,4 +8,5 @@ uploads         uploads of one base: several at a time, a bounded number of byte
 packs           the packs of the base that is being made
 retention       what may go from the bucket
 collector       the task that removes it
+bucket_look     what metrics and readiness say of the bucket
 """

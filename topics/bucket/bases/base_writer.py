@@ -34,6 +34,7 @@ from topics.storage.maintenance.base_capture import BaseCapture, CapturedSegment
 from topics.storage.maintenance.compactor import Compactor
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.wal.wal_files import LogPosition
+from topics.telemetry.figures import BucketFigures
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -153,6 +154,8 @@ class BaseWriter:
         self._packs_before = 0
         self._newest = 0
         """The number of the newest base of this history; 0 if there is none."""
+        self._newest_ms = 0
+        """When it was captured (epoch ms)."""
         self._version = -1
         self._wake = trio.Event()
 
@@ -192,6 +195,21 @@ class BaseWriter:
         """The highest number of a pack of this epoch that was taken before the newest base was complete. Packs above it
         may be for the next one."""
         return self._packs_before
+
+    @property
+    def has_base(self) -> bool:
+        """Return True if there is a base of the present history. False while the bucket is not open: it may be opened
+        with another history."""
+        try:
+            return self.ready.is_set() and self._archive.epoch == self._epoch
+        except ArchiveStopped:
+            return False
+
+    def look(self, figures: BucketFigures) -> None:
+        """Add the figures of bases."""
+        figures.has_base = self.has_base
+        figures.base = self._newest if figures.has_base else 0
+        figures.base_age_ms = max(self._clock.now_ms() - self._newest_ms, 0) if figures.has_base else 0
 
     def is_unfinished(self, name: str, segment: SegmentName) -> bool:
         """Return True if a file of a segment has been put, or is being put, for the next base."""
@@ -243,9 +261,10 @@ class BaseWriter:
                     self.known = await load_or_nothing(objects, self._offload, base)
         self._numbers, self._sealed = PackNumbers(epoch), SealedUploads(epoch)
         self._epoch, self._packs_before = epoch, 0
+        self._newest = self._newest_ms = 0
         begun = self._archive.history_begun_at
         if self.known.base is not None and 0 < begun <= self.known.base.head.number:
-            self._newest = self.known.base.head.number
+            self._newest, self._newest_ms = self.known.base.head.number, self.known.base.head.wall_ms
             self.ready.set()
 
     # -- one base ----------------------------------------------------------------------------------------------------
@@ -283,7 +302,7 @@ class BaseWriter:
             self._version = version
             self.rewritten -= unwanted
         self.made += 1
-        self._newest = number
+        self._newest, self._newest_ms = number, wall_ms
         self.ready.set()
         await self._archive.note_base(number)
         log.info(
