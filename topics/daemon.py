@@ -396,7 +396,7 @@ class Daemon:
         collector = BucketCollector(
             archive, bases, clock=engine.clock, offload=engine.offload, retain_ms=settings.bucket_retain_ms
         )
-        engine.metrics.bucket = BucketLook(archive, bases).figures
+        engine.metrics.bucket = BucketLook(archive, bases, collector, self._objects).figures
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 

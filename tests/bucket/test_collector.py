@@ -48,6 +48,10 @@ def collector_for(life: ArchivedLife, bases: BaseWriter, **options: int) -> Buck
     )
 
 
+def look_for(life: ArchivedLife, bases: BaseWriter) -> BucketLook:
+    return BucketLook(life.archive, bases, collector_for(life, bases))
+
+
 def check_rounds(objects: SimObjects, number: int) -> None:
     """Every round that a base needs is there, and its files of the log begin where the base says."""
     base = check_bucket(objects, number).base
@@ -72,7 +76,7 @@ async def test_a_base_is_made_at_once_and_its_rounds_have_what_it_needs(autojump
                 assert not bases.has_base
                 with trio.fail_after(60):
                     await bases.ready.wait()
-                figures = BucketLook(life.archive, bases).figures()
+                figures = look_for(life, bases).figures()
                 assert (figures.has_base, figures.base) == (True, bases_of(objects)[-1])
                 assert figures.state == "working"
                 assert bases.made == (epoch == 1), "a directory that goes on has its base already"
@@ -99,7 +103,7 @@ async def test_a_new_history_begins_with_a_base(autojump_clock: Any) -> None:
         await life.archive._give_up("a test")
         await trio.sleep(60)
         assert life.archive.epoch == 2
-        look = BucketLook(life.archive, bases)
+        look = look_for(life, bases)
         assert (look.figures().has_base, look.figures().base) == (False, 0)
         await bases.load()
         assert not bases.ready.is_set()
@@ -108,7 +112,21 @@ async def test_a_new_history_begins_with_a_base(autojump_clock: Any) -> None:
         before_ms = look.figures().base_age_ms
         await trio.sleep(5)
         assert look.figures().base_age_ms - before_ms == 5000
-        assert (look.figures().has_base, look.figures().base) == (True, bases_of(objects)[-1])
+        figures = look.figures()
+        assert (figures.has_base, figures.base, figures.base_is_due) == (True, bases_of(objects)[-1], False)
+        assert (figures.bases, figures.bases_failed) == (2, 0)
+        assert figures.objects_put["bases"] == 2
+        assert figures.bytes_put["packs"] == sum(
+            len(data) for name, data in objects.objects.items() if name.startswith("packs/")
+        )
+        objects.faults = lambda op, name: SimFault.BEFORE if name.startswith("packs/") else None
+        await life.put("b", durability="fsync")
+        await life.append("a", *range(50))
+        await life.compactor.checkpoint()
+        assert not await bases.try_take()
+        figures = look.figures()
+        assert (figures.has_base, figures.base_is_due, figures.bases, figures.bases_failed) == (True, True, 2, 1)
+        objects.faults = lambda op, name: None
     newest = check_bucket(objects).base
     assert newest.head.number > first[-1]
     assert newest.head.epoch == 2
@@ -140,6 +158,7 @@ async def test_what_nobody_needs_goes_an_hour_later_and_everything_else_stays(au
                     check_rounds(objects, pinned)
             numbers = bases_of(objects)
             assert collector.deleted
+            assert BucketLook(life.archive, bases, collector).figures().objects_deleted == collector.deleted
             walls = [check_bucket(objects, number).base.head.wall_ms for number in numbers if number != pinned]
             assert len([wall for wall in walls if wall <= clock.now_ms() - RETAIN_MS]) <= 3
             assert len([wall for wall in walls if wall > clock.now_ms() - RETAIN_MS]) >= 9

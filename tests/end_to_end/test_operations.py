@@ -25,7 +25,7 @@ from topics.http.answers.metrics import families
 from topics.http.answers.request_figures import RequestFigures
 from topics.http.connections.connection import KEEP_ALIVE_S
 from topics.http.routes import ROUTES
-from topics.telemetry.figures import EngineFigures
+from topics.telemetry.figures import BucketFigures, EngineFigures
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -82,7 +82,7 @@ def test_the_examples_of_rates_are_taken() -> None:
 def exposed() -> dict[str, set[str]]:
     """The names of all samples that a scrape can show, each with its labels."""
     samples: dict[str, set[str]] = {}
-    for family in families(EngineFigures(), RequestFigures()):
+    for family in families(EngineFigures(bucket=BucketFigures()), RequestFigures()):
         labels = set(getattr(family, "_labelnames", ()))
         if family.type == "counter":
             samples[family.name + "_total"] = labels

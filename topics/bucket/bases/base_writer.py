@@ -137,6 +137,8 @@ class BaseWriter:
         """How many bases this process has made."""
         self.failures = 0
         """How many have failed since the last success."""
+        self.failed = 0
+        """How many have failed since the start."""
         self.problem = ""
         """Why the last one has failed; empty if it has not."""
         self.rewritten: frozenset[PackName] = frozenset()
@@ -208,6 +210,10 @@ class BaseWriter:
     def look(self, figures: BucketFigures) -> None:
         """Add the figures of bases."""
         figures.has_base = self.has_base
+        figures.base_is_due = not figures.has_base or self._is_due()
+        figures.bases, figures.bases_failed = self.made, self.failed
+        figures.objects_put = dict(self.puts.objects_by_kind)
+        figures.bytes_put = dict(self.puts.bytes_by_kind)
         figures.base = self._newest if figures.has_base else 0
         figures.base_age_ms = max(self._clock.now_ms() - self._newest_ms, 0) if figures.has_base else 0
 
@@ -231,6 +237,7 @@ class BaseWriter:
             self.failures, self.problem = 0, ""
             return True
         self.failures += 1
+        self.failed += 1
         self.problem = str(failure)
         log.warning(
             "base_failed",
