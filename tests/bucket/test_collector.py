@@ -248,6 +248,26 @@ async def test_packs_with_deleted_bytes_are_packed_again(autojump_clock: Any) ->
         check_rounds(objects, bases_of(objects)[-1])
 
 
+async def test_packs_of_an_earlier_process_are_as_old_as_the_store_says(autojump_clock: Any) -> None:
+    clock, fs = SimClock(), SimFs()
+    objects = SimObjects(now_ms=clock.now_ms)
+    async with archived(objects, CONFIG, fs=fs, clock=clock, clean=False) as life:
+        bases = bases_for(life)
+        for name in ("a", "b"):
+            await life.put(name, durability="fsync")
+            await life.append(name, 1)
+        assert await bases.try_take()
+        await life.append("a", 2)
+        assert await bases.try_take()
+        await trio.sleep(5 * HOUR_S)
+    async with archived(objects, CONFIG, fs=fs, clock=clock, clean=False) as life:
+        bases = bases_for(life)
+        await life.append("a", 3)
+        assert await bases.try_take()
+        await collector_for(life, bases).pass_over()
+        assert bases.rewritten
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_bases_and_collections_through_faults(seed: int, autojump_clock: Any) -> None:
     objects, clock, fs = SimObjects(seed), SimClock(), SimFs()

@@ -64,6 +64,10 @@ DELETED_AT_ONCE: Final = 1000
 LONGEST_MS: Final = 6 * 3_600_000
 """The longest time between two passes (ms)."""
 
+PASS_SHARE: Final = 16
+"""There are at least so many passes in the time of retention, if an hour is shorter. Two of them decide about an
+object, and deleted bytes have to go within a sixth of that time after their base has become old."""
+
 KINDS: Final[tuple[SegmentKind, ...]] = ("data", "idx", "tags")
 
 
@@ -91,10 +95,11 @@ class BucketCollector:
         self._clock = clock
         self._offload = offload
         self._retain_ms = retain_ms
-        self._interval_ms = max(wait_ms, min(retain_ms // 8, LONGEST_MS))
+        self._interval_ms = max(wait_ms, min(retain_ms // PASS_SHARE, LONGEST_MS))
         self._candidates = Candidates(wait_ms)
         self._seen: dict[str, int] = {}
-        """When a pack of the newest base was seen first (`Clock.monotonic_ms`)."""
+        """When a pack of the newest base was seen first (`Clock.monotonic_ms`): it is at least as old. By the store's
+        clock it is as old as the newest object is newer, whichever process has put it."""
 
     async def run(self) -> None:
         """Make a pass now and then, until cancelled. A failure is logged, and the next pass tries again."""
@@ -238,9 +243,14 @@ class BucketCollector:
     def _look_at_packs(self, there: dict[str, ObjectFacts]) -> None:
         """Have the next base pack again what shares an old pack with something that nobody needs."""
         now = self._clock.monotonic_ms()
+        newest = max((one.modified_ms for one in there.values()), default=0)
         live = {pack_name(pack): size for pack, size in self._bases.known.live_bytes().items()}
         self._seen = {name: self._seen.get(name, now) for name in live}
-        ages = {name: (there[name].size, now - seen) for name, seen in self._seen.items() if name in there}
+        ages = {
+            name: (facts.size, max(now - seen, newest - facts.modified_ms))
+            for name, seen in self._seen.items()
+            if (facts := there.get(name)) is not None
+        }
         stale = stale_packs(list(live.items()), ages, retain_ms=self._retain_ms)
         if stale:
             self._bases.rewrite(frozenset(pack for name in stale if (pack := parse_pack(name)) is not None))
