@@ -22,7 +22,7 @@ from tests.engine.life import living
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.bucket import archive as archive_module
-from topics.bucket import log_reader
+from topics.bucket import log_reader, place_search
 from topics.bucket.ownership import BucketRefused
 from topics.model import RouterPatch
 
@@ -293,6 +293,20 @@ async def test_another_directory_is_refused_until_it_takes(autojump_clock: Any) 
     with pytest.RaisesGroup(pytest.RaisesExc(BucketRefused, match="has written to the bucket since")):
         async with archived(objects, fs=fs.after_process_kill()):
             raise AssertionError("it has started")
+
+
+async def test_a_setting_that_was_left_in_the_environment_is_warned_of(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(place_search.log, "warning", lambda event, **_: warned.append(event))
+    objects, fs, other = SimObjects(), SimFs(), SimFs()
+    for disk, take, unneeded in ((fs, False, False), (fs, True, True), (other, True, False), (other, True, True)):
+        warned.clear()
+        async with archived(objects, bucket_settings(bucket_take=take), fs=disk, clean=False) as life:
+            await life.put(f"t{len(objects.objects)}")
+            await life.archived()
+        assert warned == ["bucket_take_unneeded"] * unneeded
 
 
 async def test_the_former_owner_writes_no_round_behind_the_one_that_took(autojump_clock: Any) -> None:

@@ -243,6 +243,11 @@ def _status_facts(found: BucketStatus) -> Iterator[tuple[str, str]]:
         yield "epoch", str(owner.epoch)
     yield "last round", _at(found.last_round, found.last_round_ms)
     yield "newest base", _at(found.newest_base, found.newest_base_ms)
+    if found.rounds_since_base is not None and found.base_lag_ms is not None:
+        lag = duration(found.base_lag_ms // 1000 * 1000) or "0s"
+        yield "since that base", f"{found.rounds_since_base:,} rounds, {lag}"
+    for pin in found.pins:
+        yield "pin", f"{pin.name}, base {pin.base}, until {moment(pin.expires_ms)}"
     for kind in found.kinds:
         yield kind.kind, f"{kind.objects:,} objects, {size(kind.bytes)}"
 
