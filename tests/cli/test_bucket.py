@@ -216,3 +216,29 @@ def test_inspect_shows_what_a_directory_knows_of_its_bucket(topics: CommandLine,
     (data / "meta" / "bucket").write_bytes(b"no note")
     shown = topics("inspect", str(data))
     assert (shown.returncode, "meta/bucket cannot be read" in shown.stdout) == (0, True)
+
+
+def test_gc_shows_what_may_go_and_why_the_rest_stays_and_deletes_nothing(
+    topics: CommandLine, url: str, root: Path
+) -> None:
+    before = sorted(path.name for path in root.rglob("*"))
+    bases = sorted(number_of(name) or 0 for name in bucket().objects.objects if name.startswith("bases/"))
+    young = topics("bucket", "gc", url, "--retain", "100000d")
+    assert "rounds: 0 may go" in young.stdout
+    assert "no base is old enough, so every base and round stays" in young.stdout
+    # The bucket's times are long ago: by the default retention only the newest base is needed.
+    found = topics.json("bucket", "gc", url)
+    kinds = {one["kind"]: one for one in found["kinds"]}
+    assert [one["base"] for one in found["bases"]] == bases[-1:]
+    assert (kinds["bases"]["may_go"], kinds["bases"]["kept"]) == (1, 1)
+    assert base_name(bases[0]) in found["names"]
+    assert (kinds["rounds"]["may_go"], kinds["rounds"]["kept"]) == (0, bucket().number), "it needs all of them"
+    text = topics("bucket", "gc", url, "--dry-run", "--limit", "1").stdout
+    assert "the newest that is as old as the retention" in text
+    assert text.count("may go: bases/") == 1
+    assert text.endswith("nothing was deleted: the daemon that owns the bucket does that\n")
+    FileObjects(str(root)).put_new(pin_name("spark"), encode_pin(Pin(base=bases[0], expires=4_000_000_000_000)))
+    pinned = topics("bucket", "gc", url).stdout
+    assert "pins/spark needs it" in pinned
+    assert "bases: 0 may go" in pinned
+    assert sorted(path.name for path in root.rglob("*")) == sorted([*before, "pins", "spark"])

@@ -282,6 +282,7 @@ class BaseWriter:
         began = self._clock.monotonic_ms()
         objects, size = self.puts.objects, self.puts.bytes
         await self._put_sealed()
+        sealed_ms = self._clock.monotonic_ms() - began
         unwanted = self.rewritten
         async with trio.open_nursery() as nursery:
             uploads = Uploads(self.puts, nursery)
@@ -301,7 +302,7 @@ class BaseWriter:
             )
             async with self._held(capture):
                 pages = await content.make()
-            held_ms = self._clock.monotonic_ms() - began
+            held_ms = self._clock.monotonic_ms() - began - sealed_ms
         number = await self._archive.archived_to(capture.cut)
         if await self._put_base(number, capture, pages, content.result, wall_ms=wall_ms, records=records):
             self._sealed.done.clear()
@@ -318,6 +319,7 @@ class BaseWriter:
             topics=len(capture.topics),
             objects=self.puts.objects - objects,
             bytes=self.puts.bytes - size,
+            sealed_ms=sealed_ms,
             held_ms=held_ms,
             ms=self._clock.monotonic_ms() - began,
         )

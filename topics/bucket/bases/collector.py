@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from topics.bucket.archive import ArchiveStopped
-from topics.bucket.base_format import Base, BlobRef, SegmentEntry, TopicEntry
+from topics.bucket.base_format import Base, BlobRef
 from topics.bucket.bases.base_writer import ArchivePlace, BaseWriter
 from topics.bucket.bases.known_base import base_numbers, read_base, read_page
 from topics.bucket.bases.retention import (
@@ -26,6 +26,7 @@ from topics.bucket.bases.retention import (
     Kept,
     epoch_beginnings,
     kept_of,
+    objects_named,
     stale_packs,
 )
 from topics.bucket.container import BadObject
@@ -35,15 +36,12 @@ from topics.bucket.object_names import (
     PINS,
     ROUNDS,
     SEGMENTS,
-    SegmentKind,
-    SegmentName,
     base_name,
     number_of,
     pack_name,
     parse_pack,
     parse_segment,
     round_name,
-    segment_name,
 )
 from topics.bucket.object_store import MAX_PAGE, ObjectFacts, ObjectMissing, ObjectTooLarge, StoreError
 from topics.bucket.owner_format import MAX_OWNER_BYTES, decode_owner
@@ -67,8 +65,6 @@ LONGEST_MS: Final = 6 * 3_600_000
 PASS_SHARE: Final = 16
 """There are at least so many passes in the time of retention, if an hour is shorter. Two of them decide about an
 object, and deleted bytes have to go within a sixth of that time after their base has become old."""
-
-KINDS: Final[tuple[SegmentKind, ...]] = ("data", "idx", "tags")
 
 
 class NotOwner(Exception):
@@ -212,7 +208,7 @@ class BucketCollector:
                 pages.add(ref)
                 needed.add(pack_name(ref.pack_name))
                 for topic in await read_page(self._archive.objects, self._offload, ref):
-                    _add_named(topic, needed)
+                    needed |= objects_named(topic)
         return needed
 
     async def _old_rounds(self, kept: Kept) -> list[str]:
@@ -254,20 +250,3 @@ class BucketCollector:
         stale = stale_packs(list(live.items()), ages, retain_ms=self._retain_ms)
         if stale:
             self._bases.rewrite(frozenset(pack for name in stale if (pack := parse_pack(name)) is not None))
-
-
-def _add_named(topic: TopicEntry, needed: set[str]) -> None:
-    refs: list[BlobRef] = [topic.part] if isinstance(topic.part, BlobRef) else []
-    for entry in topic.segments:
-        refs += entry.pieces
-        if entry.deleted is not None:
-            refs.append(entry.deleted)
-        needed.update(names_of(topic.id, entry))
-    needed.update(pack_name(ref.pack_name) for ref in refs)
-
-
-def names_of(topic_id: int, entry: SegmentEntry) -> list[str]:
-    """Return the names of the files of a sealed segment."""
-    segment = SegmentName(topic_id, entry.first, entry.epoch, entry.salt)
-    files = {"data": entry.data, "idx": entry.idx, "tags": entry.tags}
-    return [segment_name(segment, kind) for kind in KINDS if files[kind] is not None]

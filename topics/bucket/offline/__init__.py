@@ -9,4 +9,5 @@ restored_topics     parts, manifests and segments of all topics, made from the p
 bucket_restore      a whole restore: a directory that is complete, or none
 bucket_check        whether a bucket has all that a restore may need
 bucket_figures      what is in a bucket, for people
+bucket_removals     what may go from a bucket, and why the rest stays
 """
