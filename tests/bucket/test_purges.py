@@ -18,6 +18,7 @@ from tests.simulation.disk import SimFs
 from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.bases.collector import BucketCollector
 from topics.bucket.round_format import decode_round
+from topics.storage.segments.topic_segments import Segment
 
 pytestmark = pytest.mark.trio
 
@@ -85,6 +86,25 @@ async def keep_busy(life: ArchivedLife, seconds: int) -> None:
     for i in range(seconds // 5):
         await life.append("other", i)
         await trio.sleep(5)
+
+
+async def test_a_topic_that_nobody_changes_after_a_start_is_looked_at(autojump_clock: Any) -> None:
+    fs, clock, objects = SimFs(), SimClock(), SimObjects()
+    async with archived(objects, CONFIG, fs=fs, clock=clock) as life:
+        await life.put("a", durability="fsync")
+        await life.append("a", *one_deleted(8))
+        await life.compactor.checkpoint()
+        await life.delete("a", match="x")
+    async with archived(objects, CONFIG, fs=fs, clock=clock) as life:
+        await life.compactor.checkpoint()
+        reclaimer, topic = life.engine.reclaimer, life.engine.registry.topics["a"]
+        life.engine.registry.attention.clear()
+        for wait_s, frames in ((RETAIN_S / 3 + 61, 8), (0, 7)):
+            await reclaimer.pass_over()
+            segment = topic.log.stored.all()[0].segment
+            assert isinstance(segment, Segment)
+            assert segment.frames == frames
+            await trio.sleep(wait_s)
 
 
 def one_deleted(records: int) -> list[Any]:
