@@ -288,6 +288,7 @@ class BaseWriter:
             uploads = Uploads(self.puts, nursery)
             packs = Packs(self._numbers, uploads, self._offload)
             capture = await self._compactor.capture(HOLD_MS)
+            captured_ms = self._clock.monotonic_ms() - began - sealed_ms
             version = self._compactor.version
             wall_ms, records = self._clock.now_ms(), self._records()
             content = BaseContent(
@@ -302,7 +303,7 @@ class BaseWriter:
             )
             async with self._held(capture):
                 pages = await content.make()
-            held_ms = self._clock.monotonic_ms() - began - sealed_ms
+            held_ms = self._clock.monotonic_ms() - began - sealed_ms - captured_ms
         number = await self._archive.archived_to(capture.cut)
         if await self._put_base(number, capture, pages, content.result, wall_ms=wall_ms, records=records):
             self._sealed.done.clear()
@@ -320,6 +321,7 @@ class BaseWriter:
             objects=self.puts.objects - objects,
             bytes=self.puts.bytes - size,
             sealed_ms=sealed_ms,
+            captured_ms=captured_ms,
             held_ms=held_ms,
             ms=self._clock.monotonic_ms() - began,
         )
