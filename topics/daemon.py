@@ -415,6 +415,7 @@ class Daemon:
     def _start_bases(self, background: trio.Nursery, archive: Archive) -> None:
         """Have bases made, and what nobody needs removed from the bucket."""
         from topics.bucket.bases.base_writer import BaseWriter  # noqa: PLC0415
+        from topics.bucket.bases.bucket_look import BucketLook  # noqa: PLC0415
         from topics.bucket.bases.collector import BucketCollector  # noqa: PLC0415
         from topics.bucket.bases.own_segments import OwnSegments  # noqa: PLC0415
 
@@ -432,6 +433,7 @@ class Daemon:
         )
         if self._segments is not None:
             self._segments.own = OwnSegments(archive, bases, settings.bucket).bucket
+        engine.metrics.bucket = BucketLook(archive, bases, collector, self._objects).figures
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 

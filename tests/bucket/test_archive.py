@@ -22,7 +22,7 @@ from tests.engine.life import living
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.bucket import archive as archive_module
-from topics.bucket import log_reader
+from topics.bucket import log_reader, place_search
 from topics.bucket.ownership import BucketRefused
 from topics.model import RouterPatch
 
@@ -220,6 +220,7 @@ async def test_files_of_the_log_stay_until_the_note_says_that_they_are_in_the_bu
     async with archived(objects, config, fs=fs) as life:
         await life.put("a")
         await life.archived()
+        assert life.archive.look().backlog_limit_bytes == 200_000
         objects.faults = lambda op, name: SimFault.BEFORE
         for _ in range(8):
             await life.append("a", *["x" * 5000] * 12)
@@ -292,6 +293,20 @@ async def test_another_directory_is_refused_until_it_takes(autojump_clock: Any) 
     with pytest.RaisesGroup(pytest.RaisesExc(BucketRefused, match="has written to the bucket since")):
         async with archived(objects, fs=fs.after_process_kill()):
             raise AssertionError("it has started")
+
+
+async def test_a_setting_that_was_left_in_the_environment_is_warned_of(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(place_search.log, "warning", lambda event, **_: warned.append(event))
+    objects, fs, other = SimObjects(), SimFs(), SimFs()
+    for disk, take, unneeded in ((fs, False, False), (fs, True, True), (other, True, False), (other, True, True)):
+        warned.clear()
+        async with archived(objects, bucket_settings(bucket_take=take), fs=disk, clean=False) as life:
+            await life.put(f"t{len(objects.objects)}")
+            await life.archived()
+        assert warned == ["bucket_take_unneeded"] * unneeded
 
 
 async def test_the_former_owner_writes_no_round_behind_the_one_that_took(autojump_clock: Any) -> None:

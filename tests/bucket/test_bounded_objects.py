@@ -14,6 +14,7 @@ from topics.bucket.object_store import ObjectExists, StoreError, StoreErrorKind
 from topics.bucket.settled_puts import SettledPuts
 from topics.runtime.bounded_calls import BoundedCall, CallTimeLimit
 from topics.runtime.offload import Pool, ThreadOffload
+from topics.telemetry.figures import BucketFigures
 
 SOON_S = 0.05
 LONG_S = 60.0
@@ -67,6 +68,10 @@ def test_a_call_that_hangs_is_given_up_and_takes_effect_when_it_returns(inner: S
     store = bounded(inner, SOON_S)
     given_up(lambda: store.put_new("a", b"x"))
     assert (store.timeouts, store.hanging_changes.count, inner.objects) == (1, 1, {})
+    figures = BucketFigures()
+    store.look(figures)
+    assert (figures.calls_hanging, figures.calls_timed_out) == (1, 1)
+    assert {kind: count for kind, count in figures.calls_failed.items() if count} == {"timeout": 1}
     inner.release()
     until(lambda: store.hanging_changes.count == 0)
     assert inner.objects == {"a": b"x"}

@@ -14,6 +14,7 @@ from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.bucket.bases.base_writer import BaseWriter
+from topics.bucket.bases.bucket_look import BucketLook
 from topics.bucket.bases.collector import BucketCollector, NotOwner
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name
 from topics.bucket.owner_format import decode_owner, encode_owner
@@ -47,6 +48,10 @@ def collector_for(life: ArchivedLife, bases: BaseWriter, **options: int) -> Buck
     )
 
 
+def look_for(life: ArchivedLife, bases: BaseWriter) -> BucketLook:
+    return BucketLook(life.archive, bases, collector_for(life, bases))
+
+
 def check_rounds(objects: SimObjects, number: int) -> None:
     """Every round that a base needs is there, and its files of the log begin where the base says."""
     base = check_bucket(objects, number).base
@@ -68,8 +73,12 @@ async def test_a_base_is_made_at_once_and_its_rounds_have_what_it_needs(autojump
             bases = bases_for(life)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(bases.run)
+                assert not bases.has_base
                 with trio.fail_after(60):
                     await bases.ready.wait()
+                figures = look_for(life, bases).figures()
+                assert (figures.has_base, figures.base) == (True, bases_of(objects)[-1])
+                assert figures.state == "working"
                 assert bases.made == (epoch == 1), "a directory that goes on has its base already"
                 await life.put("a", durability="fsync")
                 for i in range(30):
@@ -90,13 +99,34 @@ async def test_a_new_history_begins_with_a_base(autojump_clock: Any) -> None:
         bases = bases_for(life)
         assert await bases.try_take()
         first = bases_of(objects)
+        assert bases.has_base
         await life.archive._give_up("a test")
         await trio.sleep(60)
         assert life.archive.epoch == 2
+        look = look_for(life, bases)
+        assert (look.figures().has_base, look.figures().base) == (False, 0)
         await bases.load()
         assert not bases.ready.is_set()
         assert await bases.try_take()
         assert bases.ready.is_set()
+        before_ms = look.figures().base_age_ms
+        await trio.sleep(5)
+        assert look.figures().base_age_ms - before_ms == 5000
+        figures = look.figures()
+        assert (figures.has_base, figures.base, figures.base_is_due) == (True, bases_of(objects)[-1], False)
+        assert (figures.bases, figures.bases_failed) == (2, 0)
+        assert figures.objects_put["bases"] == 2
+        assert figures.bytes_put["packs"] == sum(
+            len(data) for name, data in objects.objects.items() if name.startswith("packs/")
+        )
+        objects.faults = lambda op, name: SimFault.BEFORE if name.startswith("packs/") else None
+        await life.put("b", durability="fsync")
+        await life.append("a", *range(50))
+        await life.compactor.checkpoint()
+        assert not await bases.try_take()
+        figures = look.figures()
+        assert (figures.has_base, figures.base_is_due, figures.bases, figures.bases_failed) == (True, True, 2, 1)
+        objects.faults = lambda op, name: None
     newest = check_bucket(objects).base
     assert newest.head.number > first[-1]
     assert newest.head.epoch == 2
@@ -128,6 +158,7 @@ async def test_what_nobody_needs_goes_an_hour_later_and_everything_else_stays(au
                     check_rounds(objects, pinned)
             numbers = bases_of(objects)
             assert collector.deleted
+            assert BucketLook(life.archive, bases, collector).figures().objects_deleted == collector.deleted
             walls = [check_bucket(objects, number).base.head.wall_ms for number in numbers if number != pinned]
             assert len([wall for wall in walls if wall <= clock.now_ms() - RETAIN_MS]) <= 3
             assert len([wall for wall in walls if wall > clock.now_ms() - RETAIN_MS]) >= 9
@@ -215,6 +246,26 @@ async def test_packs_with_deleted_bytes_are_packed_again(autojump_clock: Any) ->
         assert old <= packs
         assert not old & bases.known.packs()
         check_rounds(objects, bases_of(objects)[-1])
+
+
+async def test_packs_of_an_earlier_process_are_as_old_as_the_store_says(autojump_clock: Any) -> None:
+    clock, fs = SimClock(), SimFs()
+    objects = SimObjects(now_ms=clock.now_ms)
+    async with archived(objects, CONFIG, fs=fs, clock=clock, clean=False) as life:
+        bases = bases_for(life)
+        for name in ("a", "b"):
+            await life.put(name, durability="fsync")
+            await life.append(name, 1)
+        assert await bases.try_take()
+        await life.append("a", 2)
+        assert await bases.try_take()
+        await trio.sleep(5 * HOUR_S)
+    async with archived(objects, CONFIG, fs=fs, clock=clock, clean=False) as life:
+        bases = bases_for(life)
+        await life.append("a", 3)
+        assert await bases.try_take()
+        await collector_for(life, bases).pass_over()
+        assert bases.rewritten
 
 
 @pytest.mark.parametrize("seed", range(3))

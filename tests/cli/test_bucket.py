@@ -17,7 +17,10 @@ from tests.cli.command_line import CommandLine
 from tests.client.ports import free_port
 from tests.conformance.client import Daemon, until
 from topics.bucket.file_objects import FileObjects
-from topics.bucket.object_names import base_name, round_name
+from topics.bucket.local_note import BucketNote, write_note
+from topics.bucket.object_names import base_name, number_of, pin_name, round_name
+from topics.bucket.pin_format import Pin, encode_pin
+from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import OsFs
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
 
@@ -73,11 +76,21 @@ def test_a_restored_directory_is_whole_and_a_daemon_serves_it(topics: CommandLin
     assert not (data / "RESTORED").exists()
 
 
-def test_status_ls_and_verify_of_a_whole_bucket(topics: CommandLine, url: str) -> None:
+def test_status_ls_and_verify_of_a_whole_bucket(topics: CommandLine, url: str, root: Path) -> None:
     status = topics("bucket", "status", url)
     assert status.returncode == 0
     assert "segments" in status.stdout
-    assert f"last round   {bucket().number}, " in status.stdout
+    plain = " ".join(status.stdout.split())
+    assert f"last round {bucket().number}, " in plain
+    base = max(number_of(name) or 0 for name in bucket().objects.objects if name.startswith("bases/"))
+    assert f"since that base {bucket().number - base} rounds, " in plain
+    assert "pin" not in plain.split()
+    FileObjects(str(root)).put_new(pin_name("spark"), encode_pin(Pin(base=base, expires=1_800_000_000_000)))
+    pinned = topics("bucket", "status", url)
+    assert f"pins/spark, base {base}, until 2027-01-15" in pinned.stdout
+    found = topics.json("bucket", "status", url)
+    assert (found["rounds_since_base"], found["pins"][0]["base"]) == (bucket().number - base, base)
+    assert found["base_lag_ms"] == found["last_round_ms"] - found["newest_base_ms"]
     lines = topics("bucket", "ls", url, "--limit", "3").stdout.splitlines()
     assert len(lines) == 4
     assert lines[0].split() == ["kind", "number", "time", "size", "about"]
@@ -186,3 +199,46 @@ def test_damage_in_json_is_a_line_for_each(topics: CommandLine, url: str, root: 
     *lines, last = [json.loads(line) for line in topics("bucket", "verify", url, "--json").stdout.splitlines()]
     assert last["damage"] == len(lines) > 0
     assert all(line.keys() == {"name", "problem"} for line in lines)
+
+
+def test_inspect_shows_what_a_directory_knows_of_its_bucket(topics: CommandLine, url: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    topics.json("restore", url, "--data-dir", str(data))
+    assert topics.json("inspect", str(data))["bucket"] is None
+    assert "bucket:" not in topics("inspect", str(data)).stdout
+    note = BucketNote(bucket="b1", dir="d", epoch=3, round=17, wall_ms=1_800_000_000_000, positions=[(0, 44)])
+    write_note(OsFs(), DataDir(str(data)), note)
+    assert "bucket: b1, epoch 3, round 17, 2027-01-15" in topics("inspect", str(data)).stdout
+    found = topics.json("inspect", str(data))["bucket"]
+    assert (found["bucket"], found["epoch"], found["round"]) == ("b1", 3, 17)
+    write_note(OsFs(), DataDir(str(data)), BucketNote(bucket="", dir="d"))
+    assert "bucket: none has been taken yet; a history is to begin" in topics("inspect", str(data)).stdout
+    (data / "meta" / "bucket").write_bytes(b"no note")
+    shown = topics("inspect", str(data))
+    assert (shown.returncode, "meta/bucket cannot be read" in shown.stdout) == (0, True)
+
+
+def test_gc_shows_what_may_go_and_why_the_rest_stays_and_deletes_nothing(
+    topics: CommandLine, url: str, root: Path
+) -> None:
+    before = sorted(path.name for path in root.rglob("*"))
+    bases = sorted(number_of(name) or 0 for name in bucket().objects.objects if name.startswith("bases/"))
+    young = topics("bucket", "gc", url, "--retain", "100000d")
+    assert "rounds: 0 may go" in young.stdout
+    assert "no base is old enough, so every base and round stays" in young.stdout
+    # The bucket's times are long ago: by the default retention only the newest base is needed.
+    found = topics.json("bucket", "gc", url)
+    kinds = {one["kind"]: one for one in found["kinds"]}
+    assert [one["base"] for one in found["bases"]] == bases[-1:]
+    assert (kinds["bases"]["may_go"], kinds["bases"]["kept"]) == (1, 1)
+    assert base_name(bases[0]) in found["names"]
+    assert (kinds["rounds"]["may_go"], kinds["rounds"]["kept"]) == (0, bucket().number), "it needs all of them"
+    text = topics("bucket", "gc", url, "--dry-run", "--limit", "1").stdout
+    assert "the newest that is as old as the retention" in text
+    assert text.count("may go: bases/") == 1
+    assert text.endswith("nothing was deleted: the daemon that owns the bucket does that\n")
+    FileObjects(str(root)).put_new(pin_name("spark"), encode_pin(Pin(base=bases[0], expires=4_000_000_000_000)))
+    pinned = topics("bucket", "gc", url).stdout
+    assert "pins/spark needs it" in pinned
+    assert "bases: 0 may go" in pinned
+    assert sorted(path.name for path in root.rglob("*")) == sorted([*before, "pins", "spark"])

@@ -65,6 +65,8 @@ def test_the_rounds_of_a_daemon_that_is_killed_again_and_again_have_its_log(tmp_
             daemon.kill()
     until(lambda: bucket_of(client)["lag_bytes"] == 0, "the log is not archived")
     assert metric(client, "bucket_lag_bytes") == 0
+    until(lambda: bucket_of(client)["has_base"] is True, "there is no base")
+    assert bucket_of(client)["state"] == "working"
     assert metric(client, "bucket_epoch") == 4
     code, _ = daemon.terminate()
     assert code == 0

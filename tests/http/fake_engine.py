@@ -90,6 +90,7 @@ class FakeEngine:
         self.settings = settings
         self.clock = SystemClock()
         self.status = FakeStatus(self.clock.monotonic_ms())
+        self.metrics = SimpleNamespace(figures=partial(self._call, "figures"), bucket=None)
         self.topics: dict[str, FakeTopic] = {}
         self.routers: dict[str, RouterState] = {}
         self.appends: list[AppendRequest] = []
@@ -148,7 +149,7 @@ class FakeEngine:
                 pause="pause",
                 resume="resume",
             ),
-            metrics=SimpleNamespace(figures=partial(self._call, "figures"), bucket=None),
+            metrics=self.metrics,
         )
         return cast(Engine, parts)
 

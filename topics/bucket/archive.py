@@ -562,6 +562,7 @@ class Archive:
         figures.epoch, figures.round = self._note.epoch, self._note.round
         keep = self._place.positions if self.is_open and self._place is not None else self._keep_from
         figures.lag_bytes = self._backlog.bytes_from(keep) if keep is not None else 0
+        figures.backlog_limit_bytes = self._backlog.limit
         figures.lag_ms = self._clock.monotonic_ms() - self._archived_at_ms if self._behind else 0
         return figures
 

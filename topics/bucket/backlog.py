@@ -25,6 +25,8 @@ class Backlog:
 
     def __init__(self, settings: Settings, store: Store, fs: Fs, offload: Offload) -> None:
         self._most = settings.bucket_backlog_bytes
+        self.limit = self._most
+        """Beyond so many bytes no more is kept; 0 while that is not known, as long as there is no backlog."""
         self._file_bytes = settings.wal_file_bytes
         self._store = store
         self._fs = fs
@@ -51,6 +53,7 @@ class Backlog:
         if self._most and kept > self._most:
             return f"the bucket lacks {kept} bytes of the log"
         if kept < SMALL:
+            self.limit = self._most
             return ""
         if self._store.refuses_appends and not is_working:
             return f"the disk is nearly full, and {kept} bytes of the log are kept for the bucket"
@@ -59,5 +62,5 @@ class Backlog:
         free = await self._offload.run(
             Pool.FILES, partial(self._fs.free_bytes, self._store.datadir.root), holds_disk=False
         )
-        most = min(MOST, (free + kept) // SHARE)
-        return f"the bucket lacks {kept} bytes of the log" if kept > most else ""
+        self.limit = min(MOST, (free + kept) // SHARE)
+        return f"the bucket lacks {kept} bytes of the log" if kept > self.limit else ""

@@ -13,6 +13,7 @@ How many calls run at once is the callers' business: they make them in worker th
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -27,6 +28,7 @@ from topics.bucket.object_store import (
 )
 from topics.runtime.bounded_calls import BoundedCall, CallTimeLimit, CallTimeout
 from topics.runtime.offload import Offload
+from topics.telemetry.figures import BucketFigures
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -87,6 +89,7 @@ class BoundedObjects:
     ) -> None:
         self.timeouts = 0
         """How many calls have not returned in time since the start."""
+        self._failures: Counter[StoreErrorKind] = Counter()
         self._inner = inner
         self._offload = offload
         self._timeout_s = timeout_s
@@ -106,6 +109,13 @@ class BoundedObjects:
             waited_for = list(self._waited_for)
         for limit in waited_for:
             limit.change(min(seconds, limit.seconds))
+
+    def look(self, figures: BucketFigures) -> None:
+        """Add the figures of calls."""
+        figures.calls_hanging = self.hanging_reads.count + self.hanging_changes.count
+        with self._lock:
+            figures.calls_timed_out = self.timeouts
+            figures.calls_failed = {kind.value: self._failures[kind] for kind in StoreErrorKind}
 
     def put_new(self, name: str, data: bytes) -> str:
         return self._change(partial(self._inner.put_new, name, data), len(data))
@@ -135,6 +145,14 @@ class BoundedObjects:
         return self._attempt(call, size, self.hanging_changes)
 
     def _attempt(self, call: Callable[[], T], size: int, hanging: HangingCalls) -> T:
+        try:
+            return self._attempt_bounded(call, size, hanging)
+        except StoreError as error:
+            with self._lock:
+                self._failures[error.kind] += 1
+            raise
+
+    def _attempt_bounded(self, call: Callable[[], T], size: int, hanging: HangingCalls) -> T:
         if hanging.is_full:
             raise StoreError(
                 StoreErrorKind.BUSY, f"the store does not answer: {hanging.count} {hanging.what} have not returned"

@@ -105,6 +105,13 @@ class PlaceSearch:
             is_known = note.bucket == bucket
             self._check_owner(seen, note, is_known=is_known, take=take)
             place = await self._find(bucket, note if is_known else None, seen, take=take)
+            if take and is_known and seen is not None and seen.owner.dir == note.dir and place.positions is not None:
+                log.warning(
+                    "bucket_take_unneeded",
+                    bucket=bucket,
+                    consequence="this directory owned the bucket already. Remove TOPICS_BUCKET_TAKE (--take): while it "
+                    "is set, no start asks whether another directory has taken the bucket",
+                )
             if await self._ownership.take(seen, dir_id=note.dir, epoch=place.epoch, last=place.number, url=url):
                 return place
 

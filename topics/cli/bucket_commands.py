@@ -1,4 +1,4 @@
-"""`topics restore` and `topics bucket status|ls|verify`: what can be done with a bucket without a daemon
+"""`topics restore` and `topics bucket status|ls|verify|gc`: what can be done with a bucket without a daemon
 (`docs/spec/bucket.md` section 5).
 
 Responsible for options, progress and what is printed; `topics.bucket` does the work. A bucket is only read.
@@ -40,13 +40,17 @@ from topics.cli.output import (
     printable,
     size,
 )
-from topics.cli.values import Time
+from topics.cli.values import Duration, Time
 
 if TYPE_CHECKING:
     from topics.bucket.bucket_location import BucketLocation
     from topics.bucket.object_store import ObjectStore
     from topics.bucket.offline.bucket_figures import BucketStatus
     from topics.bucket.offline.bucket_reader import BucketReader
+    from topics.bucket.offline.bucket_removals import BucketRemovals
+
+RETAIN_MS: Final = 7 * 86_400_000
+"""The retention of a daemon by default (ms)."""
 
 TIMEOUT_S: Final = 60.0
 """How long the store may give no sign of life (s)."""
@@ -224,6 +228,35 @@ def verify(options: CommandOptions, url: str, quick: bool) -> None:
         sys.exit(EXIT_FAILED)
 
 
+@bucket.command(epilog=examples("topics bucket gc s3://archive/main", "topics bucket gc s3://archive/main --retain 1d"))
+@url_argument
+@click.option(
+    "--retain",
+    "retain_ms",
+    type=Duration(),
+    default=RETAIN_MS,
+    metavar="TIME",
+    help="TOPICS_BUCKET_RETAIN_MS of the daemon.  [7d]",
+)
+@click.option("--limit", type=click.IntRange(min=0), default=20, metavar="N", help="Names of each kind.  [20]")
+@click.option("--dry-run", is_flag=True, help="Delete nothing. This is always so.")
+@json_option
+@click.pass_obj
+def gc(options: CommandOptions, url: str, retain_ms: int, limit: int, dry_run: bool) -> None:
+    """Show what may go from a bucket, and why the rest stays. Nothing is deleted: the daemon that owns the bucket does
+    that, an hour after it has found that nobody needs an object."""
+    from topics.bucket.offline.bucket_removals import RemovalSearch  # noqa: PLC0415
+
+    with _failures():
+        now_ms = int(time.time() * 1000)
+        found = RemovalSearch(_reader(url), retain_ms=retain_ms, now_ms=now_ms, limit=limit).find()
+    if options.as_json:
+        print_json(found)
+        return
+    for line in _removal_lines(found):
+        print_line(printable(line))
+
+
 # ----------------------------------------------------------------- the bucket
 
 
@@ -271,8 +304,31 @@ def _status_facts(found: BucketStatus) -> Iterator[tuple[str, str]]:
         yield "epoch", str(owner.epoch)
     yield "last round", _at(found.last_round, found.last_round_ms)
     yield "newest base", _at(found.newest_base, found.newest_base_ms)
+    if found.rounds_since_base is not None and found.base_lag_ms is not None:
+        lag = duration(found.base_lag_ms // 1000 * 1000) or "0s"
+        yield "since that base", f"{found.rounds_since_base:,} rounds, {lag}"
+    for pin in found.pins:
+        yield "pin", f"{pin.name}, base {pin.base}, until {moment(pin.expires_ms)}"
     for kind in found.kinds:
         yield kind.kind, f"{kind.objects:,} objects, {size(kind.bytes)}"
+
+
+def _removal_lines(found: BucketRemovals) -> Iterator[str]:
+    for figures in found.kinds:
+        line = f"{figures.kind}: {figures.may_go:,} may go ({size(figures.may_go_bytes)}), "
+        line += f"{figures.kept:,} stay ({size(figures.kept_bytes)})"
+        if figures.undecided:
+            line += f", {figures.undecided:,} may belong to the next base"
+        yield line
+    if found.reason:
+        yield found.reason
+    for base in found.bases:
+        yield f"base {base.base}, {moment(base.wall_ms)}, needs rounds from {base.first_round} on: {base.why}"
+    if found.rounds_from is not None:
+        yield f"rounds from {found.rounds_from} on stay, and {found.epoch_beginnings:,} that begin an epoch"
+    for name in found.names:
+        yield f"may go: {name}"
+    yield "nothing was deleted: the daemon that owns the bucket does that"
 
 
 def _at(number: int | None, wall_ms: int | None) -> str:

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -126,6 +127,7 @@ def inspect(
             facts = inspection.facts(in_use=fs.lock_holder(f"{directory}/LOCK") is not None)
     except DataDirError as error:
         raise UsageRefusal(str(error)) from None
+    facts = replace(facts, bucket=_bucket_note(fs, directory))
     if options.as_json:
         print_json(facts)
         return
@@ -218,6 +220,8 @@ def _page(facts: DirectoryFacts, topic: str | None) -> Iterator[str]:
     yield f"{facts.root}: {formats}{'' if facts.holder is None else f'; in use by {facts.holder}'}"
     if facts.cold is not None:
         yield f"cold: {facts.cold}"
+    if facts.bucket is not None:
+        yield _bucket_line(facts.bucket)
     if facts.refused is not None:
         yield f"topics are as of their last checkpoint: {facts.refused}"
     yield "\nsnapshots"
@@ -233,6 +237,38 @@ def _page(facts: DirectoryFacts, topic: str | None) -> Iterator[str]:
     for one in facts.topics:
         if topic in (None, one.name):
             yield from _topic_lines(one, segments=topic is not None)
+
+
+def _bucket_note(fs: Fs, directory: str) -> dict[str, Any] | None:
+    """What the directory knows of its bucket, but for where each file of the log is."""
+    from topics.bucket.local_note import BadNote, read_note  # noqa: PLC0415
+    from topics.storage.files.datadir import DataDir  # noqa: PLC0415
+
+    try:
+        note = read_note(fs, DataDir(directory))
+    except (BadNote, OSError) as error:
+        return {"problem": str(error)}
+    if note is None:
+        return None
+    return {
+        "bucket": note.bucket,
+        "directory": note.dir,
+        "epoch": note.epoch,
+        "round": note.round,
+        "wall_ms": note.wall_ms,
+        "history": note.history,
+        "positions": note.positions,
+    }
+
+
+def _bucket_line(note: dict[str, Any]) -> str:
+    if "problem" in note:
+        return f"bucket: meta/bucket cannot be read: {note['problem']}"
+    begins = "" if note["positions"] is not None else "; a history is to begin"
+    if not note["bucket"]:
+        return f"bucket: none has been taken yet{begins}"
+    at = f", {moment(note['wall_ms'])}" if note["wall_ms"] else ""
+    return f"bucket: {note['bucket']}, epoch {note['epoch']}, round {note['round']}{at} or a later one{begins}"
 
 
 def _shard_lines(shard: ShardFacts) -> Iterator[str]:

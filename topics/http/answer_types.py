@@ -550,6 +550,9 @@ class BucketState(Struct, kw_only=True):
     round: int
     lag_bytes: int
     lag_ms: int
+    has_base: bool
+    base: int
+    base_age_ms: int
 
 
 class ReadyAnswer(Struct, kw_only=True):

@@ -105,6 +105,29 @@ class BucketFigures:
     lag_bytes: int = 0
     lag_ms: int = 0
     """How much of the synced log is not in the bucket, and since when at least."""
+    has_base: bool = False
+    """There is a base of the present history, so that a restore is possible. False as long as the bucket is not
+    open."""
+    base: int = 0
+    """The newest base of the present history; 0 if there is none."""
+    base_age_ms: int = 0
+    """Since its capture."""
+    base_is_due: bool = False
+    """Something has changed since it was captured, or there is none."""
+    bases: int = 0
+    bases_failed: int = 0
+    backlog_limit_bytes: int = 0
+    """Beyond so many `lag_bytes` the place is given up; 0 while it is not known, as long as there is no backlog."""
+    objects_put: dict[str, int] = field(default_factory=dict)
+    bytes_put: dict[str, int] = field(default_factory=dict)
+    """By kind: what is before the first slash of a name."""
+    objects_deleted: int = 0
+    """By the collector."""
+    calls_hanging: int = 0
+    """Calls of the bucket that were given up and have not returned yet."""
+    calls_timed_out: int = 0
+    calls_failed: dict[str, int] = field(default_factory=dict)
+    """By kind of error."""
 
 
 @dataclass(slots=True)

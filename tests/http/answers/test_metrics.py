@@ -20,7 +20,14 @@ from topics.auth.keys import ALL, OPEN, Key
 from topics.config import Settings
 from topics.http.answers.metrics import PREFIX, SLICE, Exposition, families
 from topics.http.answers.request_figures import RequestFigures
-from topics.telemetry.figures import ConsumerFigures, EngineFigures, GroupFigures, RouterFigures, TopicFigures
+from topics.telemetry.figures import (
+    BucketFigures,
+    ConsumerFigures,
+    EngineFigures,
+    GroupFigures,
+    RouterFigures,
+    TopicFigures,
+)
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
 AS_JSON = "application/json"
@@ -39,6 +46,28 @@ FULL = EngineFigures(
     throttled={"max_inflight_bytes": 1, "max_topics": 5},
     segments={"hot": 3, "cold": 1},
     restarts={"compactor": 2},
+    bucket=BucketFigures(
+        state="waiting",
+        epoch=3,
+        round=17,
+        rounds=9,
+        round_bytes=900,
+        lag_bytes=70,
+        lag_ms=1500,
+        has_base=True,
+        base=12,
+        base_age_ms=60_000,
+        base_is_due=True,
+        bases=2,
+        bases_failed=1,
+        backlog_limit_bytes=1000,
+        objects_put={"rounds": 9, "packs": 4, "segments": 6, "bases": 2},
+        bytes_put={"rounds": 900, "packs": 400},
+        objects_deleted=5,
+        calls_hanging=1,
+        calls_timed_out=2,
+        calls_failed={"timeout": 2, "full": 0},
+    ),
 )
 """With samples in every family."""
 
@@ -116,6 +145,16 @@ async def test_both_forms_have_the_same_samples() -> None:
     assert ("topic_queue_ready", (("topic", "a"),)) not in by_text
     assert (by_text["results_waiting", ()], by_text["results_waiting_bytes", ()]) == (3, 1600)
     assert by_text["background_restarts_total", (("task", "compactor"),)] == 2
+    assert [by_text["bucket_state", (("state", state),)] for state in ("working", "waiting")] == [0, 1]
+    assert (by_text["bucket_has_base", ()], by_text["bucket_base", ()], by_text["bucket_base_due", ()]) == (1, 12, 1)
+    assert (by_text["bucket_bases_total", ()], by_text["bucket_bases_failed_total", ()]) == (2, 1)
+    assert (by_text["bucket_base_age_ms", ()], by_text["bucket_backlog_limit_bytes", ()]) == (60_000, 1000)
+    assert by_text["bucket_put_objects_total", (("kind", "segments"),)] == 6
+    assert by_text["bucket_put_bytes_total", (("kind", "packs"),)] == 400
+    assert by_text["bucket_put_bytes_total", (("kind", "bases"),)] == 0
+    assert (by_text["bucket_objects_deleted_total", ()], by_text["bucket_calls_hanging", ()]) == (5, 1)
+    assert by_text["bucket_calls_timed_out_total", ()] == 2
+    assert by_text["bucket_calls_failed_total", (("kind", "timeout"),)] == 2
     assert body["topics_request_ms_sum"] == 3.5
     assert body["topics_request_ms_count"] == 1
     assert {"labels": {"le": "5"}, "value": 1} in body["topics_request_ms"]
@@ -319,5 +358,5 @@ def test_the_dashboard_has_a_row_for_each_part(dashboard: Any) -> None:
     rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
     assert rows == [
         "Overview", "Traffic", "Log", "Delivery", "Queues", "Routers",
-        "Consumers, groups and schedules", "Retention and segments", "Refusals and failures",
+        "Consumers, groups and schedules", "Retention and segments", "Bucket", "Refusals and failures",
     ]  # fmt: skip

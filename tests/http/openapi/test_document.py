@@ -24,6 +24,7 @@ from topics.http.openapi.docs_page import CONTENT_POLICY, page_bytes, render
 from topics.http.openapi.document import document, document_bytes
 from topics.http.routes import ROUTES, BodyKind, Route
 from topics.log.names import check_router_name, check_topic_name
+from topics.telemetry.figures import BucketFigures
 
 API = document()
 BY_NAME = pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
@@ -243,6 +244,18 @@ async def test_a_daemon_that_is_not_ready_says_so_as_described(served: Served, p
             answer = check(await client.request(route.method, path_of(route)))
             refuses = not route.always_open or "ready" in route.name
             assert (answer.status_code == 503) == refuses, route.name
+
+
+@pytest.mark.trio
+async def test_readiness_with_a_bucket_is_as_described(served: Served) -> None:
+    seen = BucketFigures(state="working", epoch=2, round=9, lag_bytes=1, lag_ms=3, has_base=True, base=7, base_age_ms=5)
+    served.engine.metrics.bucket = lambda: seen
+    async with served.client() as client:
+        answer = check(await client.get("/v0/ready")).json()
+    assert answer["bucket"] == {
+        **{"state": "working", "epoch": 2, "round": 9, "lag_bytes": 1, "lag_ms": 3},
+        **{"has_base": True, "base": 7, "base_age_ms": 5},
+    }
 
 
 def test_no_status_is_described_that_no_code_has() -> None:

@@ -9,4 +9,5 @@ packs           the packs of the base that is being made
 own_segments    which segments the newest base has, for the cold store
 retention       what may go from the bucket
 collector       the task that removes it
+bucket_look     what metrics and readiness say of the bucket
 """

@@ -34,6 +34,7 @@ from topics.storage.maintenance.base_capture import BaseCapture, CapturedSegment
 from topics.storage.maintenance.compactor import Compactor
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.wal.wal_files import LogPosition
+from topics.telemetry.figures import BucketFigures
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -136,6 +137,8 @@ class BaseWriter:
         """How many bases this process has made."""
         self.failures = 0
         """How many have failed since the last success."""
+        self.failed = 0
+        """How many have failed since the start."""
         self.problem = ""
         """Why the last one has failed; empty if it has not."""
         self.rewritten: frozenset[PackName] = frozenset()
@@ -153,6 +156,8 @@ class BaseWriter:
         self._packs_before = 0
         self._newest = 0
         """The number of the newest base of this history; 0 if there is none."""
+        self._newest_ms = 0
+        """When it was captured (epoch ms)."""
         self._version = -1
         self._wake = trio.Event()
 
@@ -193,6 +198,25 @@ class BaseWriter:
         may be for the next one."""
         return self._packs_before
 
+    @property
+    def has_base(self) -> bool:
+        """Return True if there is a base of the present history. False while the bucket is not open: it may be opened
+        with another history."""
+        try:
+            return self.ready.is_set() and self._archive.epoch == self._epoch
+        except ArchiveStopped:
+            return False
+
+    def look(self, figures: BucketFigures) -> None:
+        """Add the figures of bases."""
+        figures.has_base = self.has_base
+        figures.base_is_due = not figures.has_base or self._is_due()
+        figures.bases, figures.bases_failed = self.made, self.failed
+        figures.objects_put = dict(self.puts.objects_by_kind)
+        figures.bytes_put = dict(self.puts.bytes_by_kind)
+        figures.base = self._newest if figures.has_base else 0
+        figures.base_age_ms = max(self._clock.now_ms() - self._newest_ms, 0) if figures.has_base else 0
+
     def is_unfinished(self, name: str, segment: SegmentName) -> bool:
         """Return True if a file of a segment has been put, or is being put, for the next base."""
         return name in self._sealed.attempted or (segment.topic_id, segment.first, segment.salt) in self._sealed.done
@@ -213,6 +237,7 @@ class BaseWriter:
             self.failures, self.problem = 0, ""
             return True
         self.failures += 1
+        self.failed += 1
         self.problem = str(failure)
         log.warning(
             "base_failed",
@@ -243,9 +268,10 @@ class BaseWriter:
                     self.known = await load_or_nothing(objects, self._offload, base)
         self._numbers, self._sealed = PackNumbers(epoch), SealedUploads(epoch)
         self._epoch, self._packs_before = epoch, 0
+        self._newest = self._newest_ms = 0
         begun = self._archive.history_begun_at
         if self.known.base is not None and 0 < begun <= self.known.base.head.number:
-            self._newest = self.known.base.head.number
+            self._newest, self._newest_ms = self.known.base.head.number, self.known.base.head.wall_ms
             self.ready.set()
 
     # -- one base ----------------------------------------------------------------------------------------------------
@@ -256,11 +282,13 @@ class BaseWriter:
         began = self._clock.monotonic_ms()
         objects, size = self.puts.objects, self.puts.bytes
         await self._put_sealed()
+        sealed_ms = self._clock.monotonic_ms() - began
         unwanted = self.rewritten
         async with trio.open_nursery() as nursery:
             uploads = Uploads(self.puts, nursery)
             packs = Packs(self._numbers, uploads, self._offload)
             capture = await self._compactor.capture(HOLD_MS)
+            captured_ms = self._clock.monotonic_ms() - began - sealed_ms
             version = self._compactor.stored_version  # what has changed since the checkpoint is not in the capture
             wall_ms, records = self._clock.now_ms(), self._records()
             content = BaseContent(
@@ -275,7 +303,7 @@ class BaseWriter:
             )
             async with self._held(capture):
                 pages = await content.make()
-            held_ms = self._clock.monotonic_ms() - began
+            held_ms = self._clock.monotonic_ms() - began - sealed_ms - captured_ms
         number = await self._archive.archived_to(capture.cut)
         if await self._put_base(number, capture, pages, content.result, wall_ms=wall_ms, records=records):
             self._sealed.done.clear()
@@ -283,7 +311,7 @@ class BaseWriter:
             self._version = version
             self.rewritten -= unwanted
         self.made += 1
-        self._newest = number
+        self._newest, self._newest_ms = number, wall_ms
         self.ready.set()
         await self._archive.note_base(number)
         log.info(
@@ -292,6 +320,8 @@ class BaseWriter:
             topics=len(capture.topics),
             objects=self.puts.objects - objects,
             bytes=self.puts.bytes - size,
+            sealed_ms=sealed_ms,
+            captured_ms=captured_ms,
             held_ms=held_ms,
             ms=self._clock.monotonic_ms() - began,
         )

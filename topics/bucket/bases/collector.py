@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from topics.bucket.archive import ArchiveStopped
-from topics.bucket.base_format import Base, BlobRef, SegmentEntry, TopicEntry
+from topics.bucket.base_format import Base, BlobRef
 from topics.bucket.bases.base_writer import ArchivePlace, BaseWriter
 from topics.bucket.bases.known_base import base_numbers, read_base, read_page
 from topics.bucket.bases.retention import (
@@ -26,6 +26,7 @@ from topics.bucket.bases.retention import (
     Kept,
     epoch_beginnings,
     kept_of,
+    objects_named,
     stale_packs,
 )
 from topics.bucket.container import BadObject
@@ -35,15 +36,12 @@ from topics.bucket.object_names import (
     PINS,
     ROUNDS,
     SEGMENTS,
-    SegmentKind,
-    SegmentName,
     base_name,
     number_of,
     pack_name,
     parse_pack,
     parse_segment,
     round_name,
-    segment_name,
 )
 from topics.bucket.object_store import MAX_PAGE, ObjectFacts, ObjectMissing, ObjectTooLarge, StoreError
 from topics.bucket.owner_format import MAX_OWNER_BYTES, decode_owner
@@ -64,7 +62,9 @@ DELETED_AT_ONCE: Final = 1000
 LONGEST_MS: Final = 6 * 3_600_000
 """The longest time between two passes (ms)."""
 
-KINDS: Final[tuple[SegmentKind, ...]] = ("data", "idx", "tags")
+PASS_SHARE: Final = 16
+"""There are at least so many passes in the time of retention, if an hour is shorter. Two of them decide about an
+object, and deleted bytes have to go within a sixth of that time after their base has become old."""
 
 
 class NotOwner(Exception):
@@ -91,10 +91,11 @@ class BucketCollector:
         self._clock = clock
         self._offload = offload
         self._retain_ms = retain_ms
-        self._interval_ms = max(wait_ms, min(retain_ms // 8, LONGEST_MS))
+        self._interval_ms = max(wait_ms, min(retain_ms // PASS_SHARE, LONGEST_MS))
         self._candidates = Candidates(wait_ms)
         self._seen: dict[str, int] = {}
-        """When a pack of the newest base was seen first (`Clock.monotonic_ms`)."""
+        """When a pack of the newest base was seen first (`Clock.monotonic_ms`): it is at least as old. By the store's
+        clock it is as old as the newest object is newer, whichever process has put it."""
 
     async def run(self) -> None:
         """Make a pass now and then, until cancelled. A failure is logged, and the next pass tries again."""
@@ -207,7 +208,7 @@ class BucketCollector:
                 pages.add(ref)
                 needed.add(pack_name(ref.pack_name))
                 for topic in await read_page(self._archive.objects, self._offload, ref):
-                    _add_named(topic, needed)
+                    needed |= objects_named(topic)
         return needed
 
     async def _old_rounds(self, kept: Kept) -> list[str]:
@@ -238,26 +239,14 @@ class BucketCollector:
     def _look_at_packs(self, there: dict[str, ObjectFacts]) -> None:
         """Have the next base pack again what shares an old pack with something that nobody needs."""
         now = self._clock.monotonic_ms()
+        newest = max((one.modified_ms for one in there.values()), default=0)
         live = {pack_name(pack): size for pack, size in self._bases.known.live_bytes().items()}
         self._seen = {name: self._seen.get(name, now) for name in live}
-        ages = {name: (there[name].size, now - seen) for name, seen in self._seen.items() if name in there}
+        ages = {
+            name: (facts.size, max(now - seen, newest - facts.modified_ms))
+            for name, seen in self._seen.items()
+            if (facts := there.get(name)) is not None
+        }
         stale = stale_packs(list(live.items()), ages, retain_ms=self._retain_ms)
         if stale:
             self._bases.rewrite(frozenset(pack for name in stale if (pack := parse_pack(name)) is not None))
-
-
-def _add_named(topic: TopicEntry, needed: set[str]) -> None:
-    refs: list[BlobRef] = [topic.part] if isinstance(topic.part, BlobRef) else []
-    for entry in topic.segments:
-        refs += entry.pieces
-        if entry.deleted is not None:
-            refs.append(entry.deleted)
-        needed.update(names_of(topic.id, entry))
-    needed.update(pack_name(ref.pack_name) for ref in refs)
-
-
-def names_of(topic_id: int, entry: SegmentEntry) -> list[str]:
-    """Return the names of the files of a sealed segment."""
-    segment = SegmentName(topic_id, entry.first, entry.epoch, entry.salt)
-    files = {"data": entry.data, "idx": entry.idx, "tags": entry.tags}
-    return [segment_name(segment, kind) for kind in KINDS if files[kind] is not None]

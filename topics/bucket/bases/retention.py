@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from topics.bucket.base_format import BlobRef, SegmentEntry, TopicEntry
+from topics.bucket.object_names import SegmentKind, SegmentName, pack_name, segment_name
 from topics.bucket.pin_format import Pin
 
 CANDIDATE_MS: Final = 3_600_000
@@ -117,3 +119,25 @@ def stale_packs(live: Collection[tuple[str, int]], ages: dict[str, tuple[int, in
 
 PACK_FRAME_BYTES: Final = 8 + 4 + 1 + 32
 """Bytes of a pack that belong to no blob: magic, length of the header, header, hash."""
+
+KINDS: Final[tuple[SegmentKind, ...]] = ("data", "idx", "tags")
+
+
+def objects_named(topic: TopicEntry) -> set[str]:
+    """Return the packs and segments that a topic in a base needs."""
+    refs: list[BlobRef] = [topic.part] if isinstance(topic.part, BlobRef) else []
+    named: set[str] = set()
+    for entry in topic.segments:
+        refs += entry.pieces
+        if entry.deleted is not None:
+            refs.append(entry.deleted)
+        named.update(names_of(topic.id, entry))
+    named.update(pack_name(ref.pack_name) for ref in refs)
+    return named
+
+
+def names_of(topic_id: int, entry: SegmentEntry) -> list[str]:
+    """Return the names of the files of a sealed segment."""
+    segment = SegmentName(topic_id, entry.first, entry.epoch, entry.salt)
+    files = {"data": entry.data, "idx": entry.idx, "tags": entry.tags}
+    return [segment_name(segment, kind) for kind in KINDS if files[kind] is not None]

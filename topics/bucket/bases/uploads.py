@@ -8,6 +8,7 @@ later, under other names, but for segments (`attempted`).
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -42,6 +43,9 @@ class Puts:
         self.objects = 0
         self.bytes = 0
         """Of all objects that were put."""
+        self.objects_by_kind: Counter[str] = Counter()
+        self.bytes_by_kind: Counter[str] = Counter()
+        """The same by kind: what is before the first slash of a name."""
 
     async def create(self, name: str, data: bytes) -> None:
         """Have an object with these bytes. Raises StoreError if that is not certain, and NotOurs."""
@@ -54,8 +58,11 @@ class Puts:
                 await self._read_back(name, data)
             except (ObjectMissing, StoreError):
                 raise error from None
+        kind = name.partition("/")[0]
         self.objects += 1
         self.bytes += len(data)
+        self.objects_by_kind[kind] += 1
+        self.bytes_by_kind[kind] += len(data)
 
     async def _read_back(self, name: str, data: bytes) -> None:
         try:

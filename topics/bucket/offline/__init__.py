@@ -10,4 +10,5 @@ restored_copies     copies whose sources are in segments that the base does not 
 bucket_restore      a whole restore: a directory that is complete, or none
 bucket_check        whether a bucket has all that a restore may need
 bucket_figures      what is in a bucket, for people
+bucket_removals     what may go from a bucket, and why the rest stays
 """

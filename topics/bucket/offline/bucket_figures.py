@@ -22,6 +22,14 @@ class KindFigures(msgspec.Struct):
     bytes: int
 
 
+class PinFigures(msgspec.Struct):
+    """A reader that needs a base."""
+
+    name: str
+    base: int
+    expires_ms: int
+
+
 class BucketStatus(msgspec.Struct):
     """What a bucket is at the moment. Times are those of cuts (epoch ms)."""
 
@@ -31,6 +39,11 @@ class BucketStatus(msgspec.Struct):
     last_round_ms: int | None
     newest_base: int | None
     newest_base_ms: int | None
+    rounds_since_base: int | None
+    """What a restore of the newest state reads besides the base. None without a base or rounds."""
+    base_lag_ms: int | None
+    """From the newest base to the last round."""
+    pins: list[PinFigures]
     kinds: list[KindFigures]
 
 
@@ -62,13 +75,18 @@ def status_of(reader: BucketReader) -> BucketStatus:
     newest = _newest(reader, 1)
     round_ = newest.rounds[0].number if newest.rounds else None
     base = newest.bases[0].number if newest.bases else None
+    round_ms = reader.round_head(round_).wall_ms if round_ is not None else None
+    base_ms = reader.base(base).head.wall_ms if base is not None else None
     return BucketStatus(
         id=form.id,
         owner=owner,
         last_round=round_,
-        last_round_ms=reader.round_head(round_).wall_ms if round_ is not None else None,
+        last_round_ms=round_ms,
         newest_base=base,
-        newest_base_ms=reader.base(base).head.wall_ms if base is not None else None,
+        newest_base_ms=base_ms,
+        rounds_since_base=max(round_ - base, 0) if round_ is not None and base is not None else None,
+        base_lag_ms=max(round_ms - base_ms, 0) if round_ms is not None and base_ms is not None else None,
+        pins=[PinFigures(name, pin.base, pin.expires) for name, pin in reader.pins()],
         kinds=kinds,
     )
 

@@ -33,6 +33,7 @@ from topics.bucket.object_names import (
     BASES,
     FORMAT,
     OWNER,
+    PINS,
     ROUNDS,
     base_name,
     number_of,
@@ -49,6 +50,7 @@ from topics.bucket.object_store import (
     StoreError,
 )
 from topics.bucket.owner_format import MAX_OWNER_BYTES, BucketFormat, Owner, decode_format, decode_owner
+from topics.bucket.pin_format import MAX_PIN_BYTES, Pin, decode_pin
 from topics.bucket.round_format import MAGIC, MAX_OBJECT_BYTES, Round, RoundHead, decode_round
 
 T = TypeVar("T")
@@ -131,6 +133,21 @@ class BucketReader:
     def bases(self) -> list[NumberedObject]:
         """Return the bases, ascending."""
         return list(self._numbered(BASES, ""))
+
+    def pins(self) -> list[tuple[str, Pin]]:
+        """Return the pins by name, without those that are removed meanwhile."""
+        found = []
+        for facts in self.listed(PINS):
+            try:
+                data = self._call(partial(self._objects.get, facts.name, MAX_PIN_BYTES)).data
+            except ObjectMissing:
+                continue
+            except ObjectTooLarge:
+                raise BucketDamaged(
+                    facts.name, f"it has more than the {MAX_PIN_BYTES} bytes that it can have"
+                ) from None
+            found.append((facts.name, _checked(facts.name, decode_pin, data)))
+        return found
 
     def rounds(self, first: int = 0) -> Iterator[NumberedObject]:
         """Yield the rounds from number `first` on, ascending."""

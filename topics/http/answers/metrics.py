@@ -27,6 +27,9 @@ from topics.telemetry.figures import BucketFigures, DeliveryFigures, EngineFigur
 
 PREFIX: Final = "topics_"
 
+BUCKET_KINDS: Final = ("bases", "packs", "rounds", "segments")
+"""Kinds of objects in the bucket that are put again and again."""
+
 SLICE: Final = 200
 """Samples that are rendered in one step of the loop."""
 
@@ -147,6 +150,39 @@ def _of_bucket(figures: BucketFigures) -> Iterator[Metric]:
     yield _counter("bucket_round_bytes", "Bytes of these rounds as they are stored", (), [((), figures.round_bytes)])
     yield _gauge("bucket_lag_bytes", "Bytes of the synced log that are not in the bucket", figures.lag_bytes)
     yield _gauge("bucket_lag_ms", "Since when there are some, in milliseconds", figures.lag_ms)
+    yield _gauge(
+        "bucket_backlog_limit_bytes",
+        "Beyond so many bucket_lag_bytes the archive begins anew; 0 while the limit is not known",
+        figures.backlog_limit_bytes,
+    )
+    yield _gauge("bucket_has_base", "1 if there is a base of the present history", int(figures.has_base))
+    yield _gauge("bucket_base", "Newest base of the present history", figures.base)
+    yield _gauge("bucket_base_age_ms", "Age of that base, in milliseconds", figures.base_age_ms)
+    yield _gauge("bucket_base_due", "1 if something has changed since that base", int(figures.base_is_due))
+    yield _counter("bucket_bases", "Bases made since the start", (), [((), figures.bases)])
+    yield _counter("bucket_bases_failed", "Bases that have failed since the start", (), [((), figures.bases_failed)])
+    for name, text, by_kind in (
+        ("objects", "Objects put since the start, by kind", figures.objects_put),
+        ("bytes", "Bytes of these objects, by kind", figures.bytes_put),
+    ):
+        samples = [((kind,), by_kind.get(kind, 0)) for kind in BUCKET_KINDS]
+        yield _counter(f"bucket_put_{name}", text, ("kind",), samples)
+    yield _counter(
+        "bucket_objects_deleted",
+        "Objects that nobody needed, deleted since the start",
+        (),
+        [((), figures.objects_deleted)],
+    )
+    yield _gauge("bucket_calls_hanging", "Calls of the bucket that do not return", figures.calls_hanging)
+    yield _counter(
+        "bucket_calls_timed_out", "Calls of the bucket that were given up", (), [((), figures.calls_timed_out)]
+    )
+    yield _counter(
+        "bucket_calls_failed",
+        "Calls of the bucket that have failed, by kind of error",
+        ("kind",),
+        (((kind,), count) for kind, count in sorted(figures.calls_failed.items())),
+    )
 
 
 def _of_topics(figures: EngineFigures) -> Iterator[Metric]:

@@ -45,6 +45,13 @@ class States:
         if look is not None:
             seen = look()
             answer.bucket = BucketState(
-                state=seen.state, epoch=seen.epoch, round=seen.round, lag_bytes=seen.lag_bytes, lag_ms=seen.lag_ms
+                state=seen.state,
+                epoch=seen.epoch,
+                round=seen.round,
+                lag_bytes=seen.lag_bytes,
+                lag_ms=seen.lag_ms,
+                has_base=seen.has_base,
+                base=seen.base,
+                base_age_ms=seen.base_age_ms,
             )
         return json_response(answer)

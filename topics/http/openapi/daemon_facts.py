@@ -28,6 +28,11 @@ DAEMON_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "round": seq("The last round that is in the bucket."),
         "lag_bytes": seq("Bytes of the log on the disk that are not in the bucket."),
         "lag_ms": seq("Since when there are some."),
+        "has_base": Fact(
+            "There is a base of this history, so that a restore is possible. The daemon does not wait for it."
+        ),
+        "base": seq("The newest base of this history: the number of its round; 0 if there is none."),
+        "base_age_ms": seq("The age of that base."),
     },
     answer_types.CheckpointAnswer: {
         "files": Fact("Every file that the checkpoint names, relative to the data directory."),

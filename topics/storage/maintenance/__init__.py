@@ -15,6 +15,8 @@ checkpoint_files   the files of a checkpoint, for a copy and for a base in the b
 base_capture       what a base in the bucket is made of, as of one moment
 named_files        the files that a hold has named, which must not change while it lasts
 reclaimer          gives back the space of deleted, evicted and expired records
+appointments       when the reclaimer has to look at a topic again
+purges             which segments are rewritten because they hold deleted bytes for too long
 segment_rewrite    the new files of segments that the reclaimer rewrites
 relocator          moves old segments to the cold directory
 cold_flags         flags deleted records in the segments of a cold directory

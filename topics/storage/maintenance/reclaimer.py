@@ -5,7 +5,8 @@ The kinds of work, each on one topic at a time and crash-safe at every step (`do
 - *drop*: remove segments that the part on disk does not need any more, and directories of deleted topics.
 - *flag*: flag the deletions in cold segments that are not flagged there yet.
 - *rewrite*: write a sealed segment of which less than `TOPICS_REWRITE_LIVE_RATIO` is live again, without dead records;
-  one in which everything was deleted has no files from then on.
+  one in which everything was deleted has no files from then on. With a bucket, so is one that has held deleted bytes
+  for too long (`purges`).
 - *merge*: join small neighbours.
 
 Every topic whose part has changed is added to `attention`, so a scan costs as much as has changed. Work that only time
@@ -14,12 +15,11 @@ causes (ttl, the age of an active segment) is in a heap.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from itertools import compress, count
-from typing import Any, Final, NamedTuple
+from itertools import compress
+from typing import Any, Final
 
 import trio
 
@@ -32,11 +32,13 @@ from topics.storage.cache.index_cache import IndexCache
 from topics.storage.cache.span_loader import SpanLoader
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.maintenance.appointments import Appointments
 from topics.storage.maintenance.cold_flags import ColdFlags
 from topics.storage.maintenance.cold_removal import ColdRemoval, delete_all, is_away
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.home_moves import HomeMoves
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
+from topics.storage.maintenance.purges import Purges
 from topics.storage.maintenance.segment_rewrite import (
     Replacement,
     columns_if_held,
@@ -63,17 +65,10 @@ SMALL: Final = 4
 
 SLICE_TOPICS: Final = 256
 
+PURGE_SHARE: Final = 3
+"""With a bucket, a segment may hold deleted bytes for a third of its retention."""
+
 _ONE_IF_LIVE: Final = bytes(state == LIVE for state in range(256))
-
-
-class _Appointment(NamedTuple):
-    """When to examine a topic again."""
-
-    at_ms: int
-    """Of the retention clock, ms since the epoch."""
-    number: int
-    """No two have the same, so that topics are never compared."""
-    topic: LiveTopic
 
 
 class Reclaimer:
@@ -108,10 +103,10 @@ class Reclaimer:
         self._removed: deque[tuple[int, SegmentSet | None]] = deque()
         self._cold_attention: dict[LiveTopic, None] = {}
         """Topics with work on their cold segments."""
-        self._later: list[_Appointment] = []
-        """A heap."""
-        self._due: dict[LiveTopic, int] = {}
-        self._numbers = count()
+        self._later = Appointments()
+        self._purges = Purges(settings.bucket_retain_ms // PURGE_SHARE if settings.bucket else None)
+        self._found_all = False
+        """The topics that a start has found have been looked at for deleted bytes."""
 
     async def run(self) -> None:
         """Scan every `TOPICS_RECLAIM_MS`, both tiers in parallel, until cancelled. Failures are logged and tried
@@ -174,10 +169,9 @@ class Reclaimer:
             except OSError as error:
                 failure = failure or error
         now = self._source.now_ms()
-        while self._later and self._later[0].at_ms <= now:
-            topic = heapq.heappop(self._later).topic
-            self._due.pop(topic, None)
-            self._source.attention.add(topic)
+        self._source.attention.update(self._later.due(now))
+        if self._purges.is_on and not self._found_all:
+            await self._find_all(now)
         todo = list(self._source.attention)
         self._source.attention.clear()
         for i, topic in enumerate(todo):
@@ -229,6 +223,16 @@ class Reclaimer:
         if failure is not None:
             raise failure
         return done
+
+    async def _find_all(self, now_ms: int) -> None:
+        """Look for deleted bytes in the segments that a start has found: nothing else leads to topics that nobody
+        changes."""
+        for i, topic in enumerate(list(self._source.by_id.values())):
+            if i % SLICE_TOPICS == SLICE_TOPICS - 1:
+                await trio.lowlevel.checkpoint()
+            if not topic.deleted and self._purges.look(topic, now_ms):
+                self._source.attention.add(topic)
+        self._found_all = True
 
     # -- one topic ---------------------------------------------------------------------------------------------------
 
@@ -292,9 +296,7 @@ class Reclaimer:
                 topic.mark_changed()  # so that the next checkpoint seals the segment
             else:
                 due.append(at)
-        if due and min(due) < self._due.get(topic, min(due) + 1):
-            self._due[topic] = min(due)
-            heapq.heappush(self._later, _Appointment(min(due), next(self._numbers), topic))
+        self._later.make(topic, due + self._purges.look(topic, self._source.now_ms()))
 
     async def _worth_it(self, topic: LiveTopic, tried: set[Segment], *, cold: bool) -> list[Span] | None:
         """Return the next spans of a tier, none of `tried`, to be replaced by one: mostly dead, or small neighbours."""
@@ -309,6 +311,8 @@ class Reclaimer:
             if segment.tier == "gone" or self._cold_flags.lacks(span) or segment.first in needed:
                 continue
             if _all_deleted(span):
+                return [span]
+            if self._purges.is_due(span, segment, self._source.now_ms()):
                 return [span]
             if await self._mostly_dead(topic, span, segment):
                 return [span]

@@ -138,3 +138,5 @@ class DirectoryFacts:
     snapshots: list[SnapshotFacts]
     shards: list[ShardFacts]
     topics: list[TopicFacts]
+    bucket: dict[str, Any] | None = None
+    """What `meta/bucket` says; None if there is none. `problem` stands alone if it cannot be read."""

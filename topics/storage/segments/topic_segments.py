@@ -38,6 +38,7 @@ class Segment:
 
     __slots__ = (
         "data_bytes",
+        "dead_since_ms",
         "first",
         "flagged_meanwhile",
         "frames",
@@ -75,6 +76,9 @@ class Segment:
         """How many frames are in `.data`, of live and deleted records."""
         self.measured: tuple[int, int] | None = None
         """The number of live records, and their bytes in `.data`, when the reclaimer last looked."""
+        self.dead_since_ms: int | None = None
+        """Since when it has held frames of deleted records, or earlier (epoch ms); None if the reclaimer has not seen
+        any. Kept only with a bucket."""
         self.opened_ms = opened_ms
         """When its first record was stored (epoch ms)."""
         self.sealed = sealed
@@ -127,7 +131,7 @@ class Segment:
             raise ValueError("the entry of a segment is malformed")
         salt = value[7] if len(value) == ENTRY_FIELDS else None
         first, n, data_bytes, frames, opened_ms = map(whole, value[:5])
-        return cls(
+        segment = cls(
             topic_id,
             first,
             n=n,
@@ -138,6 +142,8 @@ class Segment:
             tier=value[6],
             salt=whole(salt) if salt is not None else None,
         )
+        segment.dead_since_ms = opened_ms  # nobody knows since when; not before this
+        return segment
 
 
 class TopicFileLock:
