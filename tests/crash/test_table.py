@@ -25,6 +25,7 @@ from tests.crash.rows import AnySweep, lived
 from tests.crash.sweep import DAMAGE, NAMES, VARIANTS, Case, Figures, Task
 from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFile, SimFs
+from tests.simulation.offload import InlineOffload
 from tests.simulation.wal_content import scan_of
 from tests.simulation.world import Life, World
 from topics.config import Settings
@@ -65,6 +66,7 @@ from topics.runtime.turns import Turns
 from topics.sched.governor import Governor
 from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.maintenance.compactor import Compactor
+from topics.storage.maintenance.home_moves import HomeMoves
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.maintenance.relocator import Relocator
 from topics.storage.recovery.length_check import LengthCheck
@@ -203,6 +205,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
     UniqueJobs: ("adopt_all", "begin", "judged", "nothing_stored", "publish"),
+    HomeMoves: ("bring", "bring_all", "needed"),
 }
 """What only the engine and its parts call, on behalf of the others."""
 CALLED: Final = sorted({*WRITES, *READS, *INNER}, key=lambda owner: owner.__name__)
@@ -297,7 +300,19 @@ def test_every_part_of_the_engine_is_in_the_table_or_called_by_its_parts_alone()
 
     world = World()
     world.live(look, end="kill")
-    inner = {Settings, type(world.clock), EngineStatus, Registry, Store, PayloadCache, Counter, Loader, Turns}
+    inner = {
+        Settings,
+        type(world.clock),
+        SimFs,
+        InlineOffload,
+        EngineStatus,
+        Registry,
+        Store,
+        PayloadCache,
+        Counter,
+        Loader,
+        Turns,
+    }
     by_itself = {TopicDelivery, WatchSessions, Governor, Forwarders, LengthCheck}
     assert parts == ({*CALLED} - {Engine}) | inner | by_itself
 
