@@ -55,6 +55,14 @@ def _origin_without_room() -> bytes:
     return log + mend_log(append[:5] + bytes((append[5] | frames.HAS_ORIGIN,)) + append[6:])
 
 
+def _topics_named(*names: object) -> bytes:
+    created = (
+        _control(FrameType.TOPIC_CREATE, {"name": name, "config": {}}, topic_id=i, ts=1)
+        for i, name in enumerate(names, 1)
+    )
+    return b"".join(created)
+
+
 def _vouched_far_behind() -> bytes:
     return _control(FrameType.SYNCED, {"file": 0, "offset": 1 << 40}) + b"\xff" * 60
 
@@ -96,6 +104,15 @@ _ALL: Final[tuple[Found, ...]] = (
         "log of no shards",
         "start-strict",
         lambda: _control(FrameType.SHARD_OPEN, {"boot": "b", "identity": "i", "shards": -1, "failed": []}),
+    ),
+    Found(
+        "identity that is no text",
+        "start-strict",
+        lambda: _control(FrameType.SHARD_OPEN, {"boot": "b", "identity": 0.5, "shards": 1, "failed": []}),
+    ),
+    *(
+        Found(f"names of topics that are no texts, {target}", target, partial(_topics_named, "a", 1))
+        for target in ("start-strict", "start-salvage", "offline")
     ),
     Found("lease of nothing", "start-strict", partial(_of_a_topic, FrameType.LEASE, {"op": "claimed"})),
     Found("origin without room", "start-strict", _origin_without_room),

@@ -24,6 +24,13 @@ def whole(value: object) -> int:
     return value
 
 
+def text(value: object) -> str:
+    """Return `value` if it is a str. Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"dump: {type(value).__name__} instead of a text")
+    return value
+
+
 def from_little_endian(typecode: str, value: object) -> array[int]:
     """Return the array that `little_endian` was called with. Raises ValueError if `value` is not bytes of whole
     items."""

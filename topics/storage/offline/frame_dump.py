@@ -192,7 +192,7 @@ def _wal_frame(
     else:
         fields = frames.control_payload(window, base, frame)
         if frame.type == FrameType.TOPIC_CREATE or (frame.type == FrameType.STAGE and "target" in fields):
-            names[frame.topic_id] = fields["name"]
+            names[frame.topic_id] = str(fields.get("name"))
         with suppress(LookupError, TypeError, ValueError):  # else it is shown as it is
             fields = _readable(frame.type, fields, names)
         room = ROUTER_SHOWN if frame.type in (FrameType.ROUTER_CREATE, FrameType.FORWARDED) else SHOWN

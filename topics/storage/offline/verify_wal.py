@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from topics.conditions.fences import check_fence_name, fences_of
 from topics.consumers import consumer_events
 from topics.groups.group_events import group_event_from_wire
+from topics.log.dumped_values import text, whole
 from topics.log.stages import CommitKeys
 from topics.queue.lease_events import event_from_wire
 from topics.routing.router_state import Router
@@ -409,13 +410,14 @@ class LogCheck:
     def _control(self, file: _FileState, frame: Frame, index: int, payload: dict[str, Any]) -> Iterator[Finding]:
         kind = frame.type
         if kind == FrameType.SYNCED:
-            if payload["file"] != file.ordinal or payload["offset"] > frame.offset:
-                place = f"{payload['offset']} of file {payload['file']}"
+            offset = whole(payload["offset"])
+            if payload["file"] != file.ordinal or offset > frame.offset:
+                place = f"{offset} of file {payload['file']}"
                 yield self._damage(file, frame.offset, f"a Synced frame vouches for {place}, which is not before it")
             else:
-                file.synced.append((payload["offset"], frame.offset))
+                file.synced.append((offset, frame.offset))
         elif kind == FrameType.FILE_END:
-            file.ended_at, file.next = frame.end, payload["next"]
+            file.ended_at, file.next = frame.end, whole(payload["next"])
             for topic_id, last in payload["last"].items():
                 seen = file.last_seqs.get(topic_id)
                 if seen is not None and seen != last and not file.fillers and file.whole:
@@ -434,7 +436,7 @@ class LogCheck:
         elif kind == FrameType.CLEAN_STOP:
             file.clean_stop_at = frame.end
         elif kind == FrameType.TOPIC_CREATE:
-            self._facts.created[frame.topic_id] = payload["name"]
+            self._facts.created[frame.topic_id] = text(payload["name"])
             self._seqs.configure(frame.topic_id, payload, created=True)
         elif kind == FrameType.CONFIG_UPDATE:
             self._seqs.configure(frame.topic_id, payload, created=False)
@@ -474,7 +476,7 @@ class LogCheck:
         if "target" in payload:
             assert isinstance(payload["stage"], str)
             assert payload["target"] > 0
-            self._facts.created[frame.topic_id] = payload["name"]
+            self._facts.created[frame.topic_id] = text(payload["name"])
             self._seqs.configure(frame.topic_id, payload, created=True)
             return
         CommitKeys.load([[payload["key"], payload["first"], payload["count"], frame.ts, payload["stages"]]])

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from topics.log.dumped_values import whole
+from topics.log.dumped_values import text, whole
 from topics.storage.files.datadir import DataDirError, FoundShard
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs
@@ -221,7 +221,7 @@ class ShardReplay:
                 return
             shard.failed_shards.update(payload.get("failed", ()))
             if "boot" in payload:
-                shard.boot_id, shard.identity = payload["boot"], payload["identity"]
+                shard.boot_id, shard.identity = text(payload["boot"]), text(payload["identity"])
                 shard.shards = whole(payload["shards"])
                 if not shard.shards:
                     raise ValueError("a ShardOpen frame with 0 shards")

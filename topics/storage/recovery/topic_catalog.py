@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from topics.log.dumped_values import text
 from topics.log.stages import StageTarget
 from topics.log.topic_config import config_from_wire
 from topics.storage.files.datadir import DataDir, DataDirError
@@ -92,11 +93,12 @@ class TopicCatalog:
         """Make the topic of a TopicCreate frame or a Stage frame, unless a part has made it already."""
         self.next_id = max(self.next_id, frame.topic_id + 1)
         self._clock.note_write(frame.ts)
+        name = text(payload["name"])
         if frame.type == FrameType.TOPIC_CREATE:
-            self._newest[payload["name"]] = max(self._newest.get(payload["name"], 0), frame.topic_id)
+            self._newest[name] = max(self._newest.get(name, 0), frame.topic_id)
         if topic is not None:
             return topic
-        topic = RecoveredTopic(frame.topic_id, payload["name"], config_from_wire(payload["config"]))
+        topic = RecoveredTopic(frame.topic_id, name, config_from_wire(payload["config"]))
         topic.ceiling = payload.get("ceiling", 0)
         if frame.type == FrameType.STAGE:
             topic.stage = StageTarget(payload["target"], payload["stage"])

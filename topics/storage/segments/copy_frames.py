@@ -184,7 +184,9 @@ def decode_recipe(payload: Mapping[str, Any], file_of: Callable[[Place], int]) -
         raise ValueError("the stamp of a copy is not a name")
     lens = from_little_endian("I", payload["lens"])
     sizes = from_little_endian("I", payload["sizes"])
-    flags = bytes(payload["flags"])
+    flags = payload["flags"]
+    if not isinstance(flags, bytes):  # bytes() would make as many zeros as a number says
+        raise ValueError("the flags of a recipe are not bytes")
     ids = [file_of((kind, a, b)) for kind, a, b in payload["files"]]
     files, offsets = array("I"), array("I")
     seqs: list[int] = []
