@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import trio
 
-from tests.engine.life import Called, Life, living, refusal, settings
+from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
 from tests.engine.queues.queue_calls import ack, at_rest, claim, counters, seqs_of, the_queue
 from tests.engine.queues.test_jobs import nack
 from tests.simulation.disk import SimFs
+from topics.model import KeyLimitConfig
 from topics.queue import key_order
+from topics.runtime.offload import Pool
 
 pytestmark = pytest.mark.trio
 
@@ -160,6 +162,27 @@ async def test_keys_of_records_that_are_only_on_disk_are_read(jitter: int, autoj
         found = [seqs_of(await claim(life, most=3)) for _ in range(3)]
         # Without a window a claim is answered with what one look finds, if it finds anything.
         assert found == ([[1, 241, 242], [], []] if jitter else [[1], [241, 242], []])
+
+
+@pytest.mark.parametrize("terms", [{"order_by": "tag"}, {"max_in_flight_per_key": KeyLimitConfig(by="tag", max=1)}])
+async def test_a_look_at_keys_ends_when_its_topic_is_deleted(terms: dict[str, Any], autojump_clock: Any) -> None:
+    fs, offload = SimFs(), HeldOffload()
+    async with living(fs=fs, clean=False) as life:
+        await life.put("q", type="queue", durability="fsync", **terms)
+        await jobs(life, "a", "b")
+        clock = life.clock
+    async with living(fs=fs, clock=clock, offload=offload) as life, trio.open_nursery() as nursery:
+        offload.hold(Pool.HOT_READ)
+        calls = [Called(nursery, lambda: claim(life, most=9)) for _ in range(2)]
+        waiting = Called(nursery, lambda: claim(life, most=9, wait_ms=10_000))
+        await settle()
+        await life.engine.topic_lifecycle.delete("q", if_empty=False)
+        offload.let_go(Pool.HOT_READ)
+        for _ in range(100):  # a look that goes on takes no time
+            await trio.lowlevel.checkpoint()
+        for call in (*calls, waiting):
+            assert call.error is not None
+            assert call.error.code == "topic_not_found"
 
 
 async def test_beyond_so_many_known_jobs_claims_get_nothing_fresh(

@@ -19,6 +19,7 @@ import trio
 from topics.config import Settings
 from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
+from topics.engine.queues.lease_commits import check_there
 from topics.engine.queues.looks import keys_of
 from topics.engine.topic import Topic
 from topics.log.block import Block, block_with
@@ -75,6 +76,7 @@ class KeyLooks:
             left -= step.looked
             if step.missing is not None:
                 loaded = await self._loader.load(topic, *step.missing)
+                check_there(topic, queue)  # nothing is loaded of a topic that was deleted meanwhile
             elif left > 0 and queue.must_look(topic.log, most):
                 await trio.lowlevel.checkpoint()
 
