@@ -87,7 +87,7 @@ async def test_what_is_asked_for_is_archived_at_once_and_owner_names_a_round_aft
         await trio.sleep(1)
         assert owner_of(objects).round == latest
         first = life.engine.store.files.of_shard(0)[0]
-        assert life.archive.round_of_file(0, first.ordinal) == 1
+        assert life.archive.round_of_file(0, first.ordinal) == 2
         with pytest.raises(KeyError):
             life.archive.round_of_file(0, 10**6)
 

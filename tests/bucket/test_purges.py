@@ -37,14 +37,10 @@ SECRET = "deleted-bytes-of-a-user"
 
 
 def contents(objects: SimObjects) -> Iterator[tuple[str, bytes]]:
-    """All objects, inflated as far as they can be. Not the first round of an epoch, which is never removed."""
-    epochs: set[int] = set()
+    """All objects, inflated as far as they can be."""
     for name, data in sorted(objects.objects.items()):
         if name.startswith("rounds/"):
-            found = decode_round(data)
-            if found.head.epoch in epochs:
-                yield name, b"".join(bytes(piece) for _, piece in found.pieces())
-            epochs.add(found.head.epoch)
+            yield name, decode_round(data).body
             continue
         yield name, data
         for at in range(len(data)):
