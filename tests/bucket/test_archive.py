@@ -19,6 +19,7 @@ from tests.bucket.archived import (
 )
 from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
 from tests.engine.life import living
+from tests.everything import slow_after
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.bucket import archive as archive_module
@@ -102,7 +103,7 @@ async def test_puts_whose_answers_are_lost_late_or_errors_are_decided(
     assert {found.head.epoch for found in rounds_in(objects)} == {1}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_after(2, range(12)))
 async def test_a_bad_store_and_kills_lose_nothing(seed: int, autojump_clock: Any) -> None:
     objects, fs = SimObjects(seed), SimFs()
     async with archived(objects, fs=fs, clean=False) as life:
@@ -440,7 +441,7 @@ async def test_a_copy_of_a_directory_is_another_directory(autojump_clock: Any) -
         assert life.archive.history_begun_at > 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_after(1, range(3)))
 async def test_every_end_of_a_cut_is_a_moment_copies_have_their_sources(seed: int, autojump_clock: Any) -> None:
     """The log up to each cut is recovered as it is: no copy of a router lacks its source."""
     objects, fs = SimObjects(seed), SimFs()

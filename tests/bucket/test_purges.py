@@ -110,7 +110,7 @@ def one_deleted(records: int) -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("records", [20, 5], ids=["sealed", "active"])
+@pytest.mark.parametrize("records", [pytest.param(20, marks=pytest.mark.slow), 5], ids=["sealed", "active"])
 async def test_deleted_bytes_are_gone_after_one_and_a_half_times_the_retention(
     records: int, autojump_clock: Any
 ) -> None:
@@ -133,6 +133,7 @@ async def test_deleted_bytes_are_gone_after_one_and_a_half_times_the_retention(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_evicted_bytes_go_like_deleted_ones(autojump_clock: Any) -> None:
     objects = SimObjects()
     async with archived(objects, CONFIG, clean=False) as life, trio.open_nursery() as nursery:
@@ -148,6 +149,7 @@ async def test_evicted_bytes_go_like_deleted_ones(autojump_clock: Any) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", [20, 5], ids=["sealed", "active"])
 async def test_restarts_prolong_nothing(records: int, autojump_clock: Any) -> None:
     fs, clock = SimFs(), SimClock()
