@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pytest
 
 EVERYTHING: Final = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
+
+
+def slow_after(quick: int, values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: the first ones are in the quick tests, those behind them are slow."""
+    return [value if i < quick else pytest.param(value, marks=pytest.mark.slow) for i, value in enumerate(values)]

@@ -114,7 +114,16 @@ def rounds_in(objects: SimObjects) -> list[Round]:
             assert head.bucket == before.bucket
         else:
             assert (head.number, head.previous, head.begins_history) == (1, b"", True)
-        at = {} if head.begins_history else {shard: tuple(place) for shard, place in enumerate(before.positions)}
+        begins_epoch = not rounds or head.epoch > before.epoch
+        assert begins_epoch == (not head.runs), "the first round of an epoch is an empty one"
+        assert begins_epoch or not head.begins_history
+        if head.begins_history:
+            assert not head.ends_cut
+            assert all(not offset for _, offset in head.positions)
+            before = head
+        elif begins_epoch:
+            assert (head.ends_cut, head.wall_ms) == (before.ends_cut, before.wall_ms)
+        at = {shard: tuple(place) for shard, place in enumerate(before.positions)}
         for run in head.runs:
             here = (run.ordinal, run.offset)
             assert at.get(run.shard) == here or (run.offset == 0 and here > at.get(run.shard, (-1, 0)))

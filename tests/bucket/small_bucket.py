@@ -71,6 +71,8 @@ class SmallBucket:
 
     objects: SimObjects = field(default_factory=SimObjects)
     epoch: int = 1
+    is_old: bool = False
+    """True: the first round has bytes of the log, as those of earlier versions have."""
     id: str = "small"
     hash: bytes = NO_HASH
     """Of the last round."""
@@ -106,6 +108,9 @@ class SmallBucket:
     def round(self, life: Life, *, parts: int = 1) -> int:
         """Put a cut into the bucket, in so many rounds. Return the number of the last one."""
         ends = {writer.shard: tuple(writer.synced_position()[0]) for writer in life.store.writers}
+        if not self.number and not self.is_old:
+            self.positions = {shard: (self._ordinals(life, shard)[0], 0) for shard in ends}
+            self._put_round(life, [], ends_cut=False)
         runs = [one for writer in life.store.writers for one in self._runs(life, writer.shard, ends[writer.shard])]
         divided = [runs[len(runs) * i // parts : len(runs) * (i + 1) // parts] for i in range(parts)]
         for i, some in enumerate(divided):
@@ -116,12 +121,16 @@ class SmallBucket:
         self.now_ms[self.number] = life.clock.now_ms()
         return self.number
 
+    def _ordinals(self, life: Life, shard: int) -> list[int]:
+        directory = life.store.datadir.shard_dir(shard, life.store.shards)
+        there = [*life.fs.listdir(directory), *(posixpath.basename(path) for path in self.removed_in(directory))]
+        return sorted({at for name in there if (at := parse_wal_name(name)) is not None})
+
     def _runs(self, life: Life, shard: int, end: tuple[int, ...]) -> list[tuple[Run, bytes]]:
         directory = life.store.datadir.shard_dir(shard, life.store.shards)
         done = self.positions.get(shard, (-1, 0))
-        there = [*life.fs.listdir(directory), *(posixpath.basename(path) for path in self.removed_in(directory))]
         found = []
-        for ordinal in sorted({at for name in there if (at := parse_wal_name(name)) is not None}):
+        for ordinal in self._ordinals(life, shard):
             if not done[0] <= ordinal <= end[0]:
                 continue
             path = wal_path(directory, ordinal)

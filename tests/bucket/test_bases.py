@@ -13,6 +13,7 @@ import trio
 from tests.bucket.base_lives import PlainArchive, writer_of
 from tests.bucket.check_bucket import Checked, check_bucket
 from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
+from tests.everything import slow_after
 from tests.simulation.model import Client, History
 from tests.simulation.segment_lives import (
     SMALL,
@@ -328,7 +329,8 @@ def test_another_directory_uses_nothing_of_the_base_before() -> None:
 FAULTS = (SimFault.AFTER, SimFault.BEFORE, SimFault.LATE, SimFault.WRONG)
 
 
-@pytest.mark.parametrize("fault", [FAULTS[0], *(pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_put_that_fails_at_any_step_leaves_the_base_before_complete(fault: SimFault) -> None:
     """Each put of the second base fails once; then it is made again."""
 
@@ -379,7 +381,7 @@ def test_a_put_that_fails_at_any_step_leaves_the_base_before_complete(fault: Sim
     assert at > 4
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_after(1, range(4)))
 def test_bases_are_made_through_random_faults(seed: int) -> None:
     async def script(life: Life, client: Client) -> None:
         objects = SimObjects(seed)

@@ -94,7 +94,7 @@ def test_nothing_is_wrong_with_a_whole_bucket(quick: bool) -> None:
 
 def test_each_missing_object_is_found_and_named() -> None:
     objects = with_last_round(filled())
-    for name in objects.keys() - {OWNER}:
+    for name in objects.keys() - {OWNER, round_name(1)}:  # the first round is empty, and no base needs it
         if name.startswith("bases/"):
             continue  # nothing names a base, but that there must be one
         rest = {other: data for other, data in objects.items() if other != name}

@@ -11,6 +11,7 @@ import trio
 from tests.bucket.archived import ArchivedLife, archived, bucket_settings
 from tests.bucket.check_bucket import bases_of, check_bucket
 from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
+from tests.everything import slow_after
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.bucket.bases.base_writer import BaseWriter
@@ -268,7 +269,7 @@ async def test_packs_of_an_earlier_process_are_as_old_as_the_store_says(autojump
         assert bases.rewritten
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_after(1, range(3)))
 async def test_bases_and_collections_through_faults(seed: int, autojump_clock: Any) -> None:
     objects, clock, fs = SimObjects(seed), SimClock(), SimFs()
     kinds = (SimFault.BEFORE, SimFault.AFTER, SimFault.LATE)

@@ -15,7 +15,7 @@ from tests.bucket.simulated_objects import SimFault, SimObjects
 from tests.bucket.small_bucket import SmallBucket
 from tests.bucket.test_restore import recovered
 from tests.bucket.test_restore import restored as fully_restored
-from tests.everything import EVERYTHING
+from tests.everything import EVERYTHING, slow_after
 from tests.simulation.disk import SimFs
 from tests.simulation.model import Client, History, View, views_of
 from tests.simulation.segment_lives import SMALL, check_files, exactly, looked_at, see
@@ -112,7 +112,7 @@ def live(world: World, script: Callable[[Life], Awaitable[None]], end: Any = "st
     assert world.live(script, end=end)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_after(1, range(3)))
 def test_each_round_is_shown_as_by_a_full_restore(bucket: SmallBucket, seed: int) -> None:
     shown = archived(bucket, seed)
     world = World(seed, config=LAZY)
@@ -169,6 +169,7 @@ def test_segments_come_home_and_then_pin_and_note_go(bucket: SmallBucket, end: A
             assert after[name].records == view.records
 
 
+@pytest.mark.slow
 def test_a_crash_on_the_way_home_loses_nothing(bucket: SmallBucket) -> None:
     number = list(archived(bucket))[-1]
     world = World(config=LAZY, fs=lazily_restored(bucket.objects, number), now_ms=bucket.now_ms[number])

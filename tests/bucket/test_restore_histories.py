@@ -13,7 +13,7 @@ import trio
 
 from tests.bucket.small_bucket import SmallBucket
 from tests.bucket.test_restore import restored
-from tests.everything import EVERYTHING
+from tests.everything import EVERYTHING, slow_after
 from tests.simulation.disk import SimFs
 from tests.simulation.queue_state import nobody_moves
 from tests.simulation.world import COLD, Life, World, settings
@@ -120,7 +120,7 @@ def dumped(life: Life) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("real", [False, True])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", slow_after(1, SEEDS))
 def test_every_round_of_a_history_is_restored(seed: int, real: bool) -> None:
     run = ArchivedRun(make(seed), real=real)
     run.run()
@@ -139,6 +139,7 @@ def test_every_round_of_a_history_is_restored(seed: int, real: bool) -> None:
         assert all(log["head_seq"] >= SKIPPED for _, log, *_ in parts.values())
 
 
+@pytest.mark.slow
 def test_the_histories_have_everything_in_them() -> None:
     counts: Counter[str] = Counter()
     for seed in SEEDS[:6]:

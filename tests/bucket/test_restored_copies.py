@@ -15,7 +15,7 @@ import trio
 
 from tests.bucket.small_bucket import SmallBucket
 from tests.bucket.test_restore import restored
-from tests.everything import EVERYTHING
+from tests.everything import EVERYTHING, slow_after
 from tests.simulation.disk import SimFs
 from tests.simulation.router_lives import Client, History, Shown, nobody_forwards, shown_by, until_idle
 from tests.simulation.segment_lives import SMALL, reclaim, relocate
@@ -340,7 +340,7 @@ def stand_ins(fs: SimFs) -> set[int]:
     return {topic_id for topic_id in found if topic_id is not None and topic_id == stand_in_id(topic_id)}
 
 
-@pytest.mark.parametrize(("shards", "real"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("shards", "real"), [pytest.param(1, False, marks=pytest.mark.slow), (3, True)])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
 def test_copies_are_restored_whatever_has_become_of_their_sources(scenario: Scenario, shards: int, real: bool) -> None:
     owner = Owner(scenario, shards=shards, real=real)
@@ -350,7 +350,7 @@ def test_copies_are_restored_whatever_has_become_of_their_sources(scenario: Scen
     check_restored(owner, fs)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", slow_after(1, SEEDS))
 def test_copies_of_random_histories_are_restored(seed: int) -> None:
     owner = Owner(random_history(seed), shards=1 + seed % 3, real=bool(seed % 2))
     owner.run()

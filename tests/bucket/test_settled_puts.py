@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.bucket.simulated_objects import SIM_FAULTS, SimFault, SimObjects, given_faults, random_faults
+from tests.everything import EVERYTHING, slow_after
 from tests.simulation.offload import InlineOffload
 from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.object_store import ObjectMissing, StoreErrorKind
@@ -70,7 +71,7 @@ def judge(store: SimObjects, datas: Sequence[bytes], results: Sequence[str | Tak
     assert final in datas
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 if EVERYTHING else 15)
 @given(FAULTS, st.integers(0, 1000), st.integers(1, 3))
 @example([SimFault.HANG, None], 0, 1)
 @example([SimFault.AFTER, SimFault.DENIED], 0, 2)
@@ -89,7 +90,7 @@ def test_a_created_object_is_its_creators(faults: list[SimFault | None], seed: i
     run(work)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 if EVERYTHING else 15)
 @given(FAULTS, st.integers(0, 1000), st.integers(1, 3))
 @example([SimFault.LATE, None, SimFault.HANG, None], 1, 2)
 @example([SimFault.WRONG, None], 0, 1)
@@ -113,7 +114,7 @@ def test_a_replaced_object_is_that_of_one_who_replaced_it(
     run(work)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", slow_after(2, range(20)))
 def test_a_chain_of_renewals_is_never_broken_by_what_arrives_late(seed: int) -> None:
     """An owner renews again and again, over a bad network, while another one creates rounds."""
 

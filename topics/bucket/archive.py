@@ -5,9 +5,12 @@ Theory of operation
 One task does everything, so at most one round is being made and at most one put is under way:
 
     opening    the prefix is taken (`place_search`). It is tried again until it succeeds; the daemon works meanwhile
-    working    a cut, when `TOPICS_BUCKET_ROUND_MS` is over, when there are `ROUND_BYTES`, or when `archived_to` asks;
-               its rounds, one after another, each settled before the next is made; then the note in `meta/bucket`
+    working    an empty round, the first one of the epoch; then a cut, when `TOPICS_BUCKET_ROUND_MS` is over, when there
+               are `ROUND_BYTES`, or when `archived_to` asks; its rounds, one after another, each settled before the
+               next is made; then the note in `meta/bucket`
     refused    the bucket has answered, and must not be used. It is tried again now and then
+
+The first round of an epoch is never removed from the bucket, so it has nothing that anybody may want to be gone.
 
 Files of the log stay from the place that the note on disk has. So a round whose note was lost by a crash can be
 compared with the log. If they become too many (`Backlog`), or the disk is nearly full, the place is given up: the files
@@ -403,12 +406,15 @@ class Archive:
     async def _archive_cut(self) -> None:
         """Take a cut, and write its rounds, if there is anything new."""
         place = self.place
+        if not place.is_begun:
+            first = _first_head(place, self._keep_from, self._nonce, self._clock.now_ms())
+            await self._write_round(place, first, [])
         began_ms = self._clock.monotonic_ms()
         self._bytes_at_cut = sum(writer.figures.bytes_written for writer in self._store.writers)
         wall_ms = max(self._clock.now_ms(), place.wall_ms)
         ends = await self._cut()
         self._check_place()
-        starts = place.positions or self._keep_from
+        starts = place.positions
         assert starts is not None
         parts = await self._offload.run(
             Pool.FILES, partial(measured, self._fs, stretches(self._store.files, starts, ends)), holds_disk=False
@@ -467,6 +473,7 @@ class Archive:
             raise PlaceGivenUp from None
         self._check_place()
         place.number, place.hash, place.wall_ms = head.number, blob[-32:], head.wall_ms
+        place.is_begun, place.ends_cut = True, head.ends_cut
         place.positions = [LogPosition(*position) for position in head.positions]
         if head.begins_history:
             place.history = head.number
@@ -610,10 +617,19 @@ def first_places(store: Store, source: LogSource, starts: Starts) -> list[LogPos
     return places
 
 
+def _first_head(place: Place, begins: Sequence[LogPosition] | None, nonce: str, now_ms: int) -> RoundHead:
+    """Return the header of the first round of an epoch, which is an empty one. Within a history it is the same moment
+    of the log as the round before; a history begins at `begins`."""
+    if place.positions is not None:
+        return _head_of(place, [], nonce, place.wall_ms, place.positions, not place.ends_cut)
+    assert begins is not None
+    return _head_of(place, [], nonce, max(now_ms, place.wall_ms), begins, True)
+
+
 def _head_of(
     place: Place, pieces: Sequence[Piece], nonce: str, wall_ms: int, reached: Sequence[LogPosition], goes_on: bool
 ) -> RoundHead:
-    """Return the header of the round behind `place`. `goes_on`: its cut needs the next round, too."""
+    """Return the header of the round behind `place`. `goes_on`: nobody stops behind it."""
     return RoundHead(
         bucket=place.bucket,
         epoch=place.epoch,

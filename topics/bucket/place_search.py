@@ -45,6 +45,10 @@ class Place:
     wall_ms: int
     positions: list[LogPosition] | None
     """How far the rounds have the log, by shard; None if a history is to begin."""
+    ends_cut: bool = True
+    """Whether the round ends a cut."""
+    is_begun: bool = False
+    """Whether there is a round of this epoch."""
     history: int = 0
     """The first round of the history."""
     files: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -54,6 +58,7 @@ class Place:
         """Go on behind the next round, whose bytes the log has."""
         head = found.head
         self.number, self.hash, self.wall_ms = head.number, found.hash, head.wall_ms
+        self.ends_cut = head.ends_cut
         self.positions = [LogPosition(*position) for position in head.positions]
         for run in head.runs:
             if run.offset == 0:
@@ -213,6 +218,7 @@ class PlaceSearch:
             newest = await self._round(last)
             if newest.hash != place.hash:
                 return f"round {last} is not the one that this directory has written"
+            place.ends_cut = newest.head.ends_cut
         for shard, (position, end) in enumerate(zip(place.positions, self._ends, strict=True)):
             if position > end:
                 return f"shard {shard} of the log ends at {tuple(end)}, and the bucket has it up to {tuple(position)}"
@@ -244,6 +250,8 @@ class PlaceSearch:
             if end > self._ends[run.shard] or not self._has(run.shard, run.ordinal, run.offset, bytes(data)):
                 return f"round {number} has bytes that the log of this directory has not"
             at[run.shard] = end
+        if [tuple(position) for position in at] != found.head.positions:
+            return f"round {number} does not end where its bytes end"
         return ""
 
     def _has(self, shard: int, ordinal: int, offset: int, data: bytes) -> bool:

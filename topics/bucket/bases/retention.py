@@ -1,7 +1,8 @@
 """What may go from the bucket (`docs/design/bucket.md` section 7). Pure.
 
 Kept are the newest base that is old enough by the setting, every base after it, every base that an unexpired pin names,
-all that these need, and the first round of each epoch. Until a base is old enough, everything is kept.
+all that these need, and the first round of each epoch, which is an empty one. Until a base is old enough, everything
+is kept.
 
 Something goes only if it was found to be needed by nobody an hour before, too (`Candidates`).
 """
