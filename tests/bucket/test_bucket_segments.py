@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.bucket.base_lives import PlainArchive, writer_of
@@ -32,8 +33,10 @@ from topics.bucket.bases.own_segments import OwnSegments
 from topics.bucket.bases.packs import PackNumbers
 from topics.bucket.object_names import parse_segment
 from topics.errors import ApiError
+from topics.model import Performance, ReadRequest
 from topics.storage.files.datadir import parse_segment_file, segment_name
 from topics.storage.offline.verify import Verification
+from topics.storage.segments.segment_reader import scan_segment
 from topics.storage.segments.topic_segments import Segment
 
 
@@ -341,6 +344,76 @@ def test_an_object_that_is_not_what_the_pointer_says_is_not_taken_home(bucket: C
         assert await life.engine.home_moves.bring(topic, segment)
         assert not [one for one in cold(life) if one is segment]
         assert len(await seqs_of(life)) == 40
+
+    live(World(config=IN_BUCKET), script)
+
+
+# ----------------------------------------------------------------- reading ahead
+
+
+async def read_one(life: Life, after: int) -> list[int]:
+    """The seqs of the first record after `after`, as a reader gets it who has nothing in memory but what was read
+    ahead."""
+    life.engine.registry.topics["t"].blocks.clear()
+    request = ReadRequest(from_seq=after, limit=1)
+    found = await life.engine.reads.read("t", request, Performance())
+    return [record["$seq"] for record in msgspec.json.decode(b"[%b]" % found.records)]
+
+
+def test_who_reads_on_gets_what_was_read_ahead_without_what_was_deleted_since(bucket: ColdBucket) -> None:
+    async def script(life: Life, client: Client) -> None:
+        await with_cold(life, client)
+        segment = cold(life)[0]
+        assert await read_one(life, segment.first - 1) == [segment.first]
+        before = set(await seqs_of(life))
+        assert await read_one(life, segment.first - 1) == [segment.first]
+        await client.delete("t", match=exactly("b"))
+        log = life.engine.registry.topics["t"].log
+        left = [seq for seq in range(segment.first, segment.end) if log.is_live(seq)]
+        assert 2 < len(left) < segment.n <= len(before)
+        bucket.objects.calls.clear()
+        after = left[0]
+        for seq in left[1:]:
+            assert await read_one(life, after) == [seq]
+            after = seq
+        assert bucket.objects.calls == []
+
+    live(World(config=replace(IN_BUCKET, rewrite_live_ratio=0.1)), script)
+
+
+def test_a_damaged_record_that_was_read_ahead_is_asked_for_again(bucket: ColdBucket) -> None:
+    async def script(life: Life, client: Client) -> None:
+        await with_cold(life, client)
+        segment = cold(life)[0]
+        name = next(name for name in bucket.objects.objects if f"{segment.salt:016x}.data" in name)
+        whole = bucket.objects.objects[name]
+        last = life.engine.registry.topics["t"].log.stored.at(segment.end - 1)
+        assert last is not None
+        at = last.offset[-1] + 20
+        bucket.objects.delete([name])
+        bucket.objects.put_new(name, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert await read_one(life, segment.first - 1) == [segment.first]  # and all others, changed on the way
+        bucket.objects.delete([name])
+        bucket.objects.put_new(name, whole)
+        assert await read_one(life, segment.end - 2) == [segment.end - 1]
+        assert len(await seqs_of(life)) == 40
+
+    live(World(config=IN_BUCKET), script)
+
+
+@pytest.mark.parametrize("work", ["scan", "home"])
+def test_what_looks_at_all_bytes_of_a_segment_uses_none_that_were_read_before(bucket: ColdBucket, work: str) -> None:
+    async def script(life: Life, client: Client) -> None:
+        await with_cold(life, client)
+        topic, segment = life.engine.registry.topics["t"], cold(life)[0]
+        assert await read_one(life, segment.first - 1) == [segment.first]
+        windows = bucket.made[-1].windows
+        assert windows.bytes > 0
+        if work == "scan":
+            assert not scan_segment(life.store.tiers, segment, segment.first, segment.n).loaded.damaged
+        else:
+            assert await life.engine.home_moves.bring(topic, segment)
+        assert windows.bytes == 0
 
     live(World(config=IN_BUCKET), script)
 

@@ -7,8 +7,9 @@ daemon writes to, or in one that the directory was restored from. So a listing, 
 data directory, and only `read_range` asks a bucket. A pointer names the bucket by id and URL. The URL counts, unless
 the id is that of the daemon's own bucket (`own`), which may have been moved.
 
-Reads are made as they are asked for: callers have put neighbouring records together, and `ColdStore` bounds how long a
-read may take, and how many may hang. So the stores here are not `BoundedObjects`.
+Callers have put neighbouring records together; who reads `.data` from front to back gets more at a time
+(`read_windows`), which is safe because objects never change. `ColdStore` bounds how long a read may take, and how many
+may hang. So the stores here are not `BoundedObjects`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location
 from topics.bucket.object_names import SegmentKind, SegmentName
 from topics.bucket.object_names import segment_name as object_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, StoreError, StoreErrorKind
+from topics.storage.cache.read_windows import ReadWindows
 from topics.storage.files.datadir import parse_segment_file, segment_name
 from topics.storage.files.fs import Fs
 from topics.storage.segments.segment_pointer import (
@@ -87,8 +90,10 @@ class BucketSegments:
         self.own: Callable[[], OwnBucket | None] = lambda: None
         """Returns the daemon's own bucket, while it is open."""
         self.reads = 0
-        """Ranges that were asked for."""
+        """Ranges that the buckets were asked for."""
         self.read_bytes = 0
+        self.windows = ReadWindows()
+        """What was read ahead of `.data`."""
         self._hot = DirectorySegmentStore(fs, root)
         self._open_at = open_at
         self._lock = threading.Lock()
@@ -144,6 +149,12 @@ class BucketSegments:
             self._known.pop((topic_id, first), None)
         self._hot.delete(topic_id, segment_name(first, "object"))
 
+    def read_anew(self, topic_id: int, first: int) -> None:
+        """Forget the bytes that were read of a segment, which may not verify: the next reads ask the bucket. Raises
+        FileNotFoundError, OSError. Blocking."""
+        pointer = self.pointer(topic_id, first)
+        self.windows.forget(object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), "data"))
+
     def is_own(self, pointer: SegmentPointer) -> bool:
         """Return True if a pointer is into the bucket that the daemon writes to."""
         own = self.own()
@@ -166,6 +177,13 @@ class BucketSegments:
         url = own.url if own is not None and own.id == pointer.bucket else pointer.url
         objects = self.store_at(url)
         wanted = object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), kind)
+        get = partial(self._get, objects, url, kind, wanted)
+        if kind != "data":
+            return get(offset, length)
+        return self.windows.read(wanted, file.size, offset, length, get)
+
+    def _get(self, objects: ObjectStore, url: str, kind: SegmentKind, wanted: str, offset: int, length: int) -> bytes:
+        """Return bytes of an object. Raises OSError."""
         try:
             found = objects.get_range(wanted, offset, length)
         except ObjectMissing:

@@ -13,6 +13,7 @@ ceilings           the seqs that a topic may give out before the next synced res
 idempotency_keys   keys of appends over all topics
 record_columns     the records of an append, column by column
 loader             loads records and index columns that are not in memory
+cold_pace          how much of the loop readers of cold records get
 record_collector   the deliverable records after a position
 filtered_records   records as filters ask about them, and where the tag index says that they may be
 job_queue          the jobs of one queue, its claimers and its streams

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import trio
 
+from topics.engine.cold_pace import ColdPace
 from topics.engine.filtered_records import TagsNeeded
 from topics.engine.record_collector import Collector, ColumnsNeeded, Need, RecordsNeeded
 from topics.engine.registry import Registry
@@ -60,10 +61,6 @@ COLD_DECODE_RECORDS: Final = 100
 TURN_RECORDS: Final = 50
 """Records from which on decoding and encoding takes a turn."""
 
-COLD_SHARE: Final = 10
-"""While appends arrive, all readers of cold segments together get one part in so many of the loop to decode records;
-otherwise half of it. Reading the past may be slow, live traffic may not."""
-
 
 class OpenedRun(NamedTuple):
     """Decoded records of one segment; `offsets` are those of their frames in it."""
@@ -102,8 +99,7 @@ class Loader:
         """The log in which damage is noted as soon as it is found."""
         self.spans = SpanLoader(store.tiers, indexes, self.notes, offload)
         self._registry = registry
-        self._cold_lane = trio.Lock()
-        """Held while cold records are decoded, and during the pause after it."""
+        self._pace = ColdPace(clock, lambda: registry.lively)
         self._store = store
         self._indexes = indexes
         self._background = background
@@ -298,16 +294,11 @@ class Loader:
 
     async def _open_cold(self, window: bytes, wanted: FrameRange, topic: Topic) -> list[OpenedRecord]:
         """Decode records of cold segments like `_open`, within their share of the loop."""
-        async with self._cold_lane:
+        async with self._pace.lane:
             began = self._clock.perf_ns()
             records = await self._open(window, wanted, topic)
-            await self._pay_for_cold(began)
+            await self._pace.pay(began)
             return records
-
-    async def _pay_for_cold(self, began_ns: int) -> None:
-        """Leave the loop to others for a multiple of the time that decoding has taken."""
-        taken_ns = self._clock.perf_ns() - began_ns
-        await trio.sleep(taken_ns / 1e9 * (COLD_SHARE - 1 if self._registry.lively else 1))
 
     @staticmethod
     def is_current(topic: Topic, opened: OpenedRun) -> bool:
@@ -351,7 +342,7 @@ class Loader:
             return [], list(wanted.seqs)
         if not cold:
             return await self._decode(window, wanted, DECODE_RECORDS, cold=False)
-        async with self._cold_lane:
+        async with self._pace.lane:
             return await self._decode(window, wanted, COLD_DECODE_RECORDS, cold=True)
 
     async def _read_copies(self, topic: Topic, wanted: FrameRange) -> tuple[list[Block], list[int]]:
@@ -386,7 +377,7 @@ class Loader:
             if records:
                 blocks.append(block_of_records(records))
             if cold:
-                await self._pay_for_cold(began)
+                await self._pace.pay(began)
         return blocks, damaged
 
     async def _read_again(self, topic: Topic, wanted: FrameRange, damaged: list[int]) -> tuple[list[Block], list[int]]:

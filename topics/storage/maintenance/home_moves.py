@@ -101,6 +101,8 @@ def _copy(tiers: SegmentTiers, segment: Segment, file: PointedFile) -> None:
 def _verified(tiers: SegmentTiers, segment: Segment, file: PointedFile) -> Iterator[bytes]:
     """Yield the object in pieces. Raises OSError if it is not the one that the pointer names."""
     assert tiers.cold is not None
+    assert tiers.objects is not None
+    tiers.objects.read_anew(segment.topic_id, segment.first)
     name, digest = segment_name(segment.first, "data"), hashlib.sha256()
     for at in range(0, file.size, COPY_BYTES):
         chunk = tiers.cold.read_range(segment.topic_id, name, at, min(COPY_BYTES, file.size - at))

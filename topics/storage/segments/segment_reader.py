@@ -321,6 +321,8 @@ def _frames(tiers: SegmentTiers, segment: Segment) -> Iterator[DataScan | None]:
     name = segment_name(segment.first, "data")
     try:
         store = tiers.of(segment)
+        if segment.tier == "cold" and tiers.objects is not None:
+            tiers.objects.read_anew(segment.topic_id, segment.first)
         length = store.length(segment.topic_id, name)
     except FileNotFoundError:
         if segment.tier == "cold":

@@ -118,6 +118,11 @@ class ObjectSegments(Protocol):
         """Remove a segment from the cold store, durably. The objects stay. Raises OSError. Blocking."""
         ...
 
+    def read_anew(self, topic_id: int, first: int) -> None:
+        """Forget the bytes that were read of a segment, which may not verify: the next reads ask the bucket. Raises
+        FileNotFoundError, OSError. Blocking."""
+        ...
+
     def is_own(self, pointer: SegmentPointer) -> bool:
         """Return True if a pointer is into the bucket that the daemon writes to."""
         ...
