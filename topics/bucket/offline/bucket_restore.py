@@ -20,6 +20,7 @@ import msgspec
 from topics.bucket.base_format import Base
 from topics.bucket.object_names import base_name
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.bucket.offline.left_segments import LeftSegments
 from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget
 from topics.bucket.offline.restored_copies import RestoredCopies
 from topics.bucket.offline.restored_log import RestoredLog
@@ -137,7 +138,9 @@ class BucketRestore:
             has_copies = self._write_log(base, target)
             snapshot.topics = self._write_topics(base)
             if has_copies:
-                RestoredCopies(self._fs, self._datadir, base_name(base.head.number), snapshot).write_stand_ins()
+                left = LeftSegments(self._fs, self._partial, self._reader) if self._left else None
+                copies = RestoredCopies(self._fs, self._datadir, base_name(base.head.number), snapshot, left)
+                copies.write_stand_ins()
             self._write(self._datadir.snapshot_path(snapshot.number), encode_snapshot(snapshot))
             if self.source is not None and self._left:
                 bucket = self._reader.bucket_id
