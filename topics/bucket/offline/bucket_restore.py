@@ -143,6 +143,8 @@ class BucketRestore:
                 copies.write_stand_ins()
             self._write(self._datadir.snapshot_path(snapshot.number), encode_snapshot(snapshot))
             if self.source is not None and self._left:
+                # The owner removes a base before what it needs: if it is there, the pin came in time.
+                self._reader.head(base_name(target.base))
                 bucket = self._reader.bucket_id
                 note = RestoreNote(url=self.source.url, bucket=bucket, base=target.base, pin=self.source.pin)
                 self._write(self._datadir.restore_path, encode_restore_note(note))
