@@ -172,6 +172,47 @@ async def test_what_nobody_needs_goes_an_hour_later_and_everything_else_stays(au
     assert epochs.count(1) == 1
 
 
+@pytest.mark.parametrize("expired_for_ms", [1, RETAIN_MS + HOUR_MS])
+async def test_a_pin_that_is_renewed_during_a_pass_keeps_its_base_and_stays(
+    expired_for_ms: int, autojump_clock: Any
+) -> None:
+    objects, clock = SimObjects(), SimClock()
+    async with archived(objects, CONFIG, clock=clock, clean=False) as life:
+        bases = bases_for(life)
+        collector = collector_for(life, bases)
+        await life.put("a", durability="fsync")
+        await life.append("a", *range(20))
+        assert await bases.try_take()
+        pinned = bases_of(objects)[0]
+        await life.put("a", cap_records=1)
+        for _ in range(2):
+            await life.append("a", *range(20))
+            await life.compactor.checkpoint()
+            await trio.sleep(HOUR_S)
+            assert await bases.try_take()
+        name, expires = pin_name("p"), clock.now_ms() + RETAIN_MS
+        objects.put_new(name, encode_pin(Pin(base=pinned, expires=expires)))
+        await trio.sleep((RETAIN_MS + expired_for_ms) / 1000)
+        await collector.pass_over()
+        await trio.sleep(HOUR_S)
+
+        def renew(op: str, prefix: str) -> None:
+            if (op, prefix) == ("list", "segments/"):
+                renewed = encode_pin(Pin(base=pinned, expires=clock.now_ms() + RETAIN_MS))
+                objects.entered = lambda op, name: None
+                objects.put_if(name, renewed, objects.head(name).etag)
+
+        objects.entered = renew
+        await collector.pass_over()
+        assert name in objects.objects
+        assert pinned in bases_of(objects)
+        for _ in range(3):
+            await trio.sleep(HOUR_S)
+            await collector.pass_over()
+        check_rounds(objects, pinned)
+        assert name in objects.objects
+
+
 async def test_nothing_is_deleted_by_another_than_the_owner(autojump_clock: Any) -> None:
     objects = SimObjects()
     async with archived(objects, CONFIG, clean=False) as life:

@@ -22,7 +22,7 @@ from tests.simulation.segment_lives import SMALL, check_files, exactly, looked_a
 from tests.simulation.test_holds import changed, stored
 from tests.simulation.world import ROOT, Life, World, some_ends, wrecks_of
 from topics.bucket.bucket_segments import BucketSegments
-from topics.bucket.object_names import PINS, pin_name
+from topics.bucket.object_names import PINS, base_name, pin_name
 from topics.bucket.object_store import StoreError, StoreErrorKind
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import BucketRestore, RestoreSource, Workers
@@ -241,6 +241,25 @@ def test_a_segment_that_is_missing_in_the_bucket_is_named_and_nothing_is_there(b
 
 
 # ----------------------------------------------------------------- pins and notes
+
+
+def test_a_base_that_goes_during_the_restore_is_named(bucket: SmallBucket) -> None:
+    """The owner had decided before the pin came."""
+    archived(bucket)
+    reader = BucketReader(bucket.objects)
+    target = choose_target(reader)
+    name = base_name(target.base)
+
+    def collect(op: str, _: str) -> None:
+        if ("get", name) in bucket.objects.calls:
+            bucket.objects.entered = lambda op, name: None
+            bucket.objects.delete([name])
+
+    bucket.objects.entered = collect
+    fs = SimFs(1)
+    with pytest.raises(BucketDamaged, match=name):
+        BucketRestore(fs, reader, ROOT, Workers(1), RestoreSource(URL, PIN)).run(target)
+    assert not fs.exists(ROOT)
 
 
 def test_a_pin_goes_if_what_it_was_made_for_fails() -> None:

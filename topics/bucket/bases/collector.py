@@ -26,6 +26,7 @@ from topics.bucket.bases.retention import (
     Kept,
     epoch_beginnings,
     kept_of,
+    needed_anew,
     objects_named,
     stale_packs,
 )
@@ -117,7 +118,8 @@ class BucketCollector:
         pins = await self._pins()
         bases = [await self._read(number) for number in await self._numbers()]
         facts = [BaseFacts(one.head.number, one.head.first_round, one.head.wall_ms) for one in bases]
-        kept = kept_of(facts, pins.values(), now_ms=self._clock.now_ms(), retain_ms=self._retain_ms)
+        now = self._clock.now_ms()
+        kept = kept_of(facts, pins.values(), now_ms=now, retain_ms=self._retain_ms)
         unneeded: list[str] = []
         if kept is not None:
             unneeded += [base_name(one.number) for one in facts if one.number not in kept.bases]
@@ -126,13 +128,12 @@ class BucketCollector:
         there = await self._objects(epoch)
         needed = await self._needed([one for one in bases if kept is None or one.head.number in kept.bases])
         unneeded += [name for name in there if name not in needed]
-        now = self._clock.now_ms()
         unneeded += [name for name, pin in pins.items() if pin.expires + self._retain_ms <= now]
         ripe = self._candidates.ripe(unneeded, self._clock.monotonic_ms())
         if ripe:
             await self._check_owner(epoch)
-            if {pin.base for pin in (await self._pins()).values()} - {pin.base for pin in pins.values()}:
-                return 0  # somebody has come: the next pass sees what it needs
+            if needed_anew(await self._pins(), set(unneeded), now):
+                return 0  # somebody has come, or is back: the next pass sees what is needed
             for at in range(0, len(ripe), DELETED_AT_ONCE):
                 names = ripe[at : at + DELETED_AT_ONCE]
                 await self._offload.run(Pool.BUCKET_CHANGE, partial(self._archive.objects.delete, names))

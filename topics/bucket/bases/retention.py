@@ -9,11 +9,11 @@ Something goes only if it was found to be needed by nobody an hour before, too (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from topics.bucket.base_format import BlobRef, SegmentEntry, TopicEntry
-from topics.bucket.object_names import SegmentKind, SegmentName, pack_name, segment_name
+from topics.bucket.object_names import SegmentKind, SegmentName, base_name, pack_name, segment_name
 from topics.bucket.pin_format import Pin
 
 CANDIDATE_MS: Final = 3_600_000
@@ -58,6 +58,12 @@ def kept_of(bases: Sequence[BaseFacts], pins: Iterable[Pin], *, now_ms: int, ret
         rounds_from=min(base.first_round for base in kept),
         pinned=tuple((base.first_round, base.number) for base in pinned),
     )
+
+
+def needed_anew(pins: Mapping[str, Pin], going: Set[str], now_ms: int) -> bool:
+    """Return True if one of these pins (by name) counts, and it or its base is among what was found to be needed by
+    nobody: it was made or renewed since."""
+    return any(pin.expires > now_ms and not going.isdisjoint((name, base_name(pin.base))) for name, pin in pins.items())
 
 
 def epoch_beginnings(rounds: Sequence[int], epoch_of: Callable[[int], int], before: int | None) -> set[int]:

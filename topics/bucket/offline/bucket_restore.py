@@ -20,6 +20,7 @@ import msgspec
 from topics.bucket.base_format import Base
 from topics.bucket.object_names import base_name
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.bucket.offline.left_segments import LeftSegments
 from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget
 from topics.bucket.offline.restored_copies import RestoredCopies
 from topics.bucket.offline.restored_log import RestoredLog
@@ -137,9 +138,13 @@ class BucketRestore:
             has_copies = self._write_log(base, target)
             snapshot.topics = self._write_topics(base)
             if has_copies:
-                RestoredCopies(self._fs, self._datadir, base_name(base.head.number), snapshot).write_stand_ins()
+                left = LeftSegments(self._fs, self._partial, self._reader) if self._left else None
+                copies = RestoredCopies(self._fs, self._datadir, base_name(base.head.number), snapshot, left)
+                copies.write_stand_ins()
             self._write(self._datadir.snapshot_path(snapshot.number), encode_snapshot(snapshot))
             if self.source is not None and self._left:
+                # The owner removes a base before what it needs: if it is there, the pin came in time.
+                self._reader.head(base_name(target.base))
                 bucket = self._reader.bucket_id
                 note = RestoreNote(url=self.source.url, bucket=bucket, base=target.base, pin=self.source.pin)
                 self._write(self._datadir.restore_path, encode_restore_note(note))

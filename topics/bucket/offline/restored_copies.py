@@ -2,9 +2,9 @@
 section 6).
 
 A Forwarded frame that was written after the base may name a segment that the owner has made after the base. The records
-themselves are there, in another place: as Append frames of the log, in a segment of the base, or as copies that another
-Forwarded frame makes. They are found by the topic and seq from which the frame has taken them, and written as stand-ins
-(`topics.storage.segments.stand_ins`), which recovery uses.
+themselves are there, in another place: as Append frames of the log, in a segment of the base (which may stay in the
+bucket), or as copies that another Forwarded frame makes. They are found by the topic and seq from which the frame has
+taken them, and written as stand-ins (`topics.storage.segments.stand_ins`), which recovery uses.
 
 The log is read once for the frames whose sources are missing, and, only if there are any, a second time for the
 sources. In memory are, for each copy without its source, its recipe and the place of its source, some 200 bytes; and
@@ -16,11 +16,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from topics.bucket.offline.bucket_reader import BucketDamaged
 from topics.log.copies import MAX_HOPS, CopyKind, Origin, each_kind, stamped
-from topics.storage.files.datadir import DataDir, DataDirError, parse_segment_name, segment_name
+from topics.storage.files.datadir import DataDir, DataDirError, parse_segment_file, segment_name
 from topics.storage.files.fs import Fs
 from topics.storage.recovery.log_layout import LogLayout, shards_with_files
 from topics.storage.recovery.recovered_state import understood
@@ -35,7 +36,7 @@ from topics.storage.segments.copy_frames import (
 )
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES, decode_index
 from topics.storage.segments.segment_reader import SegmentTiers
-from topics.storage.segments.segment_store import DirectorySegmentStore
+from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.segments.stand_ins import StandIns, StandInWriter, missing_in
 from topics.storage.snapshots.snapshot import Snapshot
 from topics.storage.wal.frames import HAS_NODE, HAS_TAG, Frame, FrameType, OpenedRecord, StoredRecord, control_payload
@@ -77,14 +78,18 @@ class _Copies(NamedTuple):
 class RestoredCopies:
     """Writes stand-ins into a directory whose log and segments are written. Blocking."""
 
-    def __init__(self, fs: Fs, datadir: DataDir, base: str, snapshot: Snapshot) -> None:
-        """`base` is the name of the base, `snapshot` its snapshot."""
+    def __init__(
+        self, fs: Fs, datadir: DataDir, base: str, snapshot: Snapshot, left: SegmentStore | None = None
+    ) -> None:
+        """`base` is the name of the base, `snapshot` its snapshot; `left` reads the segments that stay in the
+        bucket."""
         self._fs = fs
         self._base = base
         self._positions = snapshot.positions
         self._snapshot = snapshot
         self._datadir = datadir
         self._tiers = SegmentTiers(DirectorySegmentStore(fs, datadir.root), None)
+        self._all_tiers = self._tiers._replace(cold=left)
         self._files = WalFiles()
         self._stand_ins = StandIns(self._tiers.hot, self._files)
         self._missing: list[tuple[_Copies, array[int]]] = []
@@ -243,14 +248,14 @@ class RestoredCopies:
     def _stored(self, topic_id: int, seq: int) -> OpenedRecord | None:
         """Return a record from a segment of the base."""
         if topic_id not in self._firsts:
-            found = map(parse_segment_name, self._tiers.hot.list(topic_id))
-            self._firsts[topic_id] = sorted(first for first in found if first is not None)
+            found = map(parse_segment_file, self._tiers.hot.list(topic_id))
+            kinds = ("data", "object")  # in the directory, and in the bucket
+            self._firsts[topic_id] = sorted(one[0] for one in found if one is not None and one[1] in kinds)
         firsts = self._firsts[topic_id]
         for first in reversed(firsts[: bisect_right(firsts, seq)]):
             at = INDEX_ENTRY_BYTES * (seq - first)
-            try:
-                entry = self._tiers.hot.read_range(topic_id, segment_name(first, "idx"), at, INDEX_ENTRY_BYTES)
-            except FileNotFoundError:
+            entry = self._index_entry(topic_id, first, at)
+            if entry is None:
                 continue  # a segment of a deleted topic has none
             index = decode_index(entry)
             if index.frame_len and index.frame_len[0] and not index.bad:
@@ -258,12 +263,18 @@ class RestoredCopies:
                 return self._open(file, index.offset[0], index.frame_len[0])
         return None
 
+    def _index_entry(self, topic_id: int, first: int, at: int) -> bytes | None:
+        for kind in ("idx", "idx.cold"):
+            with suppress(FileNotFoundError):
+                return self._tiers.hot.read_range(topic_id, segment_name(first, kind), at, INDEX_ENTRY_BYTES)
+        return None
+
     def _open(self, file: int, offset: int, length: int) -> OpenedRecord | None:
         """Return the record of a frame, None if there is none."""
         if not file:
             return None
         try:
-            window = read_window(self._fs, self._tiers, self._files, file, offset, length)
+            window = read_window(self._fs, self._all_tiers, self._files, file, offset, length)
         except FileNotFoundError:
             return None
         return open_frames(self._files, file, offset, window, (0,), (length,))[0]
