@@ -16,7 +16,7 @@ from typing import Final
 
 from topics.bucket.container import BadObject
 from topics.bucket.local_note import BucketNote
-from topics.bucket.object_names import FORMAT, ROUNDS, number_of, round_name
+from topics.bucket.object_names import FORMAT, MAX_EPOCH, ROUNDS, number_of, round_name
 from topics.bucket.object_store import MAX_PAGE, ObjectMissing, ObjectStore, ObjectTooLarge
 from topics.bucket.owner_format import BucketFormat, decode_format, encode_format
 from topics.bucket.ownership import BucketRefused, Ownership, SeenOwner
@@ -110,6 +110,7 @@ class PlaceSearch:
             is_known = note.bucket == bucket
             self._check_owner(seen, note, is_known=is_known, take=take)
             place = await self._find(bucket, note if is_known else None, seen, take=take)
+            self._check_epoch(place)
             if take and is_known and seen is not None and seen.owner.dir == note.dir and place.positions is not None:
                 log.warning(
                     "bucket_take_unneeded",
@@ -183,6 +184,11 @@ class PlaceSearch:
             place.hash, place.wall_ms = newest.hash, newest.head.wall_ms
             place.epoch = max(epoch, newest.head.epoch + 1)
         return place
+
+    @staticmethod
+    def _check_epoch(place: Place) -> None:
+        if place.epoch > MAX_EPOCH:
+            raise BucketRefused(f"the prefix was taken {MAX_EPOCH} times, and cannot be taken again: use another one")
 
     async def _last_round(self, known: int) -> int:
         """Return the number of the last round, looked for from a known one on; 0 if there is none."""
