@@ -31,6 +31,7 @@ def test_locations(text: str, expected: BucketLocation) -> None:
     [
         ("", "TOPICS_BUCKET must be s3://bucket/prefix, gs://"),
         ("bucket", "TOPICS_BUCKET must be s3://bucket/prefix, gs://"),
+        ("s3://bucket/prefix\nx", "TOPICS_BUCKET must not contain control characters"),
         ("http://bucket/prefix", "TOPICS_BUCKET must be s3://"),
         ("s3:/bucket/prefix", "TOPICS_BUCKET must be s3://"),
         ("s3://[", "TOPICS_BUCKET is no URL"),

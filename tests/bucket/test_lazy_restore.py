@@ -32,6 +32,7 @@ from topics.bucket.pins import PIN_MS, pinned, renew_pin
 from topics.bucket.restore_completion import RestoreCompletion
 from topics.bucket.restore_note import BadRestoreNote, read_restore_note
 from topics.storage.files.datadir import DataDir, parse_segment_file
+from topics.storage.offline.verify import Verification
 
 URL = "s3://source/prefix"
 PIN = "p" * 32
@@ -131,6 +132,13 @@ def test_deleted_records_stay_deleted_without_the_copies_of_indexes(bucket: Smal
     for path in kinds(fs, "idx.cold") + kinds(fs, "tags.cold"):
         fs.unlink(path)
     assert recovered(world, fs, bucket.now_ms[number]) == expected
+
+
+def test_verify_knows_a_restore_that_goes_on(bucket: SmallBucket) -> None:
+    archived(bucket)
+    findings = list(Verification(lazily_restored(bucket.objects), ROOT).findings())
+    assert [one for one in findings if one.severity == "damage" or "unknown" in one.problem] == []
+    assert any("a restore goes on" in one.problem for one in findings)
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "drop"])

@@ -70,6 +70,8 @@ class BucketLocation:
 def parse_location(text: str, environ: Mapping[str, str], setting: str = SETTING) -> BucketLocation:
     """The location that `text` names. Raises BucketLocationError, whose message begins with `setting`, the name of what
     gave the text; or with the name of the variable that is wrong."""
+    if not text.isprintable():  # `urlsplit` would leave line ends out
+        raise BucketLocationError(f"{setting} must not contain control characters")
     try:
         url = urlsplit(text)
         port_or_user = url.username is not None or url.password is not None or url.port is not None

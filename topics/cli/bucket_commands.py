@@ -86,7 +86,8 @@ def restore(
     them into the directory in the background; until then an object `pins/...` in the bucket keeps them. With --full
     they are copied now, and the bucket is only read.
 
-    The directory gets its name when it is complete; until then it is DIR.partial. The first start on it raises the
+    The directory gets its name when it is complete; until then it is DIR.partial. If a disk is mounted at DIR, it is
+    filled where it is, and FORMAT is written last: no daemon starts on it before. The first start on it raises the
     heads of all topics, because the seqs behind them may have been given out.
     """
     from topics.bucket.offline.bucket_reader import BucketReader  # noqa: PLC0415
@@ -106,7 +107,8 @@ def restore(
     with _failures():
         location, objects = _opened(url)
         reader = BucketReader(objects)
-        work = BucketRestore(OsFs(), reader, os.path.abspath(data_dir), workers)
+        root = os.path.realpath(data_dir)
+        work = BucketRestore(OsFs(), reader, root, workers, in_place=os.path.ismount(root))
         try:
             work.check_place()
             target = choose_target(reader, number=number, to_ms=to_ms, map_heads=workers.map)

@@ -1,7 +1,8 @@
 """A restore: from a bucket to a data directory that is complete, or to none (`docs/design/bucket.md` section 6).
 
 Everything is written to `<directory>.partial`, which is synced and gets its name at the end. A restore that was
-interrupted starts over. FORMAT is written last, so that no daemon starts on a directory that is not complete.
+interrupted starts over. FORMAT is written last, so that no daemon starts on a directory that is not complete: one at
+which a disk is mounted cannot be renamed to, and is filled where it is.
 
 The directory is marked as a copy (`restored_copy`): the first start raises the heads of its topics.
 """
@@ -96,8 +97,16 @@ class BucketRestore:
     """One restore into `root`, which must not exist, or be empty. `progress` counts bytes that were read."""
 
     def __init__(
-        self, fs: Fs, reader: BucketReader, root: str, workers: Workers, source: RestoreSource | None = None
+        self,
+        fs: Fs,
+        reader: BucketReader,
+        root: str,
+        workers: Workers,
+        source: RestoreSource | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
+        """`in_place`: a disk is mounted at `root`, so nothing can be renamed to it, and it is filled where it is."""
         self.progress = Progress()
         self.source = source
         """If it is set before `run`, sealed segments are left in the bucket. Without it everything is copied."""
@@ -105,21 +114,23 @@ class BucketRestore:
         self._fs = fs
         self._reader = reader
         self._root = root.rstrip("/") or root
-        self._partial = self._root + PARTIAL
+        self._partial = self._root if in_place else self._root + PARTIAL
         self._datadir = DataDir(self._partial)
         self._workers = workers
 
     def check_place(self) -> None:
         """Raises RestoreRefused if the directory cannot be made, because something is there. Changes nothing."""
-        if self._fs.exists(self._root) and self._listed(self._root):
+        if self._root != self._partial and self._fs.exists(self._root) and self._listed(self._root):
             raise RestoreRefused(f"{self._root} exists and is not empty")
         names = self._listed(self._partial)
+        if names and self._root == self._partial and UNFINISHED not in names:
+            raise RestoreRefused(f"{self._root} is not empty")
         if names and UNFINISHED not in names and MARK not in names:
             raise RestoreRefused(f"{self._partial} exists and is not an unfinished restore: remove it, if you can")
 
     def _listed(self, path: str) -> list[str]:
         try:
-            return self._fs.listdir(path)
+            return [name for name in self._fs.listdir(path) if not self._is_of_disk(name)]
         except NotADirectoryError:
             raise RestoreRefused(f"{path} is not a directory") from None
 
@@ -129,7 +140,7 @@ class BucketRestore:
         Raises BucketDamaged, RestoreRefused, StoreError, OSError.
         """
         self.check_place()
-        self._fs.anchor(parent(self._root))
+        self._fs.anchor(self._root if self._root == self._partial else parent(self._root))
         with self._unfinished():
             base = self._reader.base(target.base)
             snapshot = snapshot_of(base)
@@ -149,13 +160,17 @@ class BucketRestore:
                 note = RestoreNote(url=self.source.url, bucket=bucket, base=target.base, pin=self.source.pin)
                 self._write(self._datadir.restore_path, encode_restore_note(note))
             self._write(join(self._partial, MARK), b"")
-            self._write(self._datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
-            self._fs.unlink(join(self._partial, UNFINISHED))
             self._fs.sync_all(self._partial)
-            if self._fs.exists(self._root):
-                self._fs.rmdir(self._root)
-            self._fs.rename(self._partial, self._root)
-        self._fs.sync_dir(parent(self._root))
+            self._write(self._datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
+            self._fs.sync_all(self._partial)
+            self._fs.unlink(join(self._partial, UNFINISHED))
+            self._fs.sync_dir(self._partial)
+            if self._root != self._partial:
+                if self._fs.exists(self._root):
+                    self._fs.rmdir(self._root)
+                self._fs.rename(self._partial, self._root)
+        if self._root != self._partial:
+            self._fs.sync_dir(parent(self._root))
         return RestoreFigures(target, self.progress.done, self._left)
 
     @contextmanager
@@ -169,6 +184,7 @@ class BucketRestore:
         try:
             self._remove_content(self._partial, keep=UNFINISHED)
             self._fs.open(join(self._partial, UNFINISHED), create=True).close()
+            self._fs.sync_dir(self._partial)  # so that a crash leaves nothing that has not this name beside it
             try:
                 yield
             except BaseException:
@@ -176,15 +192,20 @@ class BucketRestore:
                 with suppress(OSError):
                     self._remove_content(self._partial, keep=UNFINISHED)
                     self._fs.unlink(join(self._partial, UNFINISHED))
-                    self._fs.rmdir(self._partial)
+                    if self._root != self._partial:
+                        self._fs.rmdir(self._partial)
                 raise
         finally:
             lock.release()
 
+    def _is_of_disk(self, name: str) -> bool:
+        """Return True if a file system has made this in the directory at which it is mounted."""
+        return self._root == self._partial and name == "lost+found"
+
     def _remove_content(self, directory: str, keep: str = "") -> None:
         for name in self._fs.listdir(directory):
             path = join(directory, name)
-            if name == keep:
+            if name == keep or (directory == self._partial and self._is_of_disk(name)):
                 continue
             try:
                 self._fs.unlink(path)

@@ -490,6 +490,8 @@ class Verification:
                 continue  # an unreadable witness proves nothing, which is safe
             elif join(datadir.meta_dir, name) in (datadir.bucket_path, datadir.salvaged_path):
                 continue  # an unreadable note about the bucket refuses a start with one, and says what to do
+            elif join(datadir.meta_dir, name) == datadir.restore_path:
+                yield Finding(datadir.restore_path, None, "a restore goes on: segments are still copied home", "note")
             elif name.endswith(".damaged"):
                 yield Finding(join(datadir.meta_dir, name), None, "was damaged, and is kept aside", "note")
             elif name == "reserve.cbor":
