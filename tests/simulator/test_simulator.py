@@ -28,6 +28,7 @@ from tests.simulator.known import Broken
 from tests.simulator.plan import Plan, decode, encode, make
 from tests.simulator.running import run
 from tests.simulator.shrinking import shrink
+from tests.simulator.truth import Truth
 from tests.storage.data_file import rows_of
 from topics.consumers.consumers import Consumers
 from topics.engine.engine import Engine
@@ -204,6 +205,13 @@ def test_damage_that_is_found_where_there_is_none_is_noticed(monkeypatch: pytest
 
     monkeypatch.setattr(LogEnds, "_damage", elsewhere)
     with pytest.raises(Damage, match="shard-00/other"):
+        run(plan)
+
+
+def test_a_topic_that_a_salvage_makes_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = cases.load("a-topic-for-dead-letters-is-there-after-a-salvage")
+    monkeypatch.setattr(Truth, "may_be_made", lambda *_: False)
+    with pytest.raises(Broken, match="dead is there, and nobody has made it"):
         run(plan)
 
 
