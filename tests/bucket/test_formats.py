@@ -136,12 +136,50 @@ def test_objects_that_an_adversary_has_sealed_are_refused_in_words(header: objec
         ("format", 2),
         ("shards", 3),
         ("runs", [[0, 7, -32, 8]]),
+        ("epoch", 1 << 24),
+        ("epoch", -1),
+        ("number", 1 << 80),
+        ("wall_ms", -1),
+        ("positions", [[7, 37], [0, 1 << 70]]),
+        ("positions", [[7, 37], [-1, 3]]),
+        ("runs", [[0, 1 << 70, 32, 8]]),
     ],
 )
 def test_a_round_that_contradicts_itself_is_refused(field: str, value: object) -> None:
     opened = open_container(b"TOPICSR1", some_round())
     with pytest.raises(BadObject):
         decode_round(seal(b"TOPICSR1", {**opened.header, field: value}, opened.body))
+
+
+@pytest.mark.parametrize("changes", [{"epoch": -1}, {"pack": 10**10}, {"offset": -1}, {"length": 0}, {"size": 1 << 31}])
+def test_blobs_that_cannot_be_are_refused_where_they_are_named(changes: dict[str, int]) -> None:
+    ref = REF._replace(**changes)
+    head = BaseHead(bucket="b", epoch=3, number=9, first_round=4, wall_ms=1000, shards=2, body_bytes=0)
+    with pytest.raises(BadObject, match="cannot be"):
+        decode_base(encode_base(head, BaseBody(snapshot={}, files=[], pages=[(0, ref)])))
+    for topic in (
+        TopicEntry(1, ref),
+        TopicEntry(1, b"", [SegmentEntry(1, 2, pieces=[ref])]),
+        TopicEntry(1, b"", [SegmentEntry(1, 2, deleted=ref)]),
+    ):
+        with pytest.raises(BadObject, match="cannot be"):
+            decode_page(encode_page([topic]))
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        TopicEntry(-1, None),
+        TopicEntry(1 << 64, None),
+        TopicEntry(1, None, [SegmentEntry(-1, 2)]),
+        TopicEntry(1, None, [SegmentEntry(1, 1 << 64)]),
+        TopicEntry(1, None, [SegmentEntry(1, 2, epoch=1 << 24)]),
+        TopicEntry(1, None, [SegmentEntry(1, 2, data=SealedFile(-1, HASH))]),
+    ],
+)
+def test_topics_and_segments_that_cannot_be_are_refused_where_they_are_named(topic: TopicEntry) -> None:
+    with pytest.raises(BadObject, match="cannot be"):
+        decode_page(encode_page([topic]))
 
 
 def test_nothing_is_inflated_beyond_its_size() -> None:
@@ -172,6 +210,10 @@ def test_owner_and_format_come_back_and_nothing_else_does() -> None:
     owner = Owner(epoch=2, node="a", dir="d", state="held", nonce="n", round=7)
     assert decode_owner(encode_owner(owner)) == owner
     assert decode_format(encode_format(BucketFormat(bucket=1, id="x"))).id == "x"
+    for field in ("epoch", "round"):
+        large = encode_owner(owner).replace(f'"{field}": '.encode(), f'"{field}": {"9" * 30}'.encode())
+        with pytest.raises(BadObject):
+            decode_owner(large)
     for blob in (b"", b"{}", b"[" * 100_000, b'{"epoch":0,"node":"","dir":"","state":"held","nonce":""}', b"\xff"):
         with pytest.raises(BadObject):
             decode_owner(blob)

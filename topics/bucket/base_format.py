@@ -24,7 +24,7 @@ from topics.bucket.container import (
     open_container,
     seal,
 )
-from topics.bucket.object_names import PackName
+from topics.bucket.object_names import MAX_EPOCH, MAX_NUMBER, PackName, pack_name, parse_pack
 
 BASE_MAGIC: Final = b"TOPICSB1"
 PACK_MAGIC: Final = b"TOPICSP1"
@@ -37,6 +37,11 @@ PACK_BYTES: Final = 16 << 20
 
 MAX_BLOB_BYTES: Final = 1 << 30
 """Of the content of a blob. The parts of large queues have hundreds of megabytes."""
+
+MAX_STORED_BYTES: Final = MAX_BLOB_BYTES + (16 << 20)
+"""Of a blob as it is stored."""
+
+_MOST: Final = 1 << 64
 
 MAX_BASE_BYTES: Final = 256 << 20
 """Of a base as it is stored, and inflated."""
@@ -151,7 +156,11 @@ def decode_base(blob: bytes) -> Base:
         raise BadObject(f"it has format {head.format}, which this version does not know")
     if not 0 <= head.body_bytes <= MAX_BASE_BYTES or head.first_round > head.number:
         raise BadObject("its header contradicts itself")
+    if not 0 <= head.epoch <= MAX_EPOCH or not 0 <= head.number <= MAX_NUMBER:
+        raise BadObject("a number in its header cannot be")
     body = _converted(decoded(inflated(opened.body, head.body_bytes)), BaseBody, "body")
+    for _, ref in body.pages:
+        check_ref(ref)
     return Base(head, body)
 
 
@@ -161,8 +170,38 @@ def encode_page(topics: list[TopicEntry]) -> bytes:
 
 
 def decode_page(content: bytes) -> list[TopicEntry]:
-    """Return the topics of a page. Raises BadObject."""
-    return _converted(decoded(content), list[TopicEntry], "page")
+    """Return the topics of a page, in which every number can be. Raises BadObject."""
+    topics = _converted(decoded(content), list[TopicEntry], "page")
+    for topic in topics:
+        if not 0 <= topic.id < _MOST:
+            raise BadObject("it has a topic whose id cannot be")
+        if isinstance(topic.part, BlobRef):
+            check_ref(topic.part)
+        for entry in topic.segments:
+            _check_segment(entry)
+    return topics
+
+
+def check_ref(ref: BlobRef) -> None:
+    """Raises BadObject if there can be no such blob."""
+    if (
+        parse_pack(pack_name(ref.pack_name)) is None
+        or not 0 <= ref.offset < _MOST
+        or not 0 < ref.length <= MAX_STORED_BYTES
+        or not 0 <= ref.size <= MAX_BLOB_BYTES
+    ):
+        raise BadObject(f"it names a blob that cannot be: {tuple(ref[:-1])}")
+
+
+def _check_segment(entry: SegmentEntry) -> None:
+    files = [file for file in (entry.data, entry.idx, entry.tags) if file is not None]
+    numbers = (entry.first, entry.salt, *(file.size for file in files))
+    if not 0 <= entry.epoch <= MAX_EPOCH or any(not 0 <= number < _MOST for number in numbers):
+        raise BadObject("it has a segment that cannot be")
+    for ref in entry.pieces:
+        check_ref(ref)
+    if entry.deleted is not None:
+        check_ref(entry.deleted)
 
 
 class PackBuilder:

@@ -13,6 +13,12 @@ PACKS: Final = "packs/"
 SEGMENTS: Final = "segments/"
 PINS: Final = "pins/"
 
+MAX_EPOCH: Final = (1 << 24) - 1
+"""Topics get ids from epoch x 2^32 on, which have to be below 2^56."""
+
+MAX_NUMBER: Final = (1 << 62) - 1
+"""Of rounds and bases."""
+
 SegmentKind = Literal["data", "idx", "tags"]
 
 _NUMBERED: Final = re.compile(r"(?:rounds|bases)/([0-9]{20})")

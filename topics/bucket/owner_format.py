@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from topics.bucket.container import BadObject
+from topics.bucket.object_names import MAX_EPOCH, MAX_NUMBER
 
 MAX_OWNER_BYTES: Final = 64 << 10
 
@@ -52,8 +53,8 @@ def decode_owner(blob: bytes) -> Owner:
         owner = msgspec.json.decode(blob, type=Owner)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadObject(f"it is malformed: {error}") from error
-    if owner.epoch < 1 or owner.round < 0 or owner.lease_ms < 0:
-        raise BadObject("it is malformed: a number is negative")
+    if not 1 <= owner.epoch <= MAX_EPOCH or not 0 <= owner.round <= MAX_NUMBER or owner.lease_ms < 0:
+        raise BadObject("it is malformed: a number in it cannot be")
     return owner
 
 

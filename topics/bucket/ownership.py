@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from topics.bucket.container import BadObject
 from topics.bucket.object_names import OWNER
-from topics.bucket.object_store import ObjectMissing, ObjectStore
+from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge
 from topics.bucket.owner_format import MAX_OWNER_BYTES, Owner, decode_owner, encode_owner
 from topics.bucket.settled_puts import SettledPuts, TakenByOther
 from topics.runtime.offload import Offload, Pool
@@ -50,7 +50,7 @@ class Ownership:
             return SeenOwner(decode_owner(found.data), found.etag)
         except ObjectMissing:
             return None
-        except BadObject as error:
+        except (BadObject, ObjectTooLarge) as error:
             raise BucketRefused(f"the object {OWNER} of the bucket is damaged: {error}") from error
 
     async def take(self, seen: SeenOwner | None, *, dir_id: str, epoch: int, last: int, url: str) -> bool:

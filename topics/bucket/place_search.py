@@ -16,7 +16,7 @@ from typing import Final
 
 from topics.bucket.container import BadObject
 from topics.bucket.local_note import BucketNote
-from topics.bucket.object_names import FORMAT, ROUNDS, number_of, round_name
+from topics.bucket.object_names import FORMAT, MAX_EPOCH, ROUNDS, number_of, round_name
 from topics.bucket.object_store import MAX_PAGE, ObjectMissing, ObjectStore, ObjectTooLarge
 from topics.bucket.owner_format import BucketFormat, decode_format, encode_format
 from topics.bucket.ownership import BucketRefused, Ownership, SeenOwner
@@ -105,6 +105,7 @@ class PlaceSearch:
             is_known = note.bucket == bucket
             self._check_owner(seen, note, is_known=is_known, take=take)
             place = await self._find(bucket, note if is_known else None, seen, take=take)
+            self._check_epoch(place)
             if take and is_known and seen is not None and seen.owner.dir == note.dir and place.positions is not None:
                 log.warning(
                     "bucket_take_unneeded",
@@ -179,6 +180,11 @@ class PlaceSearch:
             place.epoch = max(epoch, newest.head.epoch + 1)
         return place
 
+    @staticmethod
+    def _check_epoch(place: Place) -> None:
+        if place.epoch > MAX_EPOCH:
+            raise BucketRefused(f"the prefix was taken {MAX_EPOCH} times, and cannot be taken again: use another one")
+
     async def _last_round(self, known: int) -> int:
         """Return the number of the last round, looked for from a known one on; 0 if there is none."""
         last, after = 0, round_name(known - 1) if known else ROUNDS
@@ -244,6 +250,8 @@ class PlaceSearch:
             if end > self._ends[run.shard] or not self._has(run.shard, run.ordinal, run.offset, bytes(data)):
                 return f"round {number} has bytes that the log of this directory has not"
             at[run.shard] = end
+        if at != [LogPosition(*position) for position in found.head.positions]:
+            return f"round {number} says that it ends where its bytes do not"
         return ""
 
     def _has(self, shard: int, ordinal: int, offset: int, data: bytes) -> bool:

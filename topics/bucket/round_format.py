@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from topics.bucket.container import BadObject, deflated, inflated, open_container, seal
+from topics.bucket.object_names import MAX_EPOCH, MAX_NUMBER
 
 MAGIC: Final = b"TOPICSR1"
 MAX_ROUND_BYTES: Final = 96 << 20
@@ -19,6 +20,8 @@ MAX_ROUND_BYTES: Final = 96 << 20
 
 MAX_OBJECT_BYTES: Final = MAX_ROUND_BYTES + (16 << 20)
 """Of a round as it is stored."""
+
+_MOST: Final = 1 << 63
 
 NO_HASH: Final = b""
 """`previous` of the first round of a prefix."""
@@ -96,4 +99,13 @@ def decode_round(blob: bytes) -> Round:
         raise BadObject("its runs do not fit its body")
     if not 0 <= head.body_bytes <= MAX_ROUND_BYTES or len(head.positions) != head.shards:
         raise BadObject("its header contradicts itself")
+    places = [value for position in head.positions for value in position]
+    if (
+        not 0 <= head.epoch <= MAX_EPOCH
+        or not 0 <= head.number <= MAX_NUMBER
+        or not 0 <= head.wall_ms < _MOST
+        or any(not 0 <= value < _MOST for value in places)
+        or any(value >= _MOST for run in head.runs for value in run)
+    ):
+        raise BadObject("a number in its header cannot be")
     return Round(head, inflated(opened.body, head.body_bytes), opened.hash)

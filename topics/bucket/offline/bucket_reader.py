@@ -19,11 +19,11 @@ import msgspec
 
 from topics.bucket.base_format import (
     MAX_BASE_BYTES,
-    MAX_BLOB_BYTES,
     PAGE_TOPICS,
     Base,
     BlobRef,
     TopicEntry,
+    check_ref,
     decode_base,
     decode_page,
     open_blob,
@@ -38,7 +38,6 @@ from topics.bucket.object_names import (
     base_name,
     number_of,
     pack_name,
-    parse_pack,
     round_name,
 )
 from topics.bucket.object_store import (
@@ -294,13 +293,10 @@ def check_follows(before: Round, found: Round) -> None:
 
 def check_blob(ref: BlobRef, where: str) -> None:
     """Raises BucketDamaged, for the object `where` that names a blob, if there can be no such blob."""
-    if (
-        parse_pack(pack_name(ref.pack_name)) is None
-        or ref.offset < 0
-        or not 0 < ref.length <= MAX_BLOB_BYTES + READ_BYTES
-        or not 0 <= ref.size <= MAX_BLOB_BYTES
-    ):
-        raise BucketDamaged(where, f"it names a blob that cannot be: {tuple(ref[:-1])}")
+    try:
+        check_ref(ref)
+    except BadObject as error:
+        raise BucketDamaged(where, str(error)) from error
 
 
 def _groups(refs: Sequence[BlobRef], where: str) -> Iterator[list[BlobRef]]:
