@@ -248,7 +248,7 @@ async def test_a_base_that_cannot_be_read_stops_every_deletion(autojump_clock: A
 
 @pytest.mark.parametrize("changes", [{"length": 0}, {"offset": -1}, {"epoch": -1}])
 async def test_a_base_with_numbers_that_cannot_be_is_damaged_and_another_is_made(
-    changes: dict[str, int], autojump_clock: Any
+    changes: dict[str, Any], autojump_clock: Any
 ) -> None:
     objects, fs = SimObjects(), SimFs()
     async with archived(objects, CONFIG, fs=fs, clean=False) as life:
