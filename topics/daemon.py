@@ -459,7 +459,7 @@ class Daemon:
             datadir=engine.store.datadir,
             clock=engine.clock,
             offload=engine.offload,
-            has_base=lambda: self._bases is not None and self._bases.ready.is_set(),
+            has_base=lambda: self._bases is not None and self._bases.has_base,
             has_room=lambda: engine.store.space.shortage is None,
         )
 
@@ -489,11 +489,12 @@ class Daemon:
             self.engine.watch_sessions.check_connections()
 
     async def _restarted(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a background task. If it fails, log and count that, and start it again after a pause."""
+        """Run a background task until it has done what it had to. If it fails, log and count that, and start it again
+        after a pause."""
         failures = 0
         while True:
             try:
-                await task()
+                return await task()
             except Exception:
                 failures += 1
                 self.engine.restarts[name] += 1

@@ -479,3 +479,30 @@ async def test_every_end_of_a_cut_is_a_moment_copies_have_their_sources(seed: in
 
 async def make_router(life: Any, source: str, dest: str) -> None:
     await life.engine.routers.put(f"{source}-{dest}", RouterPatch(source=source, dest=dest, start="earliest"))
+
+
+@pytest.mark.parametrize("epoch", [1 << 24, 1 << 40, 10**30])
+async def test_an_epoch_that_cannot_be_is_refused_and_topics_go_on_getting_ids(epoch: int, autojump_clock: Any) -> None:
+    objects = SimObjects()
+    async with archived(objects):
+        pass
+    before = objects.objects["owner"]
+    objects.put_if("owner", before.replace(b'"epoch": 1,', b'"epoch": %d,' % epoch), objects.head("owner").etag)
+    assert objects.objects["owner"] != before
+    async with archived(objects, settle=False, clean=False) as life:
+        await trio.sleep(10)
+        assert life.archive.state == "refused"
+        assert "damaged" in life.archive.problem
+        await life.put("a")
+        await life.append("a", 1)
+
+
+async def test_an_owner_that_is_too_large_is_refused(autojump_clock: Any) -> None:
+    objects = SimObjects()
+    async with archived(objects):
+        pass
+    objects.put_if("owner", b"{" + b" " * (1 << 20), objects.head("owner").etag)
+    async with archived(objects, settle=False, clean=False) as life:
+        await trio.sleep(10)
+        assert life.archive.state == "refused"
+        assert "owner" in life.archive.problem

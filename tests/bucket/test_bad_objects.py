@@ -24,6 +24,8 @@ from topics.bucket.base_format import (
     open_blob,
 )
 from topics.bucket.object_names import PackName, pack_name, round_name
+from topics.bucket.offline import base_pages
+from topics.bucket.offline.base_pages import BasePages
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.restore_target import RestoreRefused, choose_target
 from topics.bucket.round_format import Round, Run, decode_round, encode_round
@@ -88,6 +90,8 @@ def refused(objects: Objects, what: str) -> None:
         ({"positions": {0: [0, 0], 1: [0, 0]}}, "snapshot contradicts"),
         ({"positions": {0: [0, -1, 0], 1: [0, 0, 0]}}, "snapshot contradicts"),
         ({"clock": None}, "snapshot is malformed"),
+        ({"next_topic_id": 1 << 62}, "snapshot contradicts"),
+        ({"next_topic_id": -1}, "snapshot contradicts"),
     ],
 )
 def test_a_snapshot_that_cannot_be_is_refused(fields: dict[str, Any], what: str) -> None:
@@ -159,14 +163,14 @@ def test_topics_and_segments_that_cannot_be_are_refused() -> None:
         return lambda topics: setattr(topics[-1], "id", to)
 
     for topic_id in (0, -1, 1 << 64, 5000):
-        refused(with_topics(renumber(topic_id)), "do not belong there|id cannot be")
+        refused(with_topics(renumber(topic_id)), "do not belong there|cannot be")
     refused(with_topics(lambda topics: topics.append(topics[0])), "do not belong there")
     refused(with_topics(lambda topics: setattr(topics[0], "part", topics[1].part)), "that of another one")
     refused(with_topics(lambda topics: setattr(topics[0], "part", b"\x00")), "malformed")
     refused(with_topics(lambda topics: setattr(topics[0], "part", b"")), "malformed")
     for first in (-1, 1 << 70):
         objects = of_segments(lambda _, entry, at=first: setattr(entry, "first", at), sealed=True)  # type: ignore[misc]
-        refused(objects, "that cannot be|not in its page")
+        refused(objects, "cannot be|not in its page")
     refused(of_segments(lambda topic, entry: topic.segments.append(entry), sealed=True), "twice")
     refused(of_segments(lambda topic, entry: topic.segments.remove(entry), sealed=True), "not in its page")
     refused(of_segments(lambda _, entry: setattr(entry, "salt", entry.salt ^ 1), sealed=True), "another generation")
@@ -204,6 +208,31 @@ def test_a_part_that_contradicts_its_segments_is_refused() -> None:
     refused(with_part(lambda part: setattr(part, "generation", 1 << 40)), "another one")
     refused(with_part(lambda part: setattr(part, "generation", -1)), "another one")
     refused(with_part(lambda part: setattr(part, "segments", [["../x"] * 8])), "malformed|not in its page")
+
+
+def test_a_bitmap_that_is_longer_than_its_segment_is_refused_before_it_is_spread_out() -> None:
+    packs: Objects = {}
+
+    def bomb(topics: list[TopicEntry]) -> None:
+        _, entry = next((topic, entry) for topic in topics for entry in topic.segments if entry.data is not None)
+        builder = PackBuilder(PackName(9, 8))
+        entry.deleted = builder.add(bytes(1 << 20))
+        packs[pack_name(builder.name)] = builder.finished()
+
+    objects = {**with_topics(bomb), **packs}
+    spread: list[int] = []
+
+    def seqs_of(first: int, deleted: bytes) -> list[int]:
+        spread.append(len(deleted))
+        return []
+
+    reader = BucketReader(holding(objects))
+    base = reader.base(choose_target(reader).base)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base_pages, "_seqs_of", seqs_of)
+        with pytest.raises(BucketDamaged, match="slots"):
+            BasePages(reader, base, leaves=True).load(*base.body.pages[0])
+    assert max(spread, default=0) < 1 << 20
 
 
 def runs_of(found: Round) -> list[bytes]:

@@ -123,6 +123,40 @@ def test_nothing_is_moved_before_a_base_has_it(bucket: ColdBucket) -> None:
     live(World(config=IN_BUCKET), script)
 
 
+@pytest.mark.parametrize("defect", ["missing", "cut short", "longer", "away"])
+def test_a_segment_that_the_bucket_has_lost_since_the_base_stays_on_the_disk(bucket: ColdBucket, defect: str) -> None:
+    async def script(life: Life, client: Client) -> None:
+        await client.create("t", durability="fsync")
+        await fill(client, "t", 20)
+        await life.compactor.checkpoint()
+        put_new = bucket.objects.put_new
+
+        def damaged(name: str, data: bytes) -> str:
+            if not name.endswith(".data"):
+                return put_new(name, data)
+            if defect == "missing":
+                return ""
+            return put_new(name, {"cut short": data[:-1], "longer": data + b"x"}.get(defect, data))
+
+        bucket.objects.put_new = damaged  # type: ignore[method-assign]
+        if defect == "away":
+            bucket.objects.faults = lambda op, name: SimFault.BEFORE if op == "get_range" else None
+        with pytest.raises(OSError, match=r"missing|does not have|fault"):
+            await life.relocator.pass_over()
+        assert not cold(life)
+        bucket.objects.faults = lambda op, name: None
+        assert len(await seqs_of(life)) == 40
+        check_files(life)
+
+    world = World(config=IN_BUCKET)
+    live(world, script)
+
+    async def again(life: Life, client: Client) -> None:
+        assert len(await seqs_of(life)) == 40
+
+    live(world.after("drop"), again)
+
+
 def test_the_list_of_a_hold_has_the_pointers(bucket: ColdBucket) -> None:
     async def script(life: Life, client: Client) -> None:
         await with_cold(life, client)

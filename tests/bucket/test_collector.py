@@ -14,9 +14,11 @@ from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
 from tests.everything import slow_after
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
+from topics.bucket.base_format import encode_base
 from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.bases.bucket_look import BucketLook
 from topics.bucket.bases.collector import BucketCollector, NotOwner
+from topics.bucket.container import BadObject
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name
 from topics.bucket.owner_format import decode_owner, encode_owner
 from topics.bucket.pin_format import Pin, encode_pin
@@ -243,6 +245,28 @@ async def test_a_base_that_cannot_be_read_stops_every_deletion(autojump_clock: A
         with pytest.raises(ValueError, match="does not begin"):
             await collector.pass_over()
         assert "packs/0000000001-0000000000" in objects.objects
+
+
+@pytest.mark.parametrize("changes", [{"length": 0}, {"offset": -1}, {"epoch": -1}])
+async def test_a_base_with_numbers_that_cannot_be_is_damaged_and_another_is_made(
+    changes: dict[str, Any], autojump_clock: Any
+) -> None:
+    objects, fs = SimObjects(), SimFs()
+    async with archived(objects, CONFIG, fs=fs, clean=False) as life:
+        bases = bases_for(life)
+        await life.put("a", durability="fsync")
+        assert await bases.try_take()
+        base = check_bucket(objects).base
+        number, ref = base.body.pages[0]
+        base.body.pages[0] = (number, ref._replace(**changes))
+        objects.delete([base_name(base.head.number)])
+        objects.put_new(base_name(base.head.number), encode_base(base.head, base.body))
+        with pytest.raises(BadObject):
+            await collector_for(life, bases).pass_over()
+    async with archived(objects, CONFIG, fs=fs, clean=False) as life:
+        await life.append("a", 1)
+        assert await bases_for(life).try_take()
+        check_rounds(objects, bases_of(objects)[-1])
 
 
 async def test_what_a_base_that_is_being_made_has_put_is_no_garbage(autojump_clock: Any) -> None:

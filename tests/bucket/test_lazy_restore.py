@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -31,6 +32,7 @@ from topics.bucket.pin_format import decode_pin
 from topics.bucket.pins import PIN_MS, pinned, renew_pin
 from topics.bucket.restore_completion import RestoreCompletion
 from topics.bucket.restore_note import BadRestoreNote, read_restore_note
+from topics.daemon import Daemon
 from topics.storage.files.datadir import DataDir, parse_segment_file
 from topics.storage.offline.verify import Verification
 
@@ -155,7 +157,8 @@ def test_segments_come_home_and_then_pin_and_note_go(bucket: SmallBucket, end: A
         await completion.renew()
         pin = decode_pin(bucket.objects.objects[pin_name(PIN)])
         assert pin.expires == life.clock.now_ms() + PIN_MS
-        await completion.run()
+        with trio.fail_after(3600):  # it ends, and is not begun again
+            await Daemon._restarted(cast("Daemon", SimpleNamespace()), "restore_completion", completion.run)
         assert completion.brought > 3
         assert not kinds(life.fs, "object")
         for _ in range(2):

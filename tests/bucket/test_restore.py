@@ -18,6 +18,7 @@ from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.bucket_restore import BucketRestore, Workers
 from topics.bucket.offline.restore_target import choose_target
+from topics.bucket.owner_format import decode_owner, encode_owner
 
 
 def restored(objects: ObjectStore, number: int | None = None, root: str = ROOT) -> SimFs:
@@ -67,3 +68,33 @@ def test_each_round_is_restored_as_the_owner_was(shards: int, seed: int) -> None
                 assert found[name].records == view.records
                 assert found[name].gaps[: len(view.gaps)] == view.gaps
                 assert (found[name].count, found[name].bytes) == (view.count, view.bytes)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_topics_of_the_restored_directory_get_ids_that_the_owner_gives_to_none(damaged: bool) -> None:
+    world, bucket = World(1, config=SMALL), SmallBucket(epoch=3)
+
+    async def script(life: Life) -> None:
+        client = Client(life.engine, History())
+        bucket.begin(life)
+        await client.create("a", durability="fsync")
+        await life.compactor.checkpoint()
+        bucket.round(life)
+        await bucket.base(life)
+        bucket.round(life)
+
+    assert world.live(script, end="kill")
+    owner = decode_owner(bucket.objects.objects["owner"])
+    owner.epoch = 7
+    blob = b"{" if damaged else encode_owner(owner)
+    bucket.objects.put_if("owner", blob, bucket.objects.head("owner").etag)
+    ids: list[int] = []
+
+    async def again(life: Life) -> None:
+        ids.append(life.engine.registry.topics["a"].id)
+        await Client(life.engine, History()).create("b", durability="fsync")
+        ids.append(life.engine.registry.topics["b"].id)
+
+    assert World(2, config=SMALL, fs=restored(bucket.objects)).live(again)
+    assert ids[0] < 1 << 32
+    assert ids[1] >= (4 if damaged else 8) << 32

@@ -60,12 +60,20 @@ _NUMBERS: Final = {
 
 class OwnBucket:
     """The bucket that the daemon writes to, as far as it is open. `find` returns the pointer to a segment that the
-    newest base has, by topic id, first seq and salt; it is called in the loop."""
+    newest base has, by topic id, first seq and salt; it is called in the loop. `objects` is the store, whose calls end;
+    None for that at `url`."""
 
-    def __init__(self, id: str, url: str, find: Callable[[int, int, int], SegmentPointer | None]) -> None:
+    def __init__(
+        self,
+        id: str,
+        url: str,
+        find: Callable[[int, int, int], SegmentPointer | None],
+        objects: ObjectStore | None = None,
+    ) -> None:
         self.id = id
         self.url = url
         self.find = find
+        self.objects = objects
 
 
 def opener(environ: Mapping[str, str], timeout_s: float) -> Callable[[str], ObjectStore]:
@@ -110,6 +118,23 @@ class BucketSegments:
         it has none yet. Asks nobody: for the loop."""
         own = self.own()
         return own.find(topic_id, first, salt) if own is not None else None
+
+    def verify(self, topic_id: int, first: int, pointer: SegmentPointer) -> None:
+        """Raise OSError unless the daemon's own bucket has the `.data` of a pointer that `find` has returned, of the
+        length that it says. The last byte is read. Blocking, as long as calls of the store last."""
+        own = self.own()
+        if own is None or own.id != pointer.bucket:
+            raise OSError(errno.EAGAIN, "the bucket is not open")
+        wanted = object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), "data")
+        objects = own.objects or self.store_at(own.url)
+        try:
+            found = objects.get_range(wanted, max(pointer.data.size - 1, 0), 2)
+        except ObjectMissing:
+            raise OSError(errno.EIO, f"the newest base in {own.url} names {wanted}, which is missing") from None
+        except StoreError as error:
+            raise OSError(_NUMBERS.get(error.kind, errno.EIO), f"{own.url}: {error.sentence}") from error
+        if len(found) != min(pointer.data.size, 1):
+            raise OSError(errno.EIO, f"{wanted} in {own.url} does not have {pointer.data.size} bytes")
 
     def point(self, topic_id: int, first: int, pointer: SegmentPointer) -> None:
         """Have a segment in this store, durably. Raises OSError. Blocking."""

@@ -20,12 +20,12 @@ class OwnSegments:
     def bucket(self) -> OwnBucket | None:
         """Return the bucket; None while it is not open."""
         try:
-            return OwnBucket(self._archive.bucket_id, self._url, self._find)
+            return OwnBucket(self._archive.bucket_id, self._url, self._find, self._archive.objects)
         except ArchiveStopped:
             return None
 
     def _find(self, topic_id: int, first: int, salt: int) -> SegmentPointer | None:
-        if not self._bases.ready.is_set():
+        if not self._bases.has_base:
             return None
         entry = self._bases.known.sealed((topic_id, first, salt))
         if entry is None or entry.data is None or entry.idx is None or entry.tags is None:

@@ -17,6 +17,7 @@ from topics.log.dumped_values import from_little_endian
 from topics.log.losses import Hole
 from topics.log.span import STORED_MARK, SpanSummary
 from topics.log.topic_log import TopicLog
+from topics.storage.recovery.recovered_state import MALFORMED
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import SnapshotDamaged, TopicPart, decode_part, encode_part
 
@@ -169,7 +170,7 @@ class BasePages:
             try:
                 part = decode_part(blob)
                 yield self._of_part(topic, part, blob, deleted)
-            except (SnapshotDamaged, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            except (SnapshotDamaged, *MALFORMED) as error:
                 raise BucketDamaged(self._base, f"the part of topic {topic.id} is malformed: {error}") from error
 
     def _of_part(self, topic: TopicEntry, part: TopicPart, blob: bytes, deleted: dict[int, bytes]) -> LoadedTopic:
@@ -182,6 +183,11 @@ class BasePages:
         for i, wire in enumerate(part.segments):
             segment = Segment.from_wire(topic.id, wire)
             if segment.first in entries:
+                # Before any bit of it is looked at: it may be a gigabyte.
+                if len(deleted.get(segment.first, b"")) > (min(segment.n, MOST_SLOTS) + 7) // 8:
+                    raise BucketDamaged(
+                        self._base, f"segment {segment.first} of topic {topic.id} has {segment.n} slots"
+                    )
                 stays = self._leaves and segment.sealed and _can_stay(entries[segment.first])
                 segment.tier = "cold" if stays else "hot"
             elif i >= spans:

@@ -44,6 +44,8 @@ UNFINISHED: Final = "RESTORING"
 """A file in the directory while it is not complete: a directory with content and without it is not ours to remove."""
 
 _MOST_NUMBER: Final = 1 << 62
+_MOST_IDS: Final = 1 << 57
+"""Ids begin at epoch x 2^32, and epochs are below 2^24."""
 
 
 class RestoreFigures(NamedTuple):
@@ -144,6 +146,7 @@ class BucketRestore:
         with self._unfinished():
             base = self._reader.base(target.base)
             snapshot = snapshot_of(base)
+            snapshot.next_topic_id = max(snapshot.next_topic_id, self._first_new_id(base))
             for directory in (self._datadir.meta_dir, self._datadir.wal_dir, self._datadir.topics_dir):
                 self._fs.mkdir(directory)
             has_copies = self._write_log(base, target)
@@ -213,6 +216,13 @@ class BucketRestore:
                 self._remove_content(path)
                 self._fs.rmdir(path)
 
+    def _first_new_id(self, base: Base) -> int:
+        """Return from where on ids of topics are given that the owner of the bucket has not given, nor will."""
+        owner = None
+        with suppress(BucketDamaged):  # it says nothing that a restore needs
+            owner = self._reader.owner()
+        return (max(base.head.epoch, owner.epoch if owner is not None else 0) + 1) << 32
+
     def _write_log(self, base: Base, target: RestoreTarget) -> bool:
         """Write the files of the log. Return True if there are copies in it."""
         first = base.head.first_round
@@ -256,6 +266,7 @@ def snapshot_of(base: Base) -> Snapshot:
         raise BucketDamaged(name, f"its snapshot is malformed: {error}") from error
     if (
         not 0 <= snapshot.number < _MOST_NUMBER
+        or not 0 <= snapshot.next_topic_id < _MOST_IDS
         or snapshot.shards != base.head.shards
         or snapshot.positions.keys() != set(range(snapshot.shards))
         or any(len(place) != 3 or min(place) < 0 for place in snapshot.positions.values())

@@ -33,6 +33,7 @@ from topics.storage.maintenance.cold_removal import is_away
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
+from topics.storage.segments.segment_pointer import SegmentPointer
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import ObjectSegments
 from topics.storage.segments.topic_segments import Segment, SegmentSet
@@ -142,7 +143,13 @@ class Relocator:
             if not self._may_move(topic, segment):
                 return False
             if objects is not None:
-                return await self._point(topic, segment, objects)
+                pointer = objects.find(topic.id, segment.first, segment.salt) if segment.salt is not None else None
+                if pointer is None:
+                    return False
+                # The hot copy is removed: what a base said when it was made is not enough for that.
+                verify = partial(objects.verify, topic.id, segment.first, pointer)
+                await self._offload.run(Pool.COLD_READ, verify)
+                return await self._point(topic, segment, objects, pointer)
             segment.flagged_meanwhile = set()
             self._file_holds.littered_cold[topic] = None  # until the copy counts
             try:
@@ -157,7 +164,9 @@ class Relocator:
         log.info("segment_relocated", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
         return True
 
-    async def _point(self, topic: LiveTopic, segment: Segment, objects: ObjectSegments) -> bool:
+    async def _point(
+        self, topic: LiveTopic, segment: Segment, objects: ObjectSegments, pointer: SegmentPointer
+    ) -> bool:
         """Have a segment in the bucket, which has it already. The caller has locked the topic's cold files. Return True
         if the pointer counts from now on; otherwise it is litter."""
         tiers = self._checkpoints.tiers
@@ -165,8 +174,9 @@ class Relocator:
             if not there or not self._may_move(topic, segment) or segment.salt is None:
                 return False
             span = await self._loader.prepared(topic, partial(_unflagged, topic, segment))
-            pointer = objects.find(topic.id, segment.first, segment.salt)
-            if span is None or pointer is None or pointer.data.size < segment.data_bytes:
+            if span is None or pointer.salt != segment.salt or pointer.data.size < segment.data_bytes:
+                return False
+            if objects.find(topic.id, segment.first, segment.salt) != pointer:
                 return False
             await self._offload.run(Pool.FILES, partial(_keep_derived, tiers, segment))
             await self._offload.run(Pool.FILES, partial(objects.point, topic.id, segment.first, pointer))

@@ -105,6 +105,10 @@ class ObjectSegments(Protocol):
         yet. Asks nobody: for the loop."""
         ...
 
+    def verify(self, topic_id: int, first: int, pointer: SegmentPointer) -> None:
+        """Raise OSError unless the bucket has the `.data` of a pointer that `find` has returned. Blocking."""
+        ...
+
     def point(self, topic_id: int, first: int, pointer: SegmentPointer) -> None:
         """Have a segment in the cold store, durably. Raises OSError. Blocking."""
         ...
