@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from topics.bucket.bases.base_writer import BaseWriter
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
+    from topics.bucket.repair.bucket_home import BucketHome
     from topics.bucket.restore_completion import RestoreCompletion
 
 log = get_logger(__name__)
@@ -231,6 +232,7 @@ class Daemon:
         self.port = port_of(sockets)
         self._sockets = sockets
         self._objects: BoundedObjects | None = None
+        self._home: BucketHome | None = None
         self._segments = segments
         self._archive: Archive | None = None
         self._bases: BaseWriter | None = None
@@ -251,6 +253,7 @@ class Daemon:
             self._write_port_file()
             storage = await daemon.start(_branch)
             await storage.start(self.engine.run)
+            self._make_home()
             if not await self._recover():
                 daemon.cancel_scope.cancel()
                 return EXIT_OK
@@ -382,16 +385,34 @@ class Daemon:
         )
         return not self._stop.is_set()
 
-    async def _make_archive(self) -> Archive | None:
-        """Make the archive, if there is a bucket. Raises StartRefusal."""
+    def _make_home(self) -> None:
+        """Have damage repaired from the bucket, if there is one. Raises StartRefusal."""
         engine = self.engine
         if not self.settings.bucket:
-            return None
-        from topics.bucket.archive import Archive, make_objects  # noqa: PLC0415
+            return
+        from topics.bucket.archive import make_objects  # noqa: PLC0415
         from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.repair.bucket_home import BucketHome  # noqa: PLC0415
 
         try:
             self._objects = make_objects(self.settings, os.environ, engine.offload)
+        except BucketRefused as error:
+            raise StartRefusal(str(error)) from error
+        store = engine.store
+        self._home = BucketHome(self._objects, engine.fs, store.datadir, lambda: store.identity, engine.clock)
+        store.home = engine.loader.spans.repairs.home = self._home
+
+    async def _make_archive(self) -> Archive | None:
+        """Make the archive, if there is a bucket. Raises StartRefusal."""
+        engine = self.engine
+        if self._objects is None or self._home is None:
+            return None
+        from topics.bucket.archive import Archive  # noqa: PLC0415
+        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.repair.bucket_home import LIVE_S  # noqa: PLC0415
+
+        self._home.patience_s = LIVE_S
+        try:
             archive = self._archive = Archive(
                 self.settings,
                 engine.store,
@@ -433,7 +454,8 @@ class Daemon:
         )
         if self._segments is not None:
             self._segments.own = OwnSegments(archive, bases, settings.bucket).bucket
-        engine.metrics.bucket = BucketLook(archive, bases, collector, self._objects).figures
+        repairs, at_start = engine.loader.spans.repairs, engine.store.repairs
+        engine.metrics.bucket = BucketLook(archive, bases, collector, self._objects, repairs, at_start).figures
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 

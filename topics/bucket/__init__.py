@@ -25,6 +25,7 @@ restore_note      from which bucket a directory was restored
 restore_completion  copies the segments of a restored directory home
 bucket_segments   the cold store: segments that are read from objects of bases
 bases/            making bases, and removing what nobody needs any more
+repair/           repairing local damage from the bucket
 offline/          restores and checks, without a daemon
 
 **Theory of operation.** A store of objects gives the daemon two operations from which agreement between machines is

@@ -257,6 +257,13 @@ def check_pack(blob: bytes) -> None:
     open_container(PACK_MAGIC, blob)
 
 
+def lineage(identity: str) -> str:
+    """Return what of a directory's identity is the same in every mount and boot, and other in a copy: inode and
+    token."""
+    place, _, token = identity.rpartition(" ")
+    return f"{place.partition(' ')[0].rpartition(':')[2]} {token}"
+
+
 _PACK_FRONT: Final = len(seal(PACK_MAGIC, None, b"")) - HASH_BYTES
 assert _PACK_FRONT == MAGIC_BYTES + 4 + 1
 

@@ -97,7 +97,7 @@ class Loader:
     ) -> None:
         self.notes = DamageNotes(lambda: store.writers, clock.now_ms)
         """The log in which damage is noted as soon as it is found."""
-        self.spans = SpanLoader(store.tiers, indexes, self.notes, offload)
+        self.spans = SpanLoader(store.tiers, indexes, self.notes, offload, background.start_soon)
         self._registry = registry
         self._pace = ColdPace(clock, lambda: registry.lively)
         self._store = store
@@ -385,6 +385,8 @@ class Loader:
         `.data` itself: the segment may have been replaced during the read, or its index may be wrong."""
         segment_set = topic.segment_set
         assert segment_set is not None
+        for span in {span: None for seq in damaged if (span := topic.log.stored.at(seq)) is not None}:
+            await self.spans.repairs.repair(topic, span)
         while not topic.deleted and any(topic.log.stored.at(seq) is not None for seq in damaged):
             cold = _is_cold(topic, damaged)
             async with segment_set.cold_lock if cold else segment_set.hot_lock:

@@ -39,6 +39,7 @@ from topics.storage.recovery.leftovers import remove_unknown_topics, set_unknown
 from topics.storage.recovery.length_check import check_at_start
 from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredState, shard_of, understood
 from topics.storage.recovery.salvage import finish_repairs, repair
+from topics.storage.recovery.start_repairs import StartRepairs
 from topics.storage.recovery.substitute_snapshot import NoSnapshot
 from topics.storage.recovery.verdicts import (
     Verdict,
@@ -49,6 +50,7 @@ from topics.storage.recovery.verdicts import (
     secure_end,
     settle_queues,
 )
+from topics.storage.segments.mended_files import SecondHome
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DirectorySegmentStore, ObjectSegments, SegmentStore
 from topics.storage.snapshots.clock_mark import read_mark, write_mark
@@ -110,6 +112,10 @@ class Store:
         self.restored = False
         """True if this is the first start of a copy of another directory."""
         self.space = FreeSpace(settings, self.datadir.root, fs=fs, offload=offload)
+        self.home: SecondHome | None = None
+        """Where the data is a second time, if the daemon has a bucket. Set before `open`."""
+        self.repairs: StartRepairs | None = None
+        """What the start has repaired; None without a bucket."""
         self._rebuilt = False
         self.short_of_snapshots = False
         """True if some snapshots cannot be read: two new ones are due before requests are served."""
@@ -162,6 +168,8 @@ class Store:
         witness = self._witness = Witness(fs, self.datadir)
         log.info("recovering", directory=self.datadir.root, mode=self._settings.recovery)
         self.cold_dir.look_at_start()
+        if self.home is not None:
+            self.repairs = StartRepairs(self.home, self.tiers.hot)
         recovered = self._recover()
         raise_format(fs, self.datadir)
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
@@ -299,6 +307,7 @@ class Store:
             windows_by_wall=mark is None,
             file_bytes=self._settings.wal_file_bytes,
             without_snapshot=self._rebuilt,
+            repairs=self.repairs,
         )
         self.windows.start(recovered.now)
         return recovered

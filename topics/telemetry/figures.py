@@ -123,6 +123,12 @@ class BucketFigures:
     """By kind: what is before the first slash of a name."""
     objects_deleted: int = 0
     """By the collector."""
+    segments_repaired: int = 0
+    log_files_repaired: int = 0
+    repaired_bytes: int = 0
+    """What was damaged here, and is mended with these bytes of the bucket."""
+    repairs_waiting: int = 0
+    """Damaged segments for which the bucket has not answered yet."""
     calls_hanging: int = 0
     """Calls of the bucket that were given up and have not returned yet."""
     calls_timed_out: int = 0

@@ -64,6 +64,10 @@ FULL = EngineFigures(
         objects_put={"rounds": 9, "packs": 4, "segments": 6, "bases": 2},
         bytes_put={"rounds": 900, "packs": 400},
         objects_deleted=5,
+        segments_repaired=3,
+        log_files_repaired=1,
+        repaired_bytes=77,
+        repairs_waiting=4,
         calls_hanging=1,
         calls_timed_out=2,
         calls_failed={"timeout": 2, "full": 0},
@@ -154,6 +158,8 @@ async def test_both_forms_have_the_same_samples() -> None:
     assert by_text["bucket_put_bytes_total", (("kind", "bases"),)] == 0
     assert (by_text["bucket_objects_deleted_total", ()], by_text["bucket_calls_hanging", ()]) == (5, 1)
     assert by_text["bucket_calls_timed_out_total", ()] == 2
+    assert (by_text["bucket_repaired_segments_total", ()], by_text["bucket_repaired_log_files_total", ()]) == (3, 1)
+    assert (by_text["bucket_repaired_bytes_total", ()], by_text["bucket_repairs_waiting", ()]) == (77, 4)
     assert by_text["bucket_calls_failed_total", (("kind", "timeout"),)] == 2
     assert body["topics_request_ms_sum"] == 3.5
     assert body["topics_request_ms_count"] == 1

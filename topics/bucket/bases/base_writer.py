@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from topics.bucket.archive import ArchiveStopped, PlaceGivenUp
-from topics.bucket.base_format import BaseBody, BaseHead, BlobRef, encode_base
+from topics.bucket.base_format import BaseBody, BaseHead, BlobRef, encode_base, lineage
 from topics.bucket.bases.base_content import BaseContent, SealedUploads, file_of
 from topics.bucket.bases.known_base import KnownBase, base_numbers, load_or_nothing, read_base
 from topics.bucket.bases.packs import PackNumbers, Packs
@@ -264,7 +264,7 @@ class BaseWriter:
                 log.error("base_damaged", base=numbers[-1], problem=str(error), consequence="another one is made now")
             else:
                 # Another directory may have other records in a segment of the same name.
-                if _lineage(str(base.body.snapshot.get("identity"))) == _lineage(self._compactor.identity):
+                if lineage(str(base.body.snapshot.get("identity"))) == lineage(self._compactor.identity):
                     self.known = await load_or_nothing(objects, self._offload, base)
         self._numbers, self._sealed = PackNumbers(epoch), SealedUploads(epoch)
         self._epoch, self._packs_before = epoch, 0
@@ -441,13 +441,6 @@ class BaseWriter:
                     raise
                 setattr(entry, kind, before)  # an earlier put of ours, with fewer flags
         sealed.finish(segment.topic_id, entry)
-
-
-def _lineage(identity: str) -> str:
-    """Return what of a directory's identity is the same in every mount and boot, and other in a copy: inode and
-    token."""
-    place, _, token = identity.rpartition(" ")
-    return f"{place.partition(' ')[0].rpartition(':')[2]} {token}"
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:

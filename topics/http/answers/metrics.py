@@ -173,6 +173,20 @@ def _of_bucket(figures: BucketFigures) -> Iterator[Metric]:
         (),
         [((), figures.objects_deleted)],
     )
+    yield _counter(
+        "bucket_repaired_segments",
+        "Damaged segments repaired from the bucket since the start",
+        (),
+        [((), figures.segments_repaired)],
+    )
+    yield _counter(
+        "bucket_repaired_log_files",
+        "Damaged files of the log repaired from the bucket at the start",
+        (),
+        [((), figures.log_files_repaired)],
+    )
+    yield _counter("bucket_repaired_bytes", "Bytes taken from the bucket for them", (), [((), figures.repaired_bytes)])
+    yield _gauge("bucket_repairs_waiting", "Damaged segments that wait for the bucket", figures.repairs_waiting)
     yield _gauge("bucket_calls_hanging", "Calls of the bucket that do not return", figures.calls_hanging)
     yield _counter(
         "bucket_calls_timed_out", "Calls of the bucket that were given up", (), [((), figures.calls_timed_out)]

@@ -21,6 +21,7 @@ from topics.log.tag_match import TagMatch
 from topics.log.topic_log import TopicLog
 from topics.runtime.offload import Offload, Pool
 from topics.storage.cache.index_cache import IndexCache
+from topics.storage.segments.mended_files import has_places
 from topics.storage.segments.segment_reader import (
     NO_COLD,
     ColdNeeded,
@@ -31,6 +32,7 @@ from topics.storage.segments.segment_reader import (
     load_tags,
     scan_segment,
 )
+from topics.storage.segments.segment_repairs import SegmentRepairs
 from topics.storage.segments.tag_directory import TagDirectory
 from topics.storage.segments.tag_summary import key_of
 from topics.storage.segments.tags_format import NO_SLOTS, SegmentTags, TagColumns
@@ -79,8 +81,17 @@ class MatchingTags(NamedTuple):
 class SpanLoader:
     """Loads columns and tags in worker threads. Made by the engine's loader."""
 
-    def __init__(self, tiers: SegmentTiers, cache: IndexCache, notes: DamageNotes, offload: Offload) -> None:
+    def __init__(
+        self,
+        tiers: SegmentTiers,
+        cache: IndexCache,
+        notes: DamageNotes,
+        offload: Offload,
+        start_soon: Callable[..., None],
+    ) -> None:
+        """`start_soon(work, *args)` starts a task."""
         self.tiers = tiers
+        self.repairs = SegmentRepairs(tiers.hot, offload, start_soon)
         self._without_cold = tiers._replace(cold=NO_COLD)
         self._notes = notes
         self._cache = cache
@@ -146,10 +157,21 @@ class SpanLoader:
         n = span.n
         found = await self._read(segment, partial(load_columns, segment=segment, first=span.first, n=n))
         if found.damaged:
-            found = await self._under_lock(
-                topic, segment, partial(load_columns, segment=segment, first=span.first, n=span.n)
-            )
+            found = await self._load_damaged(topic, span, segment)
         await self._attach(topic, span, segment, n, found)
+
+    async def _load_damaged(self, topic: SpanOwner, span: Span, segment: Segment) -> LoadedSpan:
+        """Load the columns of a span whose files looked damaged, when they are repaired. If that is not known yet, and
+        only bytes of records are missing, nothing is: whoever reads them asks again."""
+        call = partial(load_columns, segment=segment, first=span.first, n=span.n)
+        try:
+            await self.repairs.repair(topic, span, patient=False)
+        except OSError:
+            found = await self._under_lock(topic, segment, call)
+            if not has_places(found.damaged, span.first, found.columns.frame_len):
+                raise
+            return found._replace(damaged=[])
+        return await self._under_lock(topic, segment, call)
 
     async def _under_lock(self, topic: SpanOwner, segment: Segment, call: Callable[[SegmentTiers], T]) -> T:
         """Call a function about a segment under the lock of its files, after the segment looked damaged without the
@@ -218,6 +240,9 @@ class SpanLoader:
         call = partial(load_tags, segment=segment, n=segment.n, most_names=most_names)
         found = await self._read(segment, call)
         if found.damaged:
+            span = topic.log.stored.at(segment.end - 1)
+            if span is not None and span.segment is segment:
+                await self.repairs.repair(topic, span, patient=False)
             found = await self._under_lock(topic, segment, call)
         if sealed:
             self._cache.add_tags(segment, found.tags)

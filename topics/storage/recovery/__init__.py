@@ -23,4 +23,5 @@ without_manifest      finding the files of a topic whose manifest cannot be read
 restored_copy         a directory that is a copy of another
 length_check          segment files that were cut short
 leftovers             removing the files that an interrupted daemon has left
+start_repairs         repairs from the bucket while the daemon starts
 """

@@ -46,7 +46,9 @@ def check_at_start(recovered: RecoveredState, tiers: SegmentTiers, most: int = A
         for span in spans:
             try:
                 assert isinstance(span.segment, Segment)
-                if shortened_to(tiers, span.segment) is not None and topic.log.stored.holds(span):
+                if shortened_to(tiers, span.segment) is None or not topic.log.stored.holds(span):
+                    continue
+                if recovered.columns.repair(topic, span) is not None:
                     recovered.columns.look_at(topic, span)
             except OSError as error:
                 log.warning("length_unknown", topic=topic.name, first=span.first, error=str(error))
@@ -88,11 +90,23 @@ class LengthCheck:
             short = await self._offload.run(Pool.FILES, partial(_short_ones, self._loader.tiers, segments))
             if not short:
                 continue
+            seqs = [segments[i].end - 1 for i in short if await self._is_settled(topic, segments[i])]
             # Under the lock, because a file that is being replaced may look too short.
             async with topic.segment_set.hot_lock:
-                await self._loader.reload(topic, [segments[i].end - 1 for i in short])
+                await self._loader.reload(topic, seqs)
                 if not topic.deleted:
                     self._account(topic)
+
+    async def _is_settled(self, topic: Any, segment: Segment) -> bool:
+        """Have a file that is too short repaired. Return False if nobody knows yet if it can be: then reads of its
+        records find out."""
+        span = topic.log.stored.at(segment.end - 1)
+        try:
+            if span is not None:
+                await self._loader.repairs.repair(topic, span)
+        except OSError:
+            return False
+        return True
 
 
 def _short_ones(tiers: SegmentTiers, segments: Sequence[Segment]) -> list[int]:

@@ -33,6 +33,8 @@ from topics.runtime.instant import Instant
 from topics.schedules.schedules import Schedules
 from topics.storage.files.datadir import DataDir, DataDirError, discover_shards, segment_name
 from topics.storage.files.fs import Fs
+from topics.storage.recovery.start_repairs import StartRepairs
+from topics.storage.segments.mended_files import has_places
 from topics.storage.segments.segment_reader import SegmentTiers, load_columns, nothing_of
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.snapshots.snapshot import ReplayPosition
@@ -299,8 +301,9 @@ class ColumnLoader:
 
     KEPT: Final = 16
 
-    def __init__(self, tiers: SegmentTiers) -> None:
+    def __init__(self, tiers: SegmentTiers, repairs: StartRepairs | None = None) -> None:
         self.tiers = tiers
+        self._repairs = repairs
         self.damaged: dict[int, list[tuple[int, int]]] = {}
         """Records that replay found damaged, and that the log does not report as lost, by topic id."""
         self._loaded: deque[Span] = deque()
@@ -326,6 +329,11 @@ class ColumnLoader:
         if not span.loaded:
             self._load(topic, span)
 
+    def repair(self, topic: RecoveredTopic, span: Span) -> bool | None:
+        """Repair the files of a span that look damaged. Return True if they were, False if they cannot be, None if it
+        is not known, because the bucket does not answer."""
+        return self._repairs.repair(topic.name, span) if self._repairs is not None else False
+
     def add_hole(self, topic: RecoveredTopic, first: int, last: int, reason: LossReason) -> None:
         """Make these seqs of the topic lost (`TopicLog.add_hole`). Raises OSError if the disk does not answer."""
         self.run(topic, partial(topic.log.add_hole, first, last, reason))
@@ -338,8 +346,14 @@ class ColumnLoader:
         else:
             found = load_columns(self.tiers, segment, span.first, span.n)
         topic.part = None
-        columns, damaged, live = found.columns, found.damaged, span.live
         later = self._replaying and segment.tier != "gone"
+        if found.damaged and not later:
+            repaired = self.repair(topic, span)
+            if repaired:
+                found = load_columns(self.tiers, segment, span.first, span.n)
+            elif repaired is None and has_places(found.damaged, span.first, found.columns.frame_len):
+                found = found._replace(damaged=[])  # whoever reads the records asks the bucket again
+        columns, damaged, live = found.columns, found.damaged, span.live
         if later:
             columns, damaged = self._as_of_part(span, columns), []
         if self.run(topic, partial(topic.log.attach, span, columns)) and topic.log.stored.holds(span):

@@ -55,6 +55,7 @@ from topics.storage.recovery.recovered_state import (
 from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.schedule_replay import ScheduleReplay
 from topics.storage.recovery.shard_replay import ReplayTools, ShardReplay
+from topics.storage.recovery.start_repairs import StartRepairs
 from topics.storage.recovery.stored_parts import StoredParts
 from topics.storage.recovery.substitute_snapshot import stand_in
 from topics.storage.recovery.topic_catalog import TopicCatalog
@@ -79,9 +80,11 @@ def recover(
     windows_by_wall: bool = True,
     file_bytes: int = WAL_FILE_BYTES,
     without_snapshot: bool = False,
+    repairs: StartRepairs | None = None,
 ) -> RecoveredState:
-    """Read everything. Changes nothing on disk. `now` is the moment from which leases continue, `file_bytes` the length
-    to which files of the log are made (it bounds what a file that has lost its end may have held).
+    """Read everything. Changes nothing on disk, except for segments that `repairs` mends. `now` is the moment from
+    which leases continue, `file_bytes` the length to which files of the log are made (it bounds what a file that has
+    lost its end may have held).
 
     `windows_by_wall`: there is no mark of the window clock, so it is taken to be not behind the retention clock.
     `without_snapshot`: if no snapshot can be read and the log was cut, use the manifests instead
@@ -95,7 +98,7 @@ def recover(
         outcomes: Mapping[Members, bool] = {}
         while True:  # twice at most: the second replay knows all outcomes
             clock = ReplayClock(now, windows_by_wall=windows_by_wall)
-            replay = _Replay(fs, datadir, tiers, clock, base, outcomes)
+            replay = _Replay(fs, datadir, tiers, clock, base, outcomes, repairs)
             if replay.read_log(progress, file_bytes):
                 return replay.result(ids_of_unknown_count=without_snapshot)
             assert not outcomes
@@ -136,6 +139,7 @@ class _Replay:
         clock: ReplayClock,
         base: _Base,
         outcomes: Mapping[Members, bool],
+        repairs: StartRepairs | None,
     ) -> None:
         """`outcomes` are those that another reading has found. Raises DataDirError if the snapshot is malformed, and
         OSError."""
@@ -144,7 +148,7 @@ class _Replay:
         self._base = base
         self._clock = clock
         self._files = WalFiles()
-        self._columns = ColumnLoader(tiers)
+        self._columns = ColumnLoader(tiers, repairs)
         self._stored = StoredParts(fs, datadir, tiers, clock)
         self._topics = TopicCatalog(self._stored, clock)
         self._copies = CopyReplay(fs, self._files, self._columns)
