@@ -179,6 +179,12 @@ def test_an_older_copy_mends_nothing_if_deletions_since_cannot_be_told(made: Mad
     assert mended(lost, made.copies[2], made.segment, made.counted).data == made.files.data
 
 
+def test_an_index_that_is_older_than_the_deletions_is_not_believed(made: Made) -> None:
+    older = made.copies[1]
+    with pytest.raises(NotMendable, match="which of its records were deleted"):
+        mended(LocalFiles(None, older.idx, older.tags), older, made.segment, made.counted)
+
+
 def test_a_lost_record_is_not_taken_for_a_deleted_one(made: Made) -> None:
     lost = LocalFiles(None, None, None)
     counted = made.counted._replace(lost=1, deleted=made.counted.deleted - 1)

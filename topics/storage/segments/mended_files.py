@@ -139,8 +139,7 @@ def mended(local: LocalFiles, copy: SegmentCopy, segment: Segment, counted: Coun
     ours = _valid_frames(local.data, index, segment)
     theirs = _valid_frames(copy.data, index, segment)
     states = _States(local, copy, index, here, ours)
-    if states.unknown:
-        _check_deletions(states, counted)
+    _check_deletions(states, counted)
     data, taken, damaged = bytearray(copy.data), 0, 0
     for i, size in enumerate(index.frame_len):
         if not size:
@@ -227,7 +226,7 @@ def _check_deletions(states: _States, counted: CountedSlots) -> None:
     known = sum(
         bool(state or i in counted.unflagged) for i, state in enumerate(states.known[counted.start :], counted.start)
     )
-    if known < counted.deleted or counted.lost:
+    if known < counted.deleted or (states.unknown and counted.lost):
         raise NotMendable("it is not known any more which of its records were deleted")
 
 
