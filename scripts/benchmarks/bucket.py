@@ -6,112 +6,68 @@ server that speaks S3. They are measured in turn, and each archive ends its work
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from benchmarks.bench import Bench, Control, CountAppended, append_request, plain_record, quiet
+from benchmarks.bucket_reads import cold_read_figures
+from benchmarks.bucket_stores import S3, Store, event_data, event_requests, made_stores, wait_until
 from benchmarks.client import Load, run_load
 from benchmarks.diff import BATCH, fill
 from benchmarks.figures import Figure, figure
 from benchmarks.recovery import start_references
 from benchmarks.references import echo_reference, percentiles, sync_reference
 from daemon_process import DaemonProcess
-from s3_server import environment, s3_server
 
 TOPIC: Final = "bench"
 CONNECTIONS: Final = 4
 TOPICS: Final = 4
 """Of the directory that is restored."""
 
-OFF, FILE, S3 = "off", "file", "s3"
-STORES: Final = (FILE, S3)
+OFF: Final = "off"
 
 SINGLE_S: Final = 5.0
 LOAD_S: Final = 10.0
 """How long single appends and batches are measured (s): several rounds, which are cut every 2 s."""
 
 QUICK_S: Final = 2.5
-SETTLED_S: Final = 120.0
-COMMAND_S: Final = 600.0
 
 DISTINCT: Final = 256
 """Batches that differ, so that rounds are as hard to compress as what users write."""
 
-RESTORES: Final[Mapping[str, tuple[str, ...]]] = {"full": ("--full",)}
+RESTORES: Final[Mapping[str, tuple[str, ...]]] = {"full": ("--full",), "lazy": ()}
 """The kinds of restore, with their options."""
+
+LARGE: Final = 10_000_000
+"""Records of the restore that must be ready within 10 s."""
 
 
 def run(bench: Bench) -> list[Figure]:
-    """Figures of appends beside each other, then of a restore from each store."""
+    """Figures of appends beside each other, then of cold reads, then of a restore from each store."""
     bench = replace(bench, many=True)
     figures = [*sync_reference(bench), *echo_reference(bench)]
-    with bench.scratch() as scratch, _stores(scratch) as stores:
+    with bench.scratch() as scratch, made_stores(scratch) as stores:
         with ExitStack() as stack:
             daemons = {OFF: stack.enter_context(_archiving(scratch / OFF, None))}
             daemons |= {key: stack.enter_context(_archiving(scratch / key, one)) for key, one in stores.items()}
             figures += _singles(bench, daemons)
             figures += _batches(bench, daemons)
+        figures += cold_read_figures(bench, scratch, stores[S3])
         figures += start_references(bench)
         for key, store in stores.items():
             figures += _restores(bench, scratch, key, store)
+        figures += _large_restore(bench, scratch, stores[S3])
     return figures
 
 
-# --- stores ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """A store in which there may be several buckets, each a prefix."""
-
-    name: str
-    base: str
-    """The URL without a prefix."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    def url(self, prefix: str) -> str:
-        return f"{self.base}/{prefix}"
-
-    def command(self, *words: str) -> str:
-        """What a command of `topics` prints. Raises RuntimeError if it fails."""
-        done = subprocess.run(
-            [sys.executable, "-m", "topics", *words],
-            env=environment(self.variables),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"topics {' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout
-
-    def kinds(self, prefix: str) -> dict[str, tuple[int, int]]:
-        """How many objects of each kind there are below a prefix, and their bytes."""
-        status = msgspec.json.decode(self.command("bucket", "status", self.url(prefix), "--json"))
-        return {one["kind"]: (one["objects"], one["bytes"]) for one in status["kinds"]}
-
-
-@contextmanager
-def _stores(scratch: Path) -> Iterator[dict[str, Store]]:
-    directory = scratch / "store"
-    directory.mkdir()
-    with s3_server(scratch / "server") as place:
-        base = place.url("bench")
-        yield {FILE: Store("a directory", f"file://{directory}"), S3: Store(place.name, base, place.variables())}
+# --- daemons ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +88,7 @@ class Archiving:
         began = time.perf_counter()
         if self.store is not None:
             with closing(Control(self.port)) as control:
-                _wait_until("the bucket has everything", partial(_is_archived, control))
+                wait_until("the bucket has everything", partial(_is_archived, control))
         return time.perf_counter() - began
 
 
@@ -151,7 +107,7 @@ def _archiving(directory: Path, store: Store | None, **settings: object) -> Iter
         one = Archiving(daemon.port, store, prefix)
         if store is not None:
             one.settle()
-            _wait_until("there is a base", lambda: store.kinds(prefix)["bases"][0] > 0)
+            wait_until("there is a base", lambda: store.kinds(prefix)["bases"][0] > 0)
         yield one
         daemon.stop()
 
@@ -164,14 +120,6 @@ def _is_archived(control: Control) -> bool:
             return False
         time.sleep(0.1 if look == 0 else 0.0)
     return True
-
-
-def _wait_until(what: str, holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + SETTLED_S
-    while not holds():
-        if time.monotonic() > end:
-            raise RuntimeError(f"{what}: not after {SETTLED_S:.0f} s")
-        time.sleep(0.05)
 
 
 # --- appends ---------------------------------------------------------------------------------------------------------
@@ -266,24 +214,6 @@ class Sample:
     """Of rounds, for each GB of data."""
 
 
-def event_data(number: int) -> str:
-    """About 100 bytes, as a program would write them; a batch compresses to about a quarter."""
-    digest = hashlib.blake2b(b"%d" % number, digest_size=8).digest()
-    mixed = int.from_bytes(digest)
-    return (
-        f'{{"order":{1_000_000 + number},"customer":"c-{mixed % 90_000:05}","amount":{mixed % 89_989 / 100 + 100:.2f},'
-        f'"state":"{("paid", "sent", "open")[number % 3]}","token":"{digest.hex()}"}}'
-    )
-
-
-def event_requests(topic: str, first: int, batches: int) -> list[bytes]:
-    """Appends of 1000 events each."""
-    return [
-        append_request(topic, [f'{{"data":{event_data(at)}}}' for at in range(start, start + BATCH)])
-        for start in range(first, first + batches * BATCH, BATCH)
-    ]
-
-
 def _batches(bench: Bench, daemons: Mapping[str, Archiving]) -> list[Figure]:
     bench.say(f"batches of {BATCH}, {CONNECTIONS} connections, disk, with and without a bucket")
     requests = event_requests(TOPIC, 0, DISTINCT)
@@ -342,18 +272,12 @@ def _batch(bench: Bench, one: Archiving, requests: Sequence[bytes]) -> Sample:
 
 
 def _restores(bench: Bench, scratch: Path, key: str, store: Store) -> list[Figure]:
-    """A directory of which nine tenths are in a base and a tenth in rounds."""
+    """Each kind of restore."""
     records = 50_000 if bench.quick else 1_000_000
     bench.say(f"restore of {records:,} records from {store.name}")
-    directory, prefix = scratch / f"restore-{key}", f"restore-{key}"
+    prefix = f"restore-{key}"
     based = records * 9 // 10
-    with _archiving(directory, None) as one:
-        _fill(one.port, 0, based)
-    with _archiving(directory, store) as one:
-        kinds = store.kinds(prefix)
-        _fill(one.port, based, records)
-        one.settle()
-    shutil.rmtree(directory)
+    kinds = _archived(scratch / prefix, store, based, records)
     gigabytes = based * len(event_data(0)) / 1e9
     put = [kinds[kind] for kind in ("bases", "packs", "segments")]
     name = f"first base of {based:,} records in {store.name}"
@@ -374,6 +298,30 @@ def _restores(bench: Bench, scratch: Path, key: str, store: Store) -> list[Figur
             figure("... the start after it", "s", [took for _, took in found], key="start", references=("empty",)),
         ]
     return figures
+
+
+def _archived(directory: Path, store: Store, based: int, records: int) -> dict[str, tuple[int, int]]:
+    """Archive a directory of which some records are in a base and the rest in rounds, and remove it. Returns what the
+    base took."""
+    with _archiving(directory, None) as one:
+        _fill(one.port, 0, based)
+    with _archiving(directory, store) as one:
+        kinds = store.kinds(directory.name)
+        _fill(one.port, based, records)
+        one.settle()
+    shutil.rmtree(directory)
+    return kinds
+
+
+def _large_restore(bench: Bench, scratch: Path, store: Store) -> list[Figure]:
+    """From the command until the daemon is ready, once."""
+    records = LARGE // 50 if bench.quick else LARGE
+    bench.say(f"restore of {records:,} records from {store.name}, lazy")
+    prefix = "restore-large"
+    _archived(scratch / prefix, store, records * 99 // 100, records)
+    restored, started = _restore(scratch, store, prefix, (), records)
+    name = f"restore of {records:,} records from {store.name}, lazy, from the command until ready"
+    return [figure(name, "s", [restored + started], key="restore-large", at_most=10, references=("empty",))]
 
 
 def _fill(port: int, first: int, last: int) -> None:

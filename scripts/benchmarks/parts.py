@@ -11,6 +11,7 @@ from itertools import chain
 from benchmarks import (
     append,
     bucket,
+    bucket_stores,
     bulk,
     checkpoint,
     cold,
@@ -380,18 +381,22 @@ _ALL = (
             *ECHO,
             *_each(
                 ("one-disk", "one-fsync"),
-                ("off-p50", "off-p99", *_each(bucket.STORES, ("p50", "p99", "p50-times", "p99-times"))),
+                ("off-p50", "off-p99", *_each(bucket_stores.STORES, ("p50", "p99", "p50-times", "p99-times"))),
             ),
             "batches-off",
-            *_each((f"batches-{store}" for store in bucket.STORES), ("", "times", "archived", "objects", "bytes")),
-            *_each((f"base-{store}" for store in bucket.STORES), ("", "bytes")),
+            *_each(
+                (f"batches-{store}" for store in bucket_stores.STORES), ("", "times", "archived", "objects", "bytes")
+            ),
+            *_each((f"base-{store}" for store in bucket_stores.STORES), ("", "bytes")),
+            *("read-local-1", "read-bucket-1", "read-local-4", "read-bucket-4"),
             *("imports", "empty"),
             *_each(
-                (f"restore-{store}-{kind}" for store in bucket.STORES for kind in bucket.RESTORES),
+                (f"restore-{store}-{kind}" for store in bucket_stores.STORES for kind in bucket.RESTORES),
                 ("", "start"),
             ),
+            "restore-large",
         ),
-        minutes=5.0,
+        minutes=9.0,
     ),
     Part(
         "recovery",

@@ -8,7 +8,8 @@ from array import array
 import msgspec
 import pytest
 
-from benchmarks.bucket import DISTINCT, LogState, archived_share, event_data, event_requests, single_figures, times
+from benchmarks.bucket import DISTINCT, LogState, archived_share, single_figures, times
+from benchmarks.bucket_stores import event_data, event_requests
 from benchmarks.client import Load
 from benchmarks.diff import BATCH
 from benchmarks.figures import resolve
