@@ -214,6 +214,32 @@ async def test_a_pin_that_is_renewed_during_a_pass_keeps_its_base_and_stays(
         assert name in objects.objects
 
 
+async def test_a_clock_that_is_set_forward_makes_nothing_old(autojump_clock: Any) -> None:
+    objects, clock = SimObjects(), SimClock()
+    retain_ms = 7 * 86_400_000
+    async with archived(objects, CONFIG, clock=clock, clean=False) as life:
+        bases = bases_for(life)
+        collector = collector_for(life, bases, retain_ms=retain_ms)
+        await life.put("a", durability="fsync")
+        pin = pin_name("p")
+        objects.put_new(pin, encode_pin(Pin(base=1, expires=clock.now_ms() + 86_400_000)))
+        for turn in range(8):
+            await life.append("a", turn)
+            assert await bases.try_take()
+            await trio.sleep(HOUR_S)
+            await collector.pass_over()
+            if turn == 3:
+                clock.step(365 * 86_400_000)
+        assert len(bases_of(objects)) == 8
+        assert pin in objects.objects
+        clock.step(-365 * 86_400_000)
+        clock.advance(8 * 86_400_000)
+        for _ in range(3):
+            await collector.pass_over()
+            await trio.sleep(HOUR_S)
+        assert len(bases_of(objects)) < 8
+
+
 async def test_nothing_is_deleted_by_another_than_the_owner(autojump_clock: Any) -> None:
     objects = SimObjects()
     async with archived(objects, CONFIG, clean=False) as life:

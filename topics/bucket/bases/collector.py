@@ -68,6 +68,10 @@ PASS_SHARE: Final = 16
 object, and deleted bytes have to go within a sixth of that time after their base has become old."""
 
 
+STEP_MS: Final = 3_600_000
+"""A clock that was set forward by more than this while the daemon runs does not decide what is old (ms)."""
+
+
 class NotOwner(Exception):
     """`owner` names another process, or cannot be read as one: nothing is deleted."""
 
@@ -94,6 +98,8 @@ class BucketCollector:
         self._retain_ms = retain_ms
         self._interval_ms = max(wait_ms, min(retain_ms // PASS_SHARE, LONGEST_MS))
         self._candidates = Candidates(wait_ms)
+        self._began_ms: int | None = None
+        """What the wall clock showed when the machine was booted, by what it showed at the first pass (epoch ms)."""
         self._seen: dict[str, int] = {}
         """When a pack of the newest base was seen first (`Clock.monotonic_ms`): it is at least as old. By the store's
         clock it is as old as the newest object is newer, whichever process has put it."""
@@ -118,7 +124,7 @@ class BucketCollector:
         pins = await self._pins()
         bases = [await self._read(number) for number in await self._numbers()]
         facts = [BaseFacts(one.head.number, one.head.first_round, one.head.wall_ms) for one in bases]
-        now = self._clock.now_ms()
+        now = self._now_ms()
         kept = kept_of(facts, pins.values(), now_ms=now, retain_ms=self._retain_ms)
         unneeded: list[str] = []
         if kept is not None:
@@ -141,6 +147,21 @@ class BucketCollector:
             log.info("bucket_collected", objects=len(ripe), candidates=len(self._candidates) - len(ripe))
         self._look_at_packs(there)
         return len(ripe)
+
+    def _now_ms(self) -> int:
+        """The wall clock; but if it was set forward since the first pass, no more than `STEP_MS` of that. Otherwise a
+        clock that is wrong for some hours would make all bases but the newest old, and end all pins."""
+        wall_ms, up_ms = self._clock.now_ms(), self._clock.boottime_ms()
+        if self._began_ms is None:
+            self._began_ms = wall_ms - up_ms
+        most_ms = self._began_ms + up_ms + STEP_MS
+        if wall_ms > most_ms:
+            log.error(
+                "clock_set_forward",
+                by_ms=wall_ms - self._began_ms - up_ms,
+                consequence="old objects of the bucket stay. If the clock is right now, start the daemon again",
+            )
+        return min(wall_ms, most_ms)
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
