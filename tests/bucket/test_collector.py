@@ -17,6 +17,7 @@ from topics.bucket.base_format import encode_base
 from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.bases.bucket_look import BucketLook
 from topics.bucket.bases.collector import BucketCollector, NotOwner
+from topics.bucket.bases.retention import Kept
 from topics.bucket.container import BadObject
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name
 from topics.bucket.owner_format import decode_owner, encode_owner
@@ -238,6 +239,27 @@ async def test_a_clock_that_is_set_forward_makes_nothing_old(autojump_clock: Any
             await collector.pass_over()
             await trio.sleep(HOUR_S)
         assert len(bases_of(objects)) < 8
+
+
+async def test_a_pass_looks_at_a_bounded_number_of_old_rounds(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
+) -> None:
+    async def none(numbers: list[int]) -> set[int]:
+        return {min(numbers)}
+
+    objects = SimObjects()
+    async with archived(objects, CONFIG, clean=False) as life:
+        collector = collector_for(life, bases_for(life))
+        for number in range(100, 3600):
+            objects.put_new(round_name(number), b"")
+        monkeypatch.setattr("topics.bucket.bases.collector.MOST_PER_PASS", 1500)
+        monkeypatch.setattr(collector, "_epoch_beginnings", none)
+        objects.calls.clear()
+        found = await collector._old_rounds(Kept(frozenset(), 3000, ((500, 999),)))
+        assert len(objects.calls) == 2
+        assert set(found) <= {round_name(number) for number in range(3000) if not 500 <= number <= 999}
+        assert len(found) == 1499, "all but the first of its epoch"
+        assert len(await collector._old_rounds(Kept(frozenset(), 140, ()))) >= 39
 
 
 async def test_nothing_is_deleted_by_another_than_the_owner(autojump_clock: Any) -> None:
