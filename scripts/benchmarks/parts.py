@@ -396,7 +396,7 @@ _ALL = (
             ),
             "restore-large",
         ),
-        minutes=9.0,
+        minutes=8.0,
     ),
     Part(
         "recovery",

@@ -14,6 +14,7 @@ from tests.bucket.check_bucket import check_bucket
 from tests.bucket.cold_lives import IN_BUCKET, URL, ColdBucket
 from tests.bucket.simulated_objects import SimFault, SimObjects
 from tests.everything import EVERYTHING
+from tests.simulation.disk import SimFs
 from tests.simulation.model import Client, History, view_of
 from tests.simulation.segment_lives import (
     Script,
@@ -31,12 +32,15 @@ from tests.simulation.world import ROOT, Life, World, all_ends, some_ends
 from topics.bucket.bases.base_content import SealedUploads
 from topics.bucket.bases.own_segments import OwnSegments
 from topics.bucket.bases.packs import PackNumbers
+from topics.bucket.bucket_segments import BucketSegments
 from topics.bucket.object_names import parse_segment
 from topics.errors import ApiError
 from topics.model import Performance, ReadRequest
 from topics.storage.files.datadir import parse_segment_file, segment_name
 from topics.storage.offline.verify import Verification
+from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer
 from topics.storage.segments.segment_reader import scan_segment
+from topics.storage.segments.segment_store import DirectorySegmentStore
 from topics.storage.segments.topic_segments import Segment
 
 
@@ -155,6 +159,26 @@ def test_a_segment_that_the_bucket_has_lost_since_the_base_stays_on_the_disk(buc
         assert len(await seqs_of(life)) == 40
 
     live(world.after("drop"), again)
+
+
+def test_a_pointer_that_is_replaced_while_it_is_read_is_not_remembered() -> None:
+    segments = BucketSegments(SimFs(), ROOT, lambda url: SimObjects())
+    old, new = (SegmentPointer("b", URL, 1, salt, PointedFile(100, bytes(32))) for salt in (1, 2))
+    segments.point(7, 1, old)
+    read_range = segments._hot.read_range
+
+    def replaced(topic_id: int, name: str, offset: int, length: int) -> bytes:
+        found = read_range(topic_id, name, offset, length)
+        segments.point(7, 1, new)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DirectorySegmentStore, "read_range", lambda _, *about: replaced(*about))
+        assert segments.pointer(7, 1) == old
+    assert segments.pointer(7, 1) == new
+    segments.forget(7, 1)
+    with pytest.raises(FileNotFoundError):
+        segments.pointer(7, 1)
 
 
 def test_the_list_of_a_hold_has_the_pointers(bucket: ColdBucket) -> None:

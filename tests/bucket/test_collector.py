@@ -18,6 +18,7 @@ from topics.bucket.base_format import encode_base
 from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.bases.bucket_look import BucketLook
 from topics.bucket.bases.collector import BucketCollector, NotOwner
+from topics.bucket.bases.retention import Kept
 from topics.bucket.container import BadObject
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name
 from topics.bucket.owner_format import decode_owner, encode_owner
@@ -213,6 +214,53 @@ async def test_a_pin_that_is_renewed_during_a_pass_keeps_its_base_and_stays(
             await collector.pass_over()
         check_rounds(objects, pinned)
         assert name in objects.objects
+
+
+async def test_a_clock_that_is_set_forward_makes_nothing_old(autojump_clock: Any) -> None:
+    objects, clock = SimObjects(), SimClock()
+    retain_ms = 7 * 86_400_000
+    async with archived(objects, CONFIG, clock=clock, clean=False) as life:
+        bases = bases_for(life)
+        collector = collector_for(life, bases, retain_ms=retain_ms)
+        await life.put("a", durability="fsync")
+        pin = pin_name("p")
+        objects.put_new(pin, encode_pin(Pin(base=1, expires=clock.now_ms() + 86_400_000)))
+        for turn in range(8):
+            await life.append("a", turn)
+            assert await bases.try_take()
+            await trio.sleep(HOUR_S)
+            await collector.pass_over()
+            if turn == 3:
+                clock.step(365 * 86_400_000)
+        assert len(bases_of(objects)) == 8
+        assert pin in objects.objects
+        clock.step(-365 * 86_400_000)
+        clock.advance(8 * 86_400_000)
+        for _ in range(3):
+            await collector.pass_over()
+            await trio.sleep(HOUR_S)
+        assert len(bases_of(objects)) < 8
+
+
+async def test_a_pass_looks_at_a_bounded_number_of_old_rounds(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
+) -> None:
+    async def none(numbers: list[int]) -> set[int]:
+        return {min(numbers)}
+
+    objects = SimObjects()
+    async with archived(objects, CONFIG, clean=False) as life:
+        collector = collector_for(life, bases_for(life))
+        for number in range(100, 3600):
+            objects.put_new(round_name(number), b"")
+        monkeypatch.setattr("topics.bucket.bases.collector.MOST_PER_PASS", 1500)
+        monkeypatch.setattr(collector, "_epoch_beginnings", none)
+        objects.calls.clear()
+        found = await collector._old_rounds(Kept(frozenset(), 3000, ((500, 999),)))
+        assert len(objects.calls) == 2
+        assert set(found) <= {round_name(number) for number in range(3000) if not 500 <= number <= 999}
+        assert len(found) == 1499, "all but the first of its epoch"
+        assert len(await collector._old_rounds(Kept(frozenset(), 140, ()))) >= 39
 
 
 async def test_nothing_is_deleted_by_another_than_the_owner(autojump_clock: Any) -> None:

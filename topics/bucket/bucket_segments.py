@@ -107,6 +107,8 @@ class BucketSegments:
         self._lock = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
         self._known: dict[tuple[int, int], SegmentPointer] = {}
+        self._changes = 0
+        """How many pointers were written or removed."""
 
     def __repr__(self) -> str:
         return "<BucketSegments>"
@@ -138,15 +140,16 @@ class BucketSegments:
 
     def point(self, topic_id: int, first: int, pointer: SegmentPointer) -> None:
         """Have a segment in this store, durably. Raises OSError. Blocking."""
-        with self._lock:
-            self._known.pop((topic_id, first), None)
-        self._hot.put(topic_id, segment_name(first, "object"), [encode_pointer(pointer)])
+        try:
+            self._hot.put(topic_id, segment_name(first, "object"), [encode_pointer(pointer)])
+        finally:
+            self._changed(topic_id, first)
 
     def pointer(self, topic_id: int, first: int) -> SegmentPointer:
         """Return the pointer to a segment. Raises FileNotFoundError without one, OSError for a damaged one.
         Blocking."""
         with self._lock:
-            known = self._known.get((topic_id, first))
+            known, changes = self._known.get((topic_id, first)), self._changes
         if known is not None:
             return known
         name = segment_name(first, "object")
@@ -165,14 +168,21 @@ class BucketSegments:
         with self._lock:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            self._known[topic_id, first] = found
+            if changes == self._changes:  # otherwise it may be the one before
+                self._known[topic_id, first] = found
         return found
+
+    def _changed(self, topic_id: int, first: int) -> None:
+        with self._lock:
+            self._known.pop((topic_id, first), None)
+            self._changes += 1
 
     def forget(self, topic_id: int, first: int) -> None:
         """Remove a segment from this store, durably. The objects stay. Raises OSError. Blocking."""
-        with self._lock:
-            self._known.pop((topic_id, first), None)
-        self._hot.delete(topic_id, segment_name(first, "object"))
+        try:
+            self._hot.delete(topic_id, segment_name(first, "object"))
+        finally:
+            self._changed(topic_id, first)
 
     def read_anew(self, topic_id: int, first: int) -> None:
         """Forget the bytes that were read of a segment, which may not verify: the next reads ask the bucket. Raises

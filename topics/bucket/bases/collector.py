@@ -9,7 +9,6 @@ Memory: the names of all segments and packs that are kept (some 150 bytes each),
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -68,6 +67,10 @@ PASS_SHARE: Final = 16
 object, and deleted bytes have to go within a sixth of that time after their base has become old."""
 
 
+STEP_MS: Final = 3_600_000
+"""A clock that was set forward by more than this while the daemon runs does not decide what is old (ms)."""
+
+
 class NotOwner(Exception):
     """`owner` names another process, or cannot be read as one: nothing is deleted."""
 
@@ -94,6 +97,8 @@ class BucketCollector:
         self._retain_ms = retain_ms
         self._interval_ms = max(wait_ms, min(retain_ms // PASS_SHARE, LONGEST_MS))
         self._candidates = Candidates(wait_ms)
+        self._began_ms: int | None = None
+        """What the wall clock showed when the machine was booted, by what it showed at the first pass (epoch ms)."""
         self._seen: dict[str, int] = {}
         """When a pack of the newest base was seen first (`Clock.monotonic_ms`): it is at least as old. By the store's
         clock it is as old as the newest object is newer, whichever process has put it."""
@@ -118,7 +123,7 @@ class BucketCollector:
         pins = await self._pins()
         bases = [await self._read(number) for number in await self._numbers()]
         facts = [BaseFacts(one.head.number, one.head.first_round, one.head.wall_ms) for one in bases]
-        now = self._clock.now_ms()
+        now = self._now_ms()
         kept = kept_of(facts, pins.values(), now_ms=now, retain_ms=self._retain_ms)
         unneeded: list[str] = []
         if kept is not None:
@@ -139,8 +144,23 @@ class BucketCollector:
                 await self._offload.run(Pool.BUCKET_CHANGE, partial(self._archive.objects.delete, names))
                 self.deleted += len(names)
             log.info("bucket_collected", objects=len(ripe), candidates=len(self._candidates) - len(ripe))
-        self._look_at_packs(there)
+        await self._look_at_packs(there)
         return len(ripe)
+
+    def _now_ms(self) -> int:
+        """The wall clock; but if it was set forward since the first pass, no more than `STEP_MS` of that. Otherwise a
+        clock that is wrong for some hours would make all bases but the newest old, and end all pins."""
+        wall_ms, up_ms = self._clock.now_ms(), self._clock.boottime_ms()
+        if self._began_ms is None:
+            self._began_ms = wall_ms - up_ms
+        most_ms = self._began_ms + up_ms + STEP_MS
+        if wall_ms > most_ms:
+            log.error(
+                "clock_set_forward",
+                by_ms=wall_ms - self._began_ms - up_ms,
+                consequence="old objects of the bucket stay. If the clock is right now, start the daemon again",
+            )
+        return min(wall_ms, most_ms)
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -169,19 +189,14 @@ class BucketCollector:
     async def _read(self, number: int) -> Base:
         return await read_base(self._archive.objects, self._offload, base_name(number))
 
-    async def _list(self, prefix: str, enough: Callable[[ObjectFacts], bool] = lambda one: False) -> list[ObjectFacts]:
-        """The objects of a kind, up to one that is `enough`, and at most `MOST_PER_PASS` beyond those that stay."""
+    async def _list(self, prefix: str) -> list[ObjectFacts]:
         found: list[ObjectFacts] = []
-        after = ""
         while True:
+            after = found[-1].name if found else ""
             page = await self._offload.run(Pool.BUCKET_READ, partial(self._archive.objects.list, prefix, after))
-            for one in page:
-                if enough(one):
-                    return found
-                found.append(one)
+            found += page
             if len(page) < MAX_PAGE:
                 return found
-            after = page[-1].name
 
     async def _objects(self, epoch: int) -> dict[str, ObjectFacts]:
         """Packs and segments, but for those of this epoch that the next base may need: what has been put since the
@@ -213,10 +228,18 @@ class BucketCollector:
         return needed
 
     async def _old_rounds(self, kept: Kept) -> list[str]:
-        """The rounds that nobody needs, without the first one of each epoch."""
-        found = await self._list(ROUNDS, lambda one: (number_of(one.name) or 0) >= kept.rounds_from)
-        numbers = [number for one in found if (number := number_of(one.name)) is not None]
-        free = [number for number in numbers if not kept.has_round(number)][:MOST_PER_PASS]
+        """The rounds that nobody needs, without the first one of each epoch: the oldest, about `MOST_PER_PASS`."""
+        numbers: list[int] = []
+        free: list[int] = []
+        after, last = "", False
+        while not last and len(free) < MOST_PER_PASS:
+            page = await self._offload.run(Pool.BUCKET_READ, partial(self._archive.objects.list, ROUNDS, after))
+            found = [number for one in page if (number := number_of(one.name)) is not None]
+            old = [number for number in found if number < kept.rounds_from]
+            numbers += old
+            free += [number for number in old if not kept.has_round(number)]
+            last = len(page) < MAX_PAGE or len(old) < len(found)
+            after = page[-1].name if page else ""
         if not free:
             return []
         first = await self._epoch_beginnings(numbers)
@@ -237,11 +260,12 @@ class BucketCollector:
 
     # -- deletions of users ------------------------------------------------------------------------------------------
 
-    def _look_at_packs(self, there: dict[str, ObjectFacts]) -> None:
+    async def _look_at_packs(self, there: dict[str, ObjectFacts]) -> None:
         """Have the next base pack again what shares an old pack with something that nobody needs."""
         now = self._clock.monotonic_ms()
         newest = max((one.modified_ms for one in there.values()), default=0)
-        live = {pack_name(pack): size for pack, size in self._bases.known.live_bytes().items()}
+        found = await self._offload.run(Pool.CPU, self._bases.known.live_bytes)
+        live = {pack_name(pack): size for pack, size in found.items()}
         self._seen = {name: self._seen.get(name, now) for name in live}
         ages = {
             name: (facts.size, max(now - seen, newest - facts.modified_ms))
