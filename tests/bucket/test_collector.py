@@ -257,7 +257,7 @@ async def test_a_pass_looks_at_a_bounded_number_of_old_rounds(
         monkeypatch.setattr(collector, "_epoch_beginnings", none)
         objects.calls.clear()
         found = await collector._old_rounds(Kept(frozenset(), 3000, ((500, 999),)))
-        assert len(objects.calls) == 2
+        assert sum(op == "list" for op, _ in objects.calls) == 2
         assert set(found) <= {round_name(number) for number in range(3000) if not 500 <= number <= 999}
         assert len(found) == 1499, "all but the first of its epoch"
         assert len(await collector._old_rounds(Kept(frozenset(), 140, ()))) >= 39
