@@ -489,11 +489,12 @@ class Daemon:
             self.engine.watch_sessions.check_connections()
 
     async def _restarted(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a background task. If it fails, log and count that, and start it again after a pause."""
+        """Run a background task until it ends. If it fails, log and count that, and start it again after a pause."""
         failures = 0
         while True:
             try:
                 await task()
+                return
             except Exception:
                 failures += 1
                 self.engine.restarts[name] += 1
