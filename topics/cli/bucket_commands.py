@@ -70,7 +70,7 @@ url_argument: Final = click.argument("url", metavar="URL")
     required=True,
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="The directory to make. It must not exist, or be empty.",
+    help="The directory to make. It must not exist, or be empty, and be no mount point.",
 )
 @click.option("--to", "to_ms", type=Time(), metavar="TIME", help="The state as of this time, or just before.")
 @click.option("--round", "number", type=click.IntRange(min=1), metavar="N", help="The state as of the end of round N.")
@@ -106,7 +106,12 @@ def restore(
     with _failures():
         location, objects = _opened(url)
         reader = BucketReader(objects)
-        work = BucketRestore(OsFs(), reader, os.path.abspath(data_dir), workers)
+        root = os.path.realpath(data_dir)  # the directory is renamed at the end, which replaces no link
+        if os.path.ismount(root):
+            raise UsageRefusal(
+                f"--data-dir: {root} is a mount point, which cannot be replaced: name a directory below it"
+            )
+        work = BucketRestore(OsFs(), reader, root, workers)
         try:
             work.check_place()
             target = choose_target(reader, number=number, to_ms=to_ms, map_heads=workers.map)

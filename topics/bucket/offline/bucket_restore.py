@@ -170,7 +170,8 @@ class BucketRestore:
                 self._workers.close()
                 with suppress(OSError):
                     self._remove_content(self._partial, keep=UNFINISHED)
-                    self._fs.unlink(join(self._partial, UNFINISHED))
+                    with suppress(FileNotFoundError):  # it has gone already if the rename has failed
+                        self._fs.unlink(join(self._partial, UNFINISHED))
                     self._fs.rmdir(self._partial)
                 raise
         finally:
