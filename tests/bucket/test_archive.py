@@ -370,9 +370,15 @@ async def test_another_bucket_is_refused_until_it_is_taken(autojump_clock: Any) 
     fs = SimFs()
     async with archived(SimObjects(), fs=fs) as life:
         await life.put("a")
-    empty = SimObjects()
-    with pytest.RaisesGroup(pytest.RaisesExc(BucketRefused, match="another one")):
+    empty, other = SimObjects(), SimObjects()
+    with pytest.RaisesGroup(pytest.RaisesExc(BucketRefused, match="there is no bucket")):
         async with archived(empty, fs=fs):
+            raise AssertionError("it has started")
+    assert empty.objects == {}, "the URL may be wrong, or a disk not mounted"
+    async with archived(other):
+        pass
+    with pytest.RaisesGroup(pytest.RaisesExc(BucketRefused, match="another one")):
+        async with archived(other, fs=fs.after_process_kill()):
             raise AssertionError("it has started")
     async with archived(empty, bucket_settings(bucket_take=True), fs=fs.after_process_kill()) as life:
         await life.archived()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,31 @@ def test_empty_directories_go(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a") == ["d"]
     store.delete(["a/d"])
     assert sorted(os.listdir(tmp_path)) == [".lock", ".tmp"]
+
+
+def test_another_directory_in_the_place_of_the_first_is_not_touched(tmp_path: Path) -> None:
+    """As where a disk was mounted, and is not any more."""
+    root, aside = tmp_path / "bucket", tmp_path / "aside"
+    root.mkdir()
+    store = FileObjects(str(root))
+    store.put_new("owner", b"0")
+    root.rename(aside)
+    root.mkdir()
+    calls: list[Callable[[], object]] = [
+        lambda: store.put_new("rounds/1", b"1"),
+        lambda: store.put_if("owner", b"1", "x"),
+        lambda: store.get("owner", 10),
+        lambda: store.list("rounds/"),
+        lambda: store.delete(["owner"]),
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match="is its disk mounted") as caught:
+            call()
+        assert caught.value.kind == StoreErrorKind.NO_BUCKET
+    assert list(root.iterdir()) == []
+    root.rmdir()
+    aside.rename(root)
+    assert store.get("owner", 10).data == b"0"
 
 
 def test_a_directory_that_is_not_there_is_never_made(tmp_path: Path) -> None:

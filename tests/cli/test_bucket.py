@@ -144,6 +144,36 @@ def test_a_time_or_a_round_says_how_far(topics: CommandLine, url: str, tmp_path:
     assert not (tmp_path / "no").exists()
 
 
+def test_a_url_with_another_prefix_is_told_from_damage(topics: CommandLine, url: str, tmp_path: Path) -> None:
+    (tmp_path / "bucket" / "mistyped").mkdir()
+    for words in (
+        ["bucket", "status"],
+        ["bucket", "ls"],
+        ["bucket", "gc"],
+        ["restore", "--data-dir", str(tmp_path / "d")],
+    ):
+        found = topics(*words, f"{url}/mistyped")
+        assert (found.returncode, found.stdout) == (1, "")
+        assert "FORMAT: it is missing: no daemon has archived to this URL" in found.stderr
+    assert "no daemon has archived" in topics("bucket", "verify", f"{url}/mistyped").stdout
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_as_data_directory_leads_to_the_directory_that_is_made(
+    topics: CommandLine, url: str, tmp_path: Path, exists: bool
+) -> None:
+    place, link = tmp_path / "disk" / "data", tmp_path / "link"
+    place.parent.mkdir()
+    if exists:
+        place.mkdir()
+    link.symlink_to(place)
+    done = topics("restore", url, "--data-dir", str(link))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert link.is_symlink()
+    assert topics("verify", str(place)).returncode == 0
+    assert not list(tmp_path.rglob("*.partial"))
+
+
 def test_directories_and_urls_that_cannot_be_used_are_refused(topics: CommandLine, url: str, tmp_path: Path) -> None:
     full, empty, foreign = tmp_path / "full", tmp_path / "empty", tmp_path / "foreign"
     for path in (full, empty, tmp_path / "foreign.partial"):

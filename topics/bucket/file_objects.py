@@ -76,6 +76,8 @@ class FileObjects:
         self._synced: set[str] = set()
         """Directories whose own names are synced."""
         self._is_tidy = False
+        self._inode: int | None = None
+        """Of the root, since it was seen first."""
 
     def __repr__(self) -> str:
         return f"<FileObjects {self._url}>"
@@ -149,8 +151,16 @@ class FileObjects:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn errors of the system into those of a store."""
+        """Turn errors of the system into those of a store. First see that the root is still the same directory: where
+        a disk is not mounted any more, there is another one, to which nothing must be written."""
         try:
+            inode = os.stat(self._root).st_ino  # device numbers may be others after the disk was mounted again
+            if self._inode is None:
+                self._inode = inode
+            if inode != self._inode:
+                raise StoreError(
+                    StoreErrorKind.NO_BUCKET, f"{self._root} is another directory than before: is its disk mounted?"
+                )
             yield
         except OSError as error:
             raise self._error(error) from None

@@ -95,6 +95,11 @@ class PlaceSearch:
     async def open(self, note: BucketNote, *, take: bool, url: str) -> Place:
         """Take the prefix, and return where to go on. Raises BucketRefused, PutGivenUp, and StoreError if
         the store does not answer."""
+        if note.bucket and not take and await self._format() is None:
+            raise BucketRefused(
+                f"there is no bucket (no object {FORMAT}), and this directory was archived in one ({note.bucket}): is "
+                "the URL right, and the disk of a file URL mounted? Start once with --take to begin a new one"
+            )
         try:
             await self._offload.run(Pool.BUCKET_CHANGE, partial(prove_store, self._objects, self._nonce))
         except StoreUnfit as error:
@@ -123,21 +128,27 @@ class PlaceSearch:
 
     async def _bucket_id(self) -> str:
         """Return the id of the bucket, which is given to it if it is new."""
-        try:
-            found = await self._offload.run(Pool.BUCKET_READ, partial(self._objects.get, FORMAT, MAX_FORMAT_BYTES))
-            data = found.data
-        except ObjectMissing:
+        data = await self._format()
+        if data is None:
             data = encode_format(BucketFormat(bucket=1, id=uuid.uuid4().hex))
             try:
                 await self._puts.create(FORMAT, data, self._keep_on)
             except TakenByOther as other:
                 data = other.data
-        except ObjectTooLarge as error:
-            raise BucketRefused(f"the object {FORMAT} of the bucket is damaged: {error}") from error
         try:
             return decode_format(data).id
         except BadObject as error:
             raise BucketRefused(f"the object {FORMAT} of the bucket cannot be used: {error}") from error
+
+    async def _format(self) -> bytes | None:
+        """Return the object FORMAT; None if there is none."""
+        try:
+            found = await self._offload.run(Pool.BUCKET_READ, partial(self._objects.get, FORMAT, MAX_FORMAT_BYTES))
+        except ObjectMissing:
+            return None
+        except ObjectTooLarge as error:
+            raise BucketRefused(f"the object {FORMAT} of the bucket is damaged: {error}") from error
+        return found.data
 
     def _check_owner(self, seen: SeenOwner | None, note: BucketNote, *, is_known: bool, take: bool) -> None:
         if seen is None or seen.owner.dir == note.dir or take:

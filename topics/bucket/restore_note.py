@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from topics.storage.files.datadir import DataDir
@@ -44,6 +46,7 @@ def read_restore_note(fs: Fs, datadir: DataDir) -> RestoreNote | None:
 
 
 def remove_restore_note(fs: Fs, datadir: DataDir) -> None:
-    """Remove the note, durably. Raises OSError. Blocking."""
-    fs.unlink(datadir.restore_path)
+    """Remove the note, durably, if it is there. Raises OSError. Blocking."""
+    with suppress(FileNotFoundError):
+        fs.unlink(datadir.restore_path)
     fs.sync_dir(datadir.meta_dir)

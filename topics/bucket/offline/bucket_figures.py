@@ -94,6 +94,7 @@ def status_of(reader: BucketReader) -> BucketStatus:
 def listing_of(reader: BucketReader, limit: int) -> list[ListedObject]:
     """Return the newest bases and rounds, `limit` together, newest first; a base comes before the round that it is for.
     Raises BucketDamaged, StoreError."""
+    reader.format()
     newest = _newest(reader, limit)
     found = [(one.number, 1, one) for one in newest.bases] + [(one.number, 0, one) for one in newest.rounds]
     listed = []

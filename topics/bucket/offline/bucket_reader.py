@@ -72,6 +72,9 @@ PEEK_BYTES: Final = 16 << 10
 _MOST_IDS: Final = 1 << 64
 
 
+NO_FORMAT: Final = "it is missing: no daemon has archived to this URL. Is its prefix the one of TOPICS_BUCKET?"
+
+
 class BucketDamaged(Exception):
     """An object is missing, or not what it should be. The message names it."""
 
@@ -245,7 +248,7 @@ class BucketReader:
         try:
             return self._call(partial(self._objects.get, name, max_bytes)).data
         except ObjectMissing:
-            raise BucketDamaged(name, "it is missing") from None
+            raise BucketDamaged(name, NO_FORMAT if name == FORMAT else "it is missing") from None
         except ObjectTooLarge:
             raise BucketDamaged(name, f"it has more than the {max_bytes} bytes that it can have") from None
 

@@ -194,7 +194,8 @@ class BucketRestore:
                 self._workers.close()
                 with suppress(OSError):
                     self._remove_content(self._partial, keep=UNFINISHED)
-                    self._fs.unlink(join(self._partial, UNFINISHED))
+                    with suppress(FileNotFoundError):  # it has gone already if the rename has failed
+                        self._fs.unlink(join(self._partial, UNFINISHED))
                     if self._root != self._partial:
                         self._fs.rmdir(self._partial)
                 raise

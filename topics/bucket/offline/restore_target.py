@@ -37,6 +37,7 @@ def choose_target(
 ) -> RestoreTarget:
     """Return the target: the end of round `number`; or the last cut that was taken at `to_ms` (epoch ms) or before; or
     the last one that there is. Raises RestoreRefused, BucketDamaged, StoreError."""
+    reader.format()
     bases = [base.number for base in reader.bases()]
     if not bases:
         raise RestoreRefused("the bucket has no base, so there is nothing to restore")
