@@ -111,6 +111,13 @@ class SimObjects:
         with self._lock:
             return {name: data for name, (data, _, _) in self._objects.items()}
 
+    def copied(self) -> SimObjects:
+        """A store with the same objects, and without faults. What is late here never arrives there."""
+        with self._lock:
+            copy = SimObjects(now_ms=self._now_ms)
+            copy._objects, copy._version = dict(self._objects), self._version
+        return copy
+
     def arrive(self) -> None:
         """Have everything that is late take effect, in an order that the seed determines."""
         with self._lock:

@@ -24,19 +24,21 @@ from topics.storage.cold.cold_directory import ColdDirectory
 from topics.storage.files.datadir import (
     DataDir,
     DataDirError,
+    discover_shards,
     lock_data_dir,
     open_data_dir,
     parse_wal_name,
     raise_format,
 )
 from topics.storage.files.free_space import FreeSpace
-from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, LockHandle, write_atomic
+from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, LockHandle, parent, write_atomic
 from topics.storage.files.progress import Progress
 from topics.storage.files.witness import Witness
 from topics.storage.recovery import replay, restored_copy
 from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.leftovers import remove_unknown_topics, set_unknown_aside, tidy_topic
 from topics.storage.recovery.length_check import check_at_start
+from topics.storage.recovery.log_repairs import repair_log
 from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredState, shard_of, understood
 from topics.storage.recovery.salvage import finish_repairs, repair
 from topics.storage.recovery.start_repairs import StartRepairs
@@ -283,6 +285,9 @@ class Store:
                     raise
                 self.salvaged = self._rebuilt = True
             except Damage as damage:
+                if self._repaired(damage):
+                    self.progress.done = self.progress.total = 0
+                    continue
                 if self._settings.recovery != "salvage":
                     raise
                 if self._fs.exists(self.datadir.bucket_path):
@@ -292,6 +297,15 @@ class Store:
                 self.salvaged = True
                 self.progress.done = self.progress.total = 0
         raise DataDirError(f"the WAL has more than {MAX_REPAIRS} damaged ranges")
+
+    def _repaired(self, damage: Damage) -> bool:
+        """Repair a damaged file of the log from the bucket, if there is one and it can."""
+        if self.repairs is None:
+            return False
+        directory = parent(damage.where.path)
+        found = discover_shards(self._fs, self.datadir)
+        shard = next((one.shard for one in found if one.path == directory), None)
+        return shard is not None and repair_log(self.repairs, self._fs, shard, damage.where)
 
     def _replay(self) -> RecoveredState:
         """Read everything once. The window clock continues from where the last process left it."""

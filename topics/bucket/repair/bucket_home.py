@@ -12,7 +12,7 @@ import errno
 import hashlib
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
 from topics.bucket.base_format import PAGE_TOPICS, Base, SealedFile, SegmentEntry, lineage
@@ -111,7 +111,7 @@ class BucketHome:
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
-    def log_bytes(self, shard: int, ordinal: int, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    def log_bytes(self, shard: int, ordinal: int, start: int, stop: int) -> Generator[tuple[int, bytes]]:
         """Yield what the rounds of this history have of the bytes `start` to `stop` (exclusive) of a file of the log,
         as offsets and bytes, ascending. Raises OSError if the bucket does not answer."""
         try:

@@ -43,9 +43,7 @@ def repair(fs: Fs, damage: Damage) -> None:
         if where.stop > handle.size() + MOST_BEYOND:
             raise DataDirError(f"{where.path} should reach to {where.stop}, which is far behind its end: restore it")
         _write_copy(fs, damage, handle, copy_path + ".tmp")
-    fs.rename(copy_path + ".tmp", copy_path)
-    fs.sync_dir(parent(where.path))
-    _swap(fs, where.path)
+    swap_in(fs, where.path)
     for topic_id, (first, last) in sorted(damage.affected.losses.items()):
         log.error(
             "salvaged",
@@ -96,6 +94,13 @@ def finish_repairs(fs: Fs, directory: str) -> None:
     for name in fs.listdir(directory):
         if name.endswith(".repaired"):
             _swap(fs, f"{directory}/{name.removesuffix('.repaired')}")
+
+
+def swap_in(fs: Fs, path: str) -> None:
+    """Have the synced copy `<path>.repaired.tmp` take the place of a file, which is kept aside. Blocking."""
+    fs.rename(path + ".repaired.tmp", path + ".repaired")
+    fs.sync_dir(parent(path))
+    _swap(fs, path)
 
 
 def _swap(fs: Fs, path: str) -> None:

@@ -36,6 +36,8 @@ class StartRepairs:
         self.away = ""
         """Why the bucket cannot be asked; empty while it can be."""
         self._store = store
+        self.tried: set[tuple[str, int]] = set()
+        """Places of the log that were asked for: no place is repaired twice."""
 
     def no_answer(self, error: OSError) -> None:
         """The bucket does not answer. It is not asked again."""

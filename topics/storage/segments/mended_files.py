@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from topics.log.span import Span
@@ -57,11 +57,16 @@ class SegmentCopy(NamedTuple):
 
 
 class SecondHome(Protocol):
-    """Where the files of sealed segments are a second time. Methods block for a bounded time."""
+    """Where the files of sealed segments, and the log, are a second time. Methods block for a bounded time."""
 
     def segment(self, topic_id: int, first: int, salt: int) -> SegmentCopy | None:
         """Return the files of a segment of this directory; None if there is no copy, or a damaged one. Raises OSError
         if that cannot be known now."""
+        ...
+
+    def log_bytes(self, shard: int, ordinal: int, start: int, stop: int) -> Generator[tuple[int, bytes]]:
+        """Yield what there is of the synced bytes `start` to `stop` (exclusive) of a file of the log, as offsets and
+        bytes, ascending. Raises OSError if that cannot be known now."""
         ...
 
 
