@@ -33,15 +33,15 @@ from topics.storage.files.datadir import (
 from topics.storage.files.free_space import FreeSpace
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, LockHandle, parent, write_atomic
 from topics.storage.files.progress import Progress
+from topics.storage.files.swapped_files import finish_swaps
 from topics.storage.files.witness import Witness
 from topics.storage.recovery import replay, restored_copy
 from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.leftovers import remove_unknown_topics, set_unknown_aside, tidy_topic
 from topics.storage.recovery.length_check import check_at_start
-from topics.storage.recovery.log_repairs import repair_log
 from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredState, shard_of, understood
-from topics.storage.recovery.salvage import finish_repairs, repair
-from topics.storage.recovery.start_repairs import StartRepairs
+from topics.storage.recovery.salvage import repair
+from topics.storage.recovery.start_repairs import StartRepairs, repair_log
 from topics.storage.recovery.substitute_snapshot import NoSnapshot
 from topics.storage.recovery.verdicts import (
     Verdict,
@@ -276,7 +276,7 @@ class Store:
 
     def _recover(self) -> RecoveredState:
         for directory in self._shard_directories():
-            finish_repairs(self._fs, directory)
+            finish_swaps(self._fs, directory)
         for _ in range(MAX_REPAIRS):
             try:
                 return self._replay()

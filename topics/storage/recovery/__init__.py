@@ -24,5 +24,4 @@ restored_copy         a directory that is a copy of another
 length_check          segment files that were cut short
 leftovers             removing the files that an interrupted daemon has left
 start_repairs         repairs from the bucket while the daemon starts
-log_repairs           of damaged files of the log
 """

@@ -15,7 +15,8 @@ from typing import Final
 
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import encode_file_header
-from topics.storage.files.fs import File, Fs, copy_bytes, parent, write_all
+from topics.storage.files.fs import File, Fs, copy_bytes, write_all
+from topics.storage.files.swapped_files import swap_in
 from topics.storage.recovery.bare_fillers import most_seqs
 from topics.storage.recovery.damage import Damage, DamagedContent
 from topics.storage.wal import frames
@@ -35,7 +36,7 @@ def repair(fs: Fs, damage: Damage) -> None:
     """Replace the damaged range by a filler. Atomic: the file is either the old or the repaired one. Blocking.
 
     The repaired copy is made under a temporary name, the original is renamed aside, then the copy takes its name. A
-    crash between the two renames leaves the copy under `.repaired`; `finish_repairs` completes it.
+    crash between the two renames leaves the copy under `.repaired`; `finish_swaps` completes it.
     """
     where = damage.where
     copy_path = where.path + ".repaired"
@@ -87,33 +88,6 @@ def _write_copy(fs: Fs, damage: Damage, handle: File, path: str) -> None:
         if is_last:
             copy.preallocate(max(size, end + 2 * TAIL_BYTES))
         copy.fdatasync()
-
-
-def finish_repairs(fs: Fs, directory: str) -> None:
-    """Finish a swap that a crash has interrupted. Blocking."""
-    for name in fs.listdir(directory):
-        if name.endswith(".repaired"):
-            _swap(fs, f"{directory}/{name.removesuffix('.repaired')}")
-
-
-def swap_in(fs: Fs, path: str) -> None:
-    """Have the synced copy `<path>.repaired.tmp` take the place of a file, which is kept aside. Blocking."""
-    fs.rename(path + ".repaired.tmp", path + ".repaired")
-    fs.sync_dir(parent(path))
-    _swap(fs, path)
-
-
-def _swap(fs: Fs, path: str) -> None:
-    """Keep the original aside and give the repaired copy its name. Repeatable at every step."""
-    directory = parent(path)
-    number = 0
-    while fs.exists(f"{path}.{number}.damaged"):
-        number += 1
-    if fs.exists(path):
-        fs.rename(path, f"{path}.{number}.damaged")
-        fs.sync_dir(directory)
-    fs.rename(path + ".repaired", path)
-    fs.sync_dir(directory)
 
 
 def _new_beginning(damage: Damage, salt: int) -> bytes:

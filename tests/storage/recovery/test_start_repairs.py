@@ -11,10 +11,9 @@ import pytest
 
 from tests.simulation.disk import CrashKind, SimCrash, SimFs
 from topics.storage.files.fs import join, write_all
+from topics.storage.files.swapped_files import finish_swaps
 from topics.storage.recovery.damage import BadRange
-from topics.storage.recovery.log_repairs import repair_log
-from topics.storage.recovery.salvage import finish_repairs
-from topics.storage.recovery.start_repairs import StartRepairs
+from topics.storage.recovery.start_repairs import StartRepairs, repair_log
 from topics.storage.segments.mended_files import SegmentCopy
 from topics.storage.segments.segment_store import DirectorySegmentStore
 from topics.storage.wal.wal_head import WalHead
@@ -113,7 +112,7 @@ def test_after_a_crash_the_file_is_as_before_or_repaired(kind: CrashKind) -> Non
         with pytest.raises(SimCrash):
             repair_log(repairs(fs, Rounds(2950)), fs, 3, RANGE)
         after = fs.after_machine_crash(kind, crash_at)
-        finish_repairs(after, WAL)
+        finish_swaps(after, WAL)
         content = after.read(PATH)
         assert content in (DAMAGED, INTACT)
         seen.add(content)
