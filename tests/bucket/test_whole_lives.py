@@ -20,10 +20,16 @@ from topics.bucket.ownership import BucketRefused
 
 pytestmark = pytest.mark.slow
 
-CALLS = 1 if EVERYTHING else 23
-OPERATIONS = 1 if EVERYTHING else 149
-ANSWERS = 1 if EVERYTHING else 31
-SEEDS = 300 if EVERYTHING else 4
+CALLS = 1 if EVERYTHING else 2
+OPERATIONS = 1 if EVERYTHING else 9
+ANSWERS = 1 if EVERYTHING else 7
+ENDLESS = (SimFault.DENIED, SimFault.HANG, SimFault.HANG_AFTER)
+"""After many of these nothing goes on until an operator, or the store, does something."""
+
+SHARE = 0.03
+"""Of calls that fail. After some faults the bucket is left alone for 30 s."""
+
+SEEDS = 300 if EVERYTHING else 12
 
 
 @cache
@@ -114,16 +120,16 @@ def test_any_answer_of_the_store_may_be_wrong(fault: SimFault) -> None:
         machine.objects.faults = lambda op, name, at=number + 1, calls=calls: fault if len(calls) == at else None  # type: ignore[misc]
         machine = lived_or_refused(machine, first_life)
         machine.objects.arrive()
-        check_whole(machine)
+        judge(machine.after("kill"))  # the last round of a stop may be missing
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_many_answers_of_the_store_may_be_wrong(seed: int) -> None:
     machine = Machine()
-    kinds = [fault for fault in SIM_FAULTS if fault is not SimFault.DENIED]
-    machine.objects.faults = random_faults(seed, 0.1, kinds)
+    kinds = [fault for fault in SIM_FAULTS if fault not in ENDLESS]
+    machine.objects.faults = random_faults(seed, SHARE, kinds)
     machine = lived_or_refused(machine, first_life).after("kill", seed)
-    machine.objects.faults = random_faults(seed + 1000, 0.1, kinds)
+    machine.objects.faults = random_faults(seed + 1000, SHARE, kinds)
     machine = lived_or_refused(machine, later_life)
     machine.objects.arrive()
     judge(machine.after("kill", seed))

@@ -146,6 +146,8 @@ class Archive:
         self._ownership = Ownership(objects, self._puts, offload, self._nonce, self._keep_on)
         self._note = BucketNote(bucket="", dir="")
         self._noted_at = 0.0
+        self.noted_round = 0
+        """The last round that the note on the disk knows. A start reads those that follow, so none of them may go."""
         self._place: Place | None = None
         self._keep_from: list[LogPosition] | None = None
         """Files of the log from here on stay; None if none has to."""
@@ -260,6 +262,7 @@ class Archive:
                 f"{datadir.bucket_path} is damaged: {error}. Remove it, and start once with --take"
             ) from error
         self._note = note or BucketNote(bucket="", dir=secrets.token_hex(16))
+        self.noted_round = self._note.round
         if self._note.positions is not None:
             if self._store.salvaged or is_stale or len(self._note.positions) != self._store.shards:
                 self._note.positions = None
@@ -524,8 +527,9 @@ class Archive:
         if place is not None:
             self._note.files = [(shard, ordinal, number) for (shard, ordinal), number in sorted(place.files.items())]
         positions = None if self._note.positions is None else list(self._note.positions)
+        number = self._note.round
         await self._offload.run(Pool.FILES, partial(write_note, self._fs, self._store.datadir, self._note))
-        self._noted_at = trio.current_time()
+        self._noted_at, self.noted_round = trio.current_time(), number
         if positions is not None and not self._given_up:
             self._keep_from = [LogPosition(*position) for position in positions]
 

@@ -228,14 +228,16 @@ class BucketCollector:
         return needed
 
     async def _old_rounds(self, kept: Kept) -> list[str]:
-        """The rounds that nobody needs, without the first one of each epoch: the oldest, about `MOST_PER_PASS`."""
+        """The rounds that nobody needs, without the first one of each epoch: the oldest, about `MOST_PER_PASS`. Those
+        from the one on that the note of this directory has stay: its next start reads them."""
+        below = min(kept.rounds_from, self._archive.noted_round)
         numbers: list[int] = []
         free: list[int] = []
         after, last = "", False
         while not last and len(free) < MOST_PER_PASS:
             page = await self._offload.run(Pool.BUCKET_READ, partial(self._archive.objects.list, ROUNDS, after))
             found = [number for one in page if (number := number_of(one.name)) is not None]
-            old = [number for number in found if number < kept.rounds_from]
+            old = [number for number in found if number < below]
             numbers += old
             free += [number for number in old if not kept.has_round(number)]
             last = len(page) < MAX_PAGE or len(old) < len(found)
