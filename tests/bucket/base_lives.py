@@ -27,6 +27,10 @@ class PlainArchive:
     def last_round(self) -> int:
         return self.number
 
+    @property
+    def noted_round(self) -> int:
+        return self.number
+
     async def archived_to(self, positions: Sequence[LogPosition]) -> int:
         self.number += 1
         self.asked.append(list(positions))

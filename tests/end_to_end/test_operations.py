@@ -181,14 +181,21 @@ def test_every_event_that_the_daemon_warns_with_is_explained() -> None:
 # ----------------------------------------------------------------- files
 
 
+def anchors_of(page: str) -> set[str]:
+    """The anchors of a page's chapters."""
+    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_to_files_and_headings() -> None:
-    headings = re.findall(r"^## (.*)$", OPERATIONS, re.MULTILINE)
-    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    anchors = anchors_of(OPERATIONS)
     for target in re.findall(r"\]\(([^)]+)\)", OPERATIONS):
         if target.startswith("#"):
             assert target[1:] in anchors, target
         else:
-            assert (DOCS / target).exists(), target
+            file, _, heading = target.partition("#")
+            assert (DOCS / file).exists(), target
+            assert not heading or heading in anchors_of((DOCS / file).read_text()), target
 
 
 def test_scripts_that_are_named_exist() -> None:

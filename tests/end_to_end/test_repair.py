@@ -32,8 +32,11 @@ def archive(daemon: Daemon) -> None:
     segments = daemon.root / "bucket" / "segments"
     until(lambda: len(files(daemon, "tags")) >= 7, "segments are not sealed")
     until(lambda: len(list(segments.rglob("*.tags"))) >= len(files(daemon, "tags")), "the segments are not put")
-    put_ns = max(path.stat().st_mtime_ns for path in segments.rglob("*"))
-    until(lambda: any(path.stat().st_mtime_ns > put_ns for path in bases.iterdir()), "no base has the segments")
+    put_ns = max(path.stat().st_mtime_ns for path in segments.rglob("*.tags"))
+    until(
+        lambda: any(path.stat().st_mtime_ns > put_ns for path in bases.iterdir() if path.name.isdigit()),
+        "no base has the segments",
+    )
 
 
 def content(client: Client) -> dict[int, object]:

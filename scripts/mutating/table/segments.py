@@ -119,12 +119,12 @@ SEGMENTS: Final = (
         "reading",
         "topics/storage/cache/span_loader.py",
         """
-            if found.damaged:
-                found = await self._under_lock(topic, segment, call)
+            found = await self._under_lock(topic, segment, call)
+        if sealed:
         """,
         """
-            if found.damaged:
-                pass
+            pass
+        if sealed:
         """,
         "consumers 2: the index finds everything that matches",
         "unit",

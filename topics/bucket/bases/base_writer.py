@@ -91,6 +91,11 @@ class ArchivePlace(Protocol):
         ...
 
     @property
+    def noted_round(self) -> int:
+        """The last round that the note on the disk knows: the next start reads the rounds after it."""
+        ...
+
+    @property
     def bucket_id(self) -> str:
         """The id of the bucket."""
         ...
