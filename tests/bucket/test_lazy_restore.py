@@ -30,8 +30,8 @@ from topics.bucket.offline.bucket_restore import BucketRestore, RestoreSource, W
 from topics.bucket.offline.restore_target import choose_target
 from topics.bucket.pin_format import decode_pin
 from topics.bucket.pins import PIN_MS, pinned, renew_pin
-from topics.bucket.restore_completion import RestoreCompletion
-from topics.bucket.restore_note import BadRestoreNote, read_restore_note
+from topics.bucket.restored.restore_completion import RestoreCompletion
+from topics.bucket.restored.restore_note import BadRestoreNote, read_restore_note
 from topics.daemon import Daemon
 from topics.storage.files.datadir import DataDir, parse_segment_file
 from topics.storage.offline.verify import Verification

@@ -45,6 +45,10 @@ class HomeMoves:
         """Return the first seqs of those segments of a topic that copies in other topics point to."""
         return self._file_holds.needed_segments(topic_id)
 
+    def copied(self) -> set[tuple[int, int]]:
+        """Return topic id and first seq of all such segments, those of deleted topics among them."""
+        return self._file_holds.copied_segments()
+
     async def bring(self, topic: LiveTopic, segment: Segment) -> bool:
         """Make a cold segment a hot one, with the lock. Return False if it cannot be done now. Raises like
         `bring_all`."""
