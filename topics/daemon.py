@@ -412,6 +412,7 @@ class Daemon:
         """Have damage repaired from the bucket, if there is one. Raises StartRefusal."""
         engine = self.engine
         if not self.settings.bucket:
+            self._mend_pointers()
             return
         from topics.bucket.archive import make_objects  # noqa: PLC0415
         from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
@@ -424,6 +425,19 @@ class Daemon:
         store = engine.store
         self._home = BucketHome(self._objects, engine.fs, store.datadir, lambda: store.identity, engine.clock)
         store.home = engine.loader.spans.repairs.home = self._home
+        self._mend_pointers()
+
+    def _mend_pointers(self) -> None:
+        """Have pointers to segments in a bucket that are damaged made anew."""
+        if self._segments is None:
+            return
+        from topics.bucket.repair.pointer_home import PointerHome  # noqa: PLC0415
+
+        store = self.engine.store
+        home = PointerHome(
+            self.engine.fs, store.datadir, self._home, self.settings.bucket or "", self._segments.store_at
+        )
+        self._segments.remake = home.pointer
 
     async def _make_archive(self) -> Archive | None:
         """Make the archive, if there is a bucket. Raises StartRefusal."""
@@ -478,7 +492,9 @@ class Daemon:
         if self._segments is not None:
             self._segments.own = OwnSegments(archive, bases, settings.bucket).bucket
         repairs, at_start = engine.loader.spans.repairs, engine.store.repairs
-        engine.metrics.bucket = BucketLook(archive, bases, collector, self._objects, repairs, at_start).figures
+        engine.metrics.bucket = BucketLook(
+            archive, bases, collector, self._objects, repairs, at_start, self._segments
+        ).figures
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 

@@ -144,6 +144,10 @@ def restore(
                 remove_pin(objects, work.source.pin)
         except RestoreRefused as error:
             raise UsageRefusal(str(error)) from None
+        except OSError as error:
+            raise CommandFailure(
+                f"{data_dir} cannot be made: {error.strerror or error}; nothing is left of it"
+            ) from None
         finally:
             workers.close()
     if options.as_json:

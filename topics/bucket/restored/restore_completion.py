@@ -138,15 +138,16 @@ class RestoreCompletion:
         for topic, segment in list(self._cold()):
             if topic.deleted or segment.tier != "cold":
                 continue
+            left += 1  # also if its pointer is damaged: the pin may be what keeps it
             try:
-                get = partial(self._segments.pointer, topic.id, segment.first)
-                pointer = await self._offload.run(Pool.FILES, get)
+                pointer = await self._moves.pointer(topic.id, segment.first)
                 if pointer.bucket != self._note.bucket:
+                    left -= 1
                     continue
                 if self._segments.is_own(pointer):
+                    left -= 1
                     own += 1
                     continue
-                left += 1
                 if is_gone or not self._has_room():
                     continue
                 if await self._moves.bring(topic, segment):
