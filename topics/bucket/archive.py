@@ -556,6 +556,11 @@ class Archive:
                 if reason and self._keep_from is keep:
                     await self._give_up(reason)
 
+    async def begin_anew(self, reason: str) -> None:
+        """The bucket has lost something that no round to come can bring back: begin another history, with all that the
+        data directory has."""
+        await self._give_up(reason)
+
     async def _give_up(self, reason: str) -> None:
         """Let the files of the log go. The next opening begins a history."""
         self._given_up = True
