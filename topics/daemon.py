@@ -267,6 +267,9 @@ class Daemon:
             background.start_soon(self._restarted, "compactor", self.engine.compactor.run)
             if archive is not None:
                 self._start_bases(background, archive)
+            if archive is not None and not await self._archive_recovered(archive):
+                daemon.cancel_scope.cancel()
+                return EXIT_OK
             background.start_soon(self._restarted, "reclaimer", self.engine.reclaimer.run)
             if self.engine.store.tiers.cold is not None:
                 background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
@@ -377,6 +380,12 @@ class Daemon:
             except OSError as error:
                 raise StartFailure(f"the data directory cannot be recovered now: {error}") from error
             nursery.cancel_scope.cancel()
+        remote = [topic.name for topic in engine.registry.by_id.values() if topic.is_remote]
+        if remote and not self.settings.bucket:
+            raise StartRefusal(
+                f"topics of this directory have the class remote, which needs a bucket, such as {remote[0]!r} (of "
+                f"{len(remote)}): set TOPICS_BUCKET"
+            )
         log.info(
             "recovered",
             topics=len(engine.registry.topics),
@@ -484,6 +493,29 @@ class Daemon:
             has_base=lambda: self._bases is not None and self._bases.has_base,
             has_room=lambda: engine.store.space.shortage is None,
         )
+
+    async def _archive_recovered(self, archive: Archive) -> bool:
+        """If there are topics of the class `remote`, wait until all that was recovered is in the bucket: before that
+        nobody may see it. Return False if a signal to stop came meanwhile. Raises StartFailure."""
+        from topics.bucket.archive import ArchiveStopped  # noqa: PLC0415
+
+        engine = self.engine
+        if not any(topic.is_remote for topic in engine.registry.by_id.values()):
+            return True
+        engine.status.phase = "archiving"
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def stopped() -> None:
+                    await self._stop.wait()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(stopped)
+                await archive.vouch_for([writer.synced_position()[0] for writer in engine.store.writers])
+                nursery.cancel_scope.cancel()
+        except* ArchiveStopped as group:
+            raise StartFailure(f"the bucket cannot get what was recovered: {group.exceptions[0]}") from group
+        return not self._stop.is_set()
 
     async def _settle_bucket(self, archive: Archive) -> None:
         """Give the bucket some time to refuse the start. Raises StartRefusal."""

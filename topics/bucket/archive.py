@@ -24,7 +24,7 @@ worker threads.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Literal, Protocol
@@ -80,6 +80,18 @@ class LogSource(Protocol):
 
     def copied_files(self) -> set[int]:
         """Ids of the files that copies in other topics are made of."""
+        ...
+
+    def begin_cuts(self) -> None:
+        """From here on note which topics have seqs that are not in the bucket."""
+        ...
+
+    def begin_cut(self) -> None:
+        """Note up to which seqs what is queued by now goes. Called in the step of a cut."""
+        ...
+
+    def cut_archived(self, missing: Collection[int]) -> None:
+        """The bucket has everything that `begin_cut` has noted, but for these shards."""
         ...
 
 
@@ -165,6 +177,14 @@ class Archive:
         self._cut_number = 0
         self._owner_round = 0
         self._owner_due = False
+        self._base = 0
+        """The newest base that is known; 0 before."""
+        self._missing: set[int] = set()
+        """Shards of which the last cut does not have all that was queued."""
+        self._is_cutting = False
+        """Return True if a cut was taken that is not in the bucket yet."""
+        self._round_wanted = False
+        """Return True if something waits for a round, since the last cut was taken."""
         self.figures = BucketFigures()
 
     # -- for others ------------------------------------------------------------------------------------------------
@@ -239,10 +259,30 @@ class Archive:
             await trio.sleep(pause_s)
             pause_s = LOOK_S  # a shard without room has its place where it is
 
+    async def vouch_for(self, positions: Sequence[LogPosition]) -> None:
+        """Wait until everything before these places can be restored from the bucket. Raises ArchiveStopped."""
+        await self.archived_to(positions)
+        while not self.is_restorable:
+            if self._ended.is_set():
+                raise ArchiveStopped("the archive has ended")
+            await self._news.wait()
+
+    @property
+    def is_restorable(self) -> bool:
+        """Return True if there is a base of the present history: what is in its rounds can be restored."""
+        place = self._place
+        return place is not None and 0 < place.history <= self._base
+
     async def note_base(self, number: int) -> None:
-        """There is a base for round `number`: with the next cut, `owner` names a recent round."""
+        """There is a base for round `number`: with the next cut, `owner` names a recent round. If it is the first of
+        the history, what waits for a round counts now."""
+        self._base = max(self._base, number)
         if number > self._owner_round:
             self._owner_due = True
+        if not self._is_cutting:
+            self._release()
+        self._tell()
+        self._wake.set()
 
     def may_drop(self, file: WalFile) -> bool:
         """Return True if a file of the log is in the bucket, or is not kept for it."""
@@ -258,6 +298,8 @@ class Archive:
     async def prepare(self) -> None:
         """Read the note of the directory, before anything is appended. Raises BucketRefused, OSError."""
         await self._noted.read()
+        self._source.begin_cuts()
+        self._store.round_waits.wanted = self._want_round
 
     async def run(self) -> None:
         """Write rounds until `finish`. Raises what nobody expects, and may be called again then."""
@@ -372,7 +414,11 @@ class Archive:
         due = trio.current_time() + self._settings.bucket_round_ms / 1000
         while not (self._stopping or self._given_up):
             now = trio.current_time()
-            if self._asked or (self._behind and (now >= due or self._new_bytes >= ROUND_BYTES)):
+            if (
+                self._asked
+                or (self._round_wanted and self.is_restorable)
+                or (self._behind and (now >= due or self._new_bytes >= ROUND_BYTES))
+            ):
                 break
             if not self._behind:
                 self._archived_at_ms = self._clock.monotonic_ms()
@@ -405,6 +451,7 @@ class Archive:
             first = first_head(place, self._noted.keep_from, self._nonce, self._clock.now_ms())
             await self._write_round(place, first, [])
         began_ms = self._clock.monotonic_ms()
+        self._round_wanted, self._is_cutting = False, True
         self._bytes_at_cut = sum(writer.figures.bytes_written for writer in self._store.writers)
         wall_ms = max(self._clock.now_ms(), place.wall_ms)
         ends = await self._cut()
@@ -435,12 +482,25 @@ class Archive:
             )
             pieces = following
         self._archived_at_ms = began_ms
-        self._cut_number = place.number
+        self._cut_number, self._is_cutting = place.number, False
+        self._release()
         if self.state != "working":
             self._enter("working")
         if trio.current_time() - self._noted.written_at >= NOTE_S:
             await self._note_place()
         self._tell()
+
+    def _want_round(self) -> None:
+        """Something waits for a round."""
+        self._round_wanted = True
+        self._wake.set()
+
+    def _release(self) -> None:
+        """The bucket has the last cut. Tell what waits for it, if it can be restored."""
+        place = self._place
+        if place is not None and place.positions is not None and self.is_restorable:
+            self._source.cut_archived(self._missing)
+            self._store.round_waits.reach(place.positions)
 
     async def _cut(self) -> list[LogPosition]:
         """Return a place in each shard behind everything queued by now, when it is synced. A failed shard, and one that
@@ -448,6 +508,8 @@ class Archive:
         writers = self._store.writers
         marks: list[LogMark | None] = []
         ends = [writer.synced_position()[0] for writer in writers]
+        self._missing = set(range(len(writers)))
+        self._source.begin_cut()
         for writer in writers:
             try:
                 marks.append(writer.mark())
@@ -461,6 +523,7 @@ class Archive:
                     continue
                 assert mark.position is not None
                 ends[shard] = mark.position
+                self._missing.discard(shard)
         return ends
 
     async def _write_round(self, place: Place, head: RoundHead, pieces: Sequence[Piece]) -> None:
@@ -502,9 +565,10 @@ class Archive:
     # -- the backlog -----------------------------------------------------------------------------------------------
 
     async def _watch_backlog(self) -> None:
-        """Give the place up if the log that is kept for the bucket becomes too long."""
+        """Give the place up if the log that is kept for the bucket becomes too long. Tell clients that wait for it."""
         while True:
             await trio.sleep(1)
+            self._store.round_waits.tell_of_delay()
             keep = self._noted.keep_from
             if keep is None or self._given_up:
                 continue
@@ -561,6 +625,12 @@ class Archive:
         self._tell()
 
     def _tell(self) -> None:
+        problem = None
+        if self.state != "working":
+            problem = self.problem or "it is not open"
+        elif not self.is_restorable:
+            problem = "it has no base of the present history yet"
+        self._store.round_waits.set_away(problem)
         self._news.set()
         self._news = trio.Event()
 

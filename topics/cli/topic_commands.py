@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         TopicSummary,
     )
 
-CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
+CLASSES: Final = ("ephemeral", "memory", "disk", "fsync", "remote")
 
 names_argument: Final = click.argument(
     "names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics

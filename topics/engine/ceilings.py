@@ -22,7 +22,7 @@ class CeilingBatch:
     """A HeadWatermark frame on its way to disk. Once a sync covers it, the topic may give out seqs up to `ceiling`
     without waiting."""
 
-    __slots__ = ("ceiling", "data", "frames", "last_seq", "topic", "topic_id", "wants_sync")
+    __slots__ = ("ceiling", "data", "frames", "last_seq", "topic", "topic_id", "wants_archive", "wants_sync")
 
     def __init__(self, topic: Topic, ceiling: int, ts: int) -> None:
         self.topic = topic
@@ -31,6 +31,7 @@ class CeilingBatch:
         self.last_seq = 0
         self.frames = 1
         self.wants_sync = False
+        self.wants_archive = False
         self.data = encode_control(FrameType.HEAD_WATERMARK, {"ceiling": ceiling}, topic_id=topic.id, ts=ts)
 
     def on_written(self, file: WalFile, offset: int) -> None:

@@ -29,7 +29,7 @@ from topics.log.stages import CommitKeys, StageTarget
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import TopicLog
 from topics.log.transaction_keys import TransactionKeys
-from topics.model import TopicConfig
+from topics.model import SYNCED_CLASSES, TopicConfig
 from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
 from topics.sched.audience import Audience
@@ -77,6 +77,7 @@ class TopicTotals:
         "in_doubt",
         "is_synced",
         "news",
+        "unarchived",
         "when_synced",
     )
 
@@ -99,6 +100,8 @@ class TopicTotals:
         """Topics with something in the log that does not show in them yet: no replay may begin behind it."""
         self.in_doubt: dict[Any, None] = {}
         """Transactions that recovery may have to decide, oldest first (`topics.engine.transaction`)."""
+        self.unarchived: dict[Topic, None] | None = None
+        """Topics with seqs that no cut of the log for the bucket has yet; None without a bucket."""
         self._steps: deque[Callable[[], Any]] | None = None
         """What `in_turn` has yet to do, while it does something."""
         self.is_synced: Callable[[int, LogPosition], bool] | None = None
@@ -129,6 +132,7 @@ class Topic:
         "audience",
         "barrier",
         "blocks",
+        "bucket_seq",
         "ceiling",
         "changed",
         "commit_keys",
@@ -188,6 +192,8 @@ class Topic:
         self.last_ts = 0
         self.ceiling = SeqCeiling()
         self.synced_seq = 0
+        self.bucket_seq = 0
+        """The last seq that a round in the bucket has."""
         self.pending: deque[Commit] | None = None
         self.pending_records = 0
         self.pending_bytes = 0
@@ -261,10 +267,15 @@ class Topic:
         return self.config.durability == "ephemeral"
 
     @property
+    def is_remote(self) -> bool:
+        """Return True if its changes count only when a round in the bucket has them."""
+        return self.config.durability == "remote"
+
+    @property
     def commit_point(self) -> CommitPoint:
         """The commit point of the topic's class."""
         durability = self.config.durability
-        if durability == "fsync":
+        if durability in SYNCED_CLASSES:
             return CommitPoint.SYNCED
         return CommitPoint.WRITTEN if durability == "disk" else CommitPoint.HANDED
 
@@ -419,8 +430,14 @@ class Topic:
         if self.synced_seq > before:
             self.tell_of_sync()
 
+    def note_archived(self, seq: int) -> None:
+        """A round in the bucket has everything up to `seq`."""
+        if seq > self.bucket_seq:
+            self.bucket_seq = seq
+            self.tell_of_sync()
+
     def tell_of_sync(self) -> None:
-        """More is on disk: news for those who want only that."""
+        """More is on disk, or in the bucket: news for those who want only that."""
         if self.audience is not None and self.audience.strong:
             self.wake()
         elif self.fanout is not None and self.fanout.behind:
@@ -580,6 +597,7 @@ class Commit:
         "synced_ns",
         "topic",
         "topic_id",
+        "wants_archive",
         "wants_sync",
         "written_ns",
     )
@@ -606,6 +624,7 @@ class Commit:
         self.frames = frames
         self.commit_point = commit_point
         self.wants_sync = commit_point is CommitPoint.SYNCED
+        self.wants_archive = self.wants_sync and topic.is_remote
         self.apply = apply
         """Called once, in order, at the commit point; what it returns is the result."""
         self.on_fail: Callable[[], None] | None = None
@@ -658,6 +677,8 @@ class Commit:
         topic.common.bytes_on_the_way += self.bytes
         if not self.forwards:
             topic.common.committed_ns = self.submitted_ns
+        if self.records and topic.common.unarchived is not None:
+            topic.common.unarchived[topic] = None
 
     def on_written(self, file: WalFile, offset: int) -> None:
         topic = self.topic

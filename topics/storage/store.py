@@ -16,6 +16,7 @@ import msgspec
 
 from topics.config import Settings
 from topics.errors import ApiError
+from topics.model import SYNCED_CLASSES
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.runtime.offload import Offload, Pool
@@ -62,6 +63,7 @@ from topics.storage.wal import frames
 from topics.storage.wal.batches import ControlBatch, SyncRequest
 from topics.storage.wal.frames import FrameType, UnsealedFrames, joined
 from topics.storage.wal.group_writes import GroupWrites
+from topics.storage.wal.round_waits import RoundWaits
 from topics.storage.wal.shard_writer import ShardWriter
 from topics.storage.wal.wal_files import LogPosition, WalFiles
 from topics.telemetry.figures import WalFigures
@@ -114,6 +116,8 @@ class Store:
         self.restored = False
         """True if this is the first start of a copy of another directory."""
         self.space = FreeSpace(settings, self.datadir.root, fs=fs, offload=offload)
+        self.round_waits = RoundWaits(clock)
+        """What is synced and waits until the bucket has it."""
         self.home: SecondHome | None = None
         """Where the data is a second time, if the daemon has a bucket. Set before `open`."""
         self.repairs: StartRepairs | None = None
@@ -264,7 +268,7 @@ class Store:
         ]
         if lost:
             by_class = Counter(topic.config.durability for topic, _, _ in lost)
-            kept = by_class.keys() & {"disk", "fsync"}
+            kept = by_class.keys() & {"disk", *SYNCED_CLASSES}
             (log.warning if kept else log.info)(
                 "seqs_lost",
                 topics=len({topic.id for topic, _, _ in lost}),
@@ -389,6 +393,7 @@ class Store:
             figures=WalFigures(),
             on_failure=self._shard_failed,
             sync_tick_ms=self._settings.sync_tick_ms,
+            round_waits=self.round_waits,
         )
 
     # -- another number of shards ------------------------------------------------------------------------------------

@@ -383,8 +383,8 @@ class StageCommits:
                 continue
             writer = self._commits.check_writable(target)
             self._commits.check_space(writer)
-            if writer.queue.is_full:
-                waited += await self._appends.admit(writer, waited, disable_backpressure=disable_backpressure)
+            if self._commits.is_full(target):
+                waited += await self._appends.admit(target, waited, disable_backpressure=disable_backpressure)
                 continue
             if target.pending and evicts(target) and not only_appends(target):
                 await target.next_change().wait()  # as for an append

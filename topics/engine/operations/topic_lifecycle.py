@@ -35,7 +35,7 @@ from topics.log.seq_ceiling import MIN_CEILING_BLOCK
 from topics.log.span import FLAG_ORIGIN, NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config, targets_of
 from topics.log.topic_log import SeqRun
-from topics.model import TopicConfig, TopicConfigPatch
+from topics.model import SYNCED_CLASSES, TopicConfig, TopicConfigPatch
 from topics.runtime.background import BackgroundTasks
 from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.store import Store
@@ -137,6 +137,7 @@ class TopicLifecycle:
                 self.doubts.check(name)
                 return config, False
             self.check_targets(name, config)
+            self._commits.check_class(config)
             self._commits.check_changeable(topic)
             topic.barrier = trio.Event()
             return await self._carry_out(name, config, partial(self._reconfigure, topic, config)), False
@@ -158,7 +159,8 @@ class TopicLifecycle:
             self._commits.check_changeable(topic)
             topic.barrier = trio.Event()
             work = partial(self._delete_synced, topic, if_empty)
-            return True, await self._background.finish(work, self._commits.wait_begun)
+            wait = partial(self._commits.wait_begun, remote=topic.is_remote)
+            return True, await self._background.finish(work, wait)
 
     def check_targets(self, name: str, config: TopicConfig) -> None:
         """Refuse a config with which a dead-letter topic, or one for results, would be ephemeral: it must survive a
@@ -185,6 +187,7 @@ class TopicLifecycle:
             return False
         self.check_topics((name,))
         self.check_targets(name, config)
+        self._commits.check_class(config)
         self._creating[name] = Creation()
         await self._carry_out(name, config, partial(self._create_synced, name, config))
         return True
@@ -201,7 +204,8 @@ class TopicLifecycle:
                 self._intended.remove(intention)
 
         self._intended.append(intention)
-        return await self._background.finish(carry_out, self._commits.wait_begun)
+        wait = partial(self._commits.wait_begun, remote=config.durability == "remote")
+        return await self._background.finish(carry_out, wait)
 
     async def create_missing(self, names: Sequence[str]) -> None:
         """Make the missing topics among these, with the default config; none of them if the limit does not allow all.
@@ -237,7 +241,7 @@ class TopicLifecycle:
             shard = self._store.shard_of(topic_id)
             self._creating[name].begin(self._store.writers[shard], self._commits)
             topic = self._registry.make(topic_id, name, config, shard)
-            ceiling = 0 if config.durability == "fsync" else MIN_CEILING_BLOCK
+            ceiling = 0 if config.durability in SYNCED_CLASSES else MIN_CEILING_BLOCK
             now = self._registry.now_ms()
             entries = [(FrameType.TOPIC_CREATE, {"name": name, "config": config_to_wire(config), "ceiling": ceiling})]
 
@@ -251,6 +255,7 @@ class TopicLifecycle:
                 1,
                 topic_id=topic_id,
                 wants_sync=True,
+                wants_archive=topic.is_remote,
                 apply=apply,
             )
             self._store.writers[shard].submit(batch)
@@ -279,7 +284,8 @@ class TopicLifecycle:
             data = encode_control(
                 FrameType.TOPIC_DELETE, {"name": topic.name}, topic_id=topic.id, ts=self._registry.now_ms()
             )
-            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=apply)
+            remote = topic.is_remote
+            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, wants_archive=remote, apply=apply)
             self._commits.writer(topic).submit(batch)
             with self.doubts.deciding(topic.name):
                 await batch.wait_synced()
@@ -327,6 +333,7 @@ class TopicLifecycle:
                 len(entries),
                 topic_id=topic.id,
                 wants_sync=True,
+                wants_archive="remote" in (old.durability, config.durability),
                 apply=apply,
             )
             self._commits.writer(topic).submit(batch)
@@ -448,8 +455,8 @@ class TopicLifecycle:
 
 
 def _ceiling_under(topic: Topic, config: TopicConfig) -> int:
-    """Return the ceiling of a topic under another config: `fsync` has no reserve."""
-    if config.durability == "fsync":
+    """Return the ceiling of a topic under another config: classes that are synced have no reserve."""
+    if config.durability in SYNCED_CLASSES:
         return topic.assigned
     if config.durability != topic.config.durability:
         return topic.assigned + MIN_CEILING_BLOCK

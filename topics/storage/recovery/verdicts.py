@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from topics.log.stages import StageTarget
+from topics.model import SYNCED_CLASSES
 from topics.storage.files.fs import TEMPORARY_SUFFIX, File, Fs, copy_bytes, parent
 from topics.storage.recovery.recovered_state import (
     ColumnLoader,
@@ -161,11 +162,11 @@ def _decide_topic(topic: RecoveredTopic, columns: ColumnLoader, *, stayed_up: bo
     reached = topic.forwarded_to
     if skipped:
         reached = max(head, ceiling, reached) + skipped
-    if durability == "fsync" and reached <= head:
+    if durability in SYNCED_CLASSES and reached <= head:
         topic.ceiling = head  # this class reserves no seqs, so its part stays valid
         return None
     exempt = durability == "disk" and stayed_up and reached <= head
-    ceiling = max(reached, 0 if durability == "fsync" else ceiling)
+    ceiling = max(reached, 0 if durability in SYNCED_CLASSES else ceiling)
     hole = None
     if ceiling > head and not exempt:
         columns.add_hole(topic, head + 1, ceiling, "lost")

@@ -39,7 +39,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import trio
 
@@ -52,6 +52,7 @@ from topics.storage.wal import frames
 from topics.storage.wal.batches import LogCut, LogMark, WalBatch
 from topics.storage.wal.frames import FrameType, UnsealedFrames
 from topics.storage.wal.group_writes import GroupWrites
+from topics.storage.wal.round_waits import ArchivedBatch, RoundWaits
 from topics.storage.wal.shard_log import NamedFile, ShardLog
 from topics.storage.wal.stall import NoRoom, Stall, refused_outright
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles, most_bytes
@@ -91,6 +92,7 @@ class ShardWriter:
         figures: WalFigures,
         on_failure: Callable[[int], None],
         sync_tick_ms: int = SYNC_TICK_MS,
+        round_waits: RoundWaits | None = None,
     ) -> None:
         self.shard = shard
         self.figures = figures
@@ -105,6 +107,7 @@ class ShardWriter:
         self._files = files
         self._file_bytes = file_bytes
         self._on_failure = on_failure
+        self._round_waits = round_waits or RoundWaits(clock)
         self._tick_ms = sync_tick_ms
         self.stall = Stall(shard, clock)
         self.queue = WriteQueue(clock, figures, backlog_bytes, self.stall)
@@ -167,7 +170,8 @@ class ShardWriter:
 
     def synced_position(self) -> tuple[LogPosition, int]:
         """Return how far the disk is known to have the log, and the number of frames up to there. Everything before it
-        has reached its commit point, so a replay that begins with the current state may start there."""
+        has reached its commit point, but for what waits for a round (`RoundWaits.starts`). So a replay that begins with
+        the current state may start there, or where the first of these is."""
         assert self._file is not None
         return LogPosition(self._file.ordinal, self._synced_end), self._synced_frames
 
@@ -396,12 +400,16 @@ class ShardWriter:
 
     def _synced(self) -> None:
         """Note that a sync has covered everything written."""
+        before = LogPosition(self.file.ordinal, self._synced_end), self._synced_frames
         self._synced_end = self.file.end
         self._synced_frames = self._frame_count
         self._tick_from_ms = self._clock.monotonic_ms()
         done, self._unsynced = self._unsynced, []
         for batch in done:
-            batch.on_synced()
+            if batch.wants_archive:
+                self._round_waits.add(self.shard, cast("ArchivedBatch", batch), before)
+            else:
+                batch.on_synced()
 
     # -- rotation ---------------------------------------------------------------------------------------------------
 
