@@ -204,8 +204,9 @@ class TopicLifecycle:
                 self._intended.remove(intention)
 
         self._intended.append(intention)
-        wait = partial(self._commits.wait_begun, remote=config.durability == "remote")
-        return await self._background.finish(carry_out, wait)
+        topic = self._registry.topics.get(name)
+        remote = config.durability == "remote" or (topic is not None and topic.is_remote)
+        return await self._background.finish(carry_out, partial(self._commits.wait_begun, remote=remote))
 
     async def create_missing(self, names: Sequence[str]) -> None:
         """Make the missing topics among these, with the default config; none of them if the limit does not allow all.
