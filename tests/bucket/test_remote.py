@@ -41,8 +41,7 @@ async def there(objects: SimObjects, name: str) -> list[int]:
 
 async def opened(life: ArchivedLife) -> None:
     """Wait until the bucket has a base."""
-    while not life.archive.is_restorable:
-        await trio.sleep(0.1)
+    await life.archive.vouch_for([writer.synced_position()[0] for writer in life.engine.store.writers])
 
 
 async def test_an_ack_comes_when_a_round_has_the_record_and_not_before(autojump_clock: Any) -> None:

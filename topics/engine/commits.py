@@ -56,7 +56,7 @@ class Commits:
         """Refuse a config whose changes could not be carried out. Raises 400 for the class `remote` without a bucket,
         `503 not_ready` if the bucket has been away for `TOPICS_ADMISSION_MS`."""
         if config.durability == "remote":
-            if self._registry.common.unarchived is None:
+            if not self._registry.has_bucket:
                 raise invalid("durability", "remote needs a daemon with a bucket (TOPICS_BUCKET)")
             self._store.round_waits.check(self._admission_ms)
 

@@ -162,6 +162,11 @@ class Registry:
 
     # -- the bucket --------------------------------------------------------------------------------------------------
 
+    @property
+    def has_bucket(self) -> bool:
+        """Return True if the log is written to a bucket."""
+        return self.common.unarchived is not None
+
     def begin_cuts(self) -> None:
         """From here on note which topics have seqs that are not in the bucket: all, as far as is known."""
         if self.common.unarchived is None:

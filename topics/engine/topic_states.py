@@ -79,7 +79,7 @@ class TopicStates:
         )
 
     def _bucket_seq(self, topic: Topic) -> int | UnsetType:
-        if self._registry.common.unarchived is None:
+        if not self._registry.has_bucket:
             return UNSET
         return 0 if topic.ephemeral else min(topic.bucket_seq, topic.log.head_seq)
 

@@ -131,6 +131,9 @@ class Gate:
         if status.phase == "draining":
             return ApiError("shutting_down", "the daemon is stopping", retry_after_s=5)
         progress = {"replay_progress": status.replay_progress}
+        if status.phase == "archiving":
+            message = "what was recovered has to be in the bucket first, because topics have the class remote"
+            return ApiError("not_ready", message, detail=progress, retry_after_s=1)
         return ApiError("not_ready", "the log is being replayed", detail=progress, retry_after_s=1)
 
     async def handle(self, exchange: Exchange) -> None:

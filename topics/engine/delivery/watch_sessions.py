@@ -82,7 +82,10 @@ class WatchSessions:
         self, request: WatchRequest, owner: bytes = b"", covered: Covered = OPEN.covered
     ) -> tuple[WatchSession, dict[str, WatchedTopic]]:
         """Begin a session of `owner`, whose key covers these parts of prefixes. Raises 404 for an unknown topic unless
-        it is to be waited for, 400 if `lenient` leaves no topic, 429 at the cap."""
+        it is to be waited for, 400 if `lenient` leaves no topic or the consistency needs a bucket, 429 at the
+        cap."""
+        if request.consistency == "remote" and not self._registry.has_bucket:
+            raise invalid("consistency", "remote needs a daemon with a bucket (TOPICS_BUCKET)")
         maximum = self._settings.max_watch_sessions
         if maximum and len(self._sessions) >= maximum:
             raise self._registry.throttle("max_watch_sessions", maximum)
