@@ -38,7 +38,8 @@ from topics.bucket.log_reader import ROUND_BYTES, LogGone, Piece, divided, measu
 from topics.bucket.noted_place import NotedPlace
 from topics.bucket.object_names import round_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreErrorKind
-from topics.bucket.ownership.owner_object import BucketRefused, Ownership
+from topics.bucket.ownership.lease import Lease
+from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms, Ownership
 from topics.bucket.place import Place, first_head, next_head
 from topics.bucket.place_search import PlaceSearch
 from topics.bucket.round_format import RoundHead, encode_round
@@ -68,6 +69,9 @@ LONGEST_S: Final = 30.0
 
 NOTE_S: Final = 10.0
 """The note on disk is behind by at most so much (s), while rounds are written."""
+
+LEASE_CALLS: Final = 4
+"""So many calls of the store fit into a lease."""
 
 OWNER_ROUNDS: Final = 500
 """After so many rounds `owner` names a new one, if no base has done so."""
@@ -121,6 +125,18 @@ def make_objects(settings: Settings, environ: Mapping[str, str], offload: Offloa
         raise BucketRefused(str(error)) from error
 
 
+def lease_terms(settings: Settings, environ: Mapping[str, str], offload: Offload, clock: Clock) -> LeaseTerms:
+    """Return how this daemon holds a lease: its calls of the store have a limit of their own, so that several fit into
+    a lease. Raises BucketRefused."""
+    timeout_s = min(settings.bucket_timeout_ms, settings.bucket_lease_ms // LEASE_CALLS) / 1000
+    try:
+        location = parse_location(settings.bucket, environ)
+        objects = BoundedObjects(open_objects(location, timeout_s), offload, timeout_s)
+    except (BucketLocationError, StoreError) as error:
+        raise BucketRefused(str(error)) from error
+    return LeaseTerms(settings.bucket_lease_ms, objects, clock.boottime_ms)
+
+
 class Archive:
     """The archive of one data directory. Made by the daemon if there is a bucket. `prepare` after recovery, before the
     writers run; then `run` is a task, and `finish` ends it."""
@@ -138,10 +154,12 @@ class Archive:
         offload: Offload,
         url: str = "",
         nonce: str | None = None,
+        dir_id: str | None = None,
         ownership: Ownership | None = None,
         place: Place | None = None,
     ) -> None:
-        """`ownership` and `place` are those of a prefix that was taken already (`topics.bucket.ownership.takeover`)."""
+        """`ownership` and `place` are those of a prefix that was taken already (`topics.bucket.ownership.takeover`).
+        `dir_id` is the id of a directory that has no note yet."""
         self.objects = objects
         self.decided = trio.Event()
         """Set when the bucket has been opened for the first time, or was refused."""
@@ -161,7 +179,7 @@ class Archive:
         self._puts = SettledPuts(objects, offload, self._show)
         self._ownership = ownership or Ownership(objects, self._puts, offload, self._nonce, self._keep_on)
         self._taken = place
-        self._noted = NotedPlace(store, fs, offload)
+        self._noted = NotedPlace(store, fs, offload, dir_id)
         self._place: Place | None = None
         self._backlog = Backlog(settings, store, fs, offload)
         self._given_up = False
@@ -308,6 +326,10 @@ class Archive:
                 nursery.start_soon(self._watch_backlog)
                 pause = FIRST_S
                 while not self._stopping:
+                    if self._lease is not None and not self._lease.is_held:
+                        self._enter("refused", self._lease.reason)
+                        await self._rest(LONGEST_S)
+                        continue
                     try:
                         if self._place is None:
                             await self._open()
@@ -315,6 +337,8 @@ class Archive:
                         await self._work()
                     except (PlaceGivenUp, PutGivenUp):
                         self._place = None
+                        if self._lease is not None and not self._stopping:
+                            self._lose("its rounds cannot be continued")
                     except BucketRefused as error:
                         self._place = None
                         self._enter("refused", str(error))
@@ -392,6 +416,9 @@ class Archive:
             nonce=self._nonce,
             keep_on=self._keep_on,
         )
+        held = self._ownership.held
+        if self._ownership.lease is not None and held is not None:
+            return await search.resume(self._noted.note, held, take=self._take)
         return await search.open(self._noted.note, take=self._take, url=self._url)
 
     # -- working ---------------------------------------------------------------------------------------------------
@@ -535,6 +562,7 @@ class Archive:
             await self._puts.create(round_name(head.number), blob, self._keep_on)
         except (TakenByOther, ObjectTooLarge):
             log.warning("bucket_round_taken", round=head.number, epoch=head.epoch)
+            self._lose(f"round {head.number} of the bucket is another's")
             raise PlaceGivenUp from None
         self._check_place()
         place.begin(head, blob[-32:])
@@ -546,7 +574,20 @@ class Archive:
 
     def _keep_on(self) -> bool:
         """Return False if a put that has failed is not to be repeated."""
+        if self._lease is not None and not self._lease.is_held:
+            return False
         return not (self._stopping or (self._given_up and self._place is not None))
+
+    @property
+    def _lease(self) -> Lease | None:
+        """The lease under which this process owns the prefix; None without takeover."""
+        return self._ownership.lease
+
+    def _lose(self, reason: str) -> None:
+        """The prefix is another's, or this process cannot go on with it. Without a lease it is opened again."""
+        if self._lease is not None:
+            self._lease.lose(reason)
+            self._ownership.abandon()
 
     async def _tell_owner(self, *, free: bool = False) -> None:
         try:
@@ -570,8 +611,8 @@ class Archive:
             await trio.sleep(1)
             self._store.round_waits.tell_of_delay()
             keep = self._noted.keep_from
-            if keep is None or self._given_up:
-                continue
+            if keep is None or self._given_up or self._lease is not None:
+                continue  # with a lease appends end before the backlog is long
             with suppress(OSError):
                 reason = await self._backlog.exceeded(keep, is_working=self.state == "working")
                 if reason and self._noted.keep_from is keep:
@@ -579,6 +620,7 @@ class Archive:
 
     async def _give_up(self, reason: str) -> None:
         """Let the files of the log go. The next opening begins a history."""
+        self._lose(reason)
         self._given_up = True
         self._noted.forget()
         log.error(

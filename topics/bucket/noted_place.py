@@ -23,7 +23,8 @@ from topics.storage.wal.wal_files import LogPosition, WalFile
 class NotedPlace:
     """The note of one data directory. Made by the archive, which calls `read` before anything else."""
 
-    def __init__(self, store: Store, fs: Fs, offload: Offload) -> None:
+    def __init__(self, store: Store, fs: Fs, offload: Offload, dir_id: str | None = None) -> None:
+        """`dir_id` is the id of a directory that has no note yet; a new one by default."""
         self.note = BucketNote(bucket="", dir="")
         """The note as it is in memory: as of the last round."""
         self.round = 0
@@ -32,6 +33,7 @@ class NotedPlace:
         """When it was written last, by the clock of the loop."""
         self.keep_from: list[LogPosition] | None = None
         """Files of the log from here on stay; None if none has to."""
+        self._dir_id = dir_id or secrets.token_hex(16)
         self._store = store
         self._fs = fs
         self._offload = offload
@@ -46,7 +48,7 @@ class NotedPlace:
             raise BucketRefused(
                 f"{datadir.bucket_path} is damaged: {error}. Remove it, and start once with --take"
             ) from error
-        self.note = note or BucketNote(bucket="", dir=secrets.token_hex(16))
+        self.note = note or BucketNote(bucket="", dir=self._dir_id)
         self.round = self.note.round
         if self.note.positions is not None:
             if self._store.salvaged or is_stale or len(self.note.positions) != self._store.shards:

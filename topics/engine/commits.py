@@ -139,7 +139,7 @@ class Commits:
         """Return True if a change of the topic has to be admitted: its shard's queue is full, or it would have to be in
         the bucket, which is away or behind."""
         waits = self._store.round_waits
-        return self.writer(topic).queue.is_full or (topic.is_remote and (waits.is_away or waits.is_full))
+        return self.writer(topic).queue.is_full or (topic.waits_for_rounds and (waits.is_away or waits.is_full))
 
     async def admit(self, topic: Topic, budget_ms: int | None) -> float:
         """Wait for room in the queue of the topic's shard, and for the bucket if the change has to be in it. Return how
@@ -150,7 +150,7 @@ class Commits:
         After waiting, the caller must check the topic again. Cancelling leaves nothing behind.
         """
         waited = await self.admit_to(self.writer(topic), budget_ms)
-        if topic.is_remote:
+        if topic.waits_for_rounds:
             began = trio.current_time()
             with interruptible():
                 patience_ms = self._admission_ms if budget_ms is None else max(budget_ms - waited, 0)
@@ -174,6 +174,10 @@ class Commits:
         """Queue a commit; publish it now if it waits for nothing."""
         commit.join()
         topic = commit.topic
+        if not self._store.right.is_held:
+            commit.ready = False
+            commit.on_failed(self._store.right.refusal)
+            return
         if commit.frames or commit.commit_point is CommitPoint.SYNCED:
             try:
                 self.writer(topic).submit(commit, patient=commit.patient)

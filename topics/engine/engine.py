@@ -168,7 +168,7 @@ class Engine:
     def _make_records(self) -> None:
         """Topics, and what is done to their records."""
         settings, registry, commits, loader = self.settings, self.registry, self._commits, self.loader
-        self.ceilings = Ceilings(self.clock, registry, commits)
+        self.ceilings = Ceilings(self.clock, registry, commits, self.store.right)
         self.keys = IdempotencyKeys(settings, registry)
         self.topic_lifecycle = TopicLifecycle(
             settings,
@@ -492,6 +492,12 @@ class Engine:
                 topic.queue.ring()
             elif topic.groups is not None:
                 topic.groups.ring()
+
+    def fence(self, error: ApiError) -> None:
+        """Another process may own the data. Nothing changes any more, reads go on."""
+        self.registry.common.is_fenced = True
+        self.store.fence(error)
+        self.wake_all()
 
     async def quiesce(self) -> None:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone

@@ -77,12 +77,14 @@ class EngineStatus:
     """The phase of the daemon's life, the progress of replay (0..1), and whether a shard is read-only. HTTP asks before
     every request."""
 
-    __slots__ = ("phase", "read_only", "replay_progress", "started_ms")
+    __slots__ = ("not_owner", "phase", "read_only", "replay_progress", "started_ms")
 
     def __init__(self, started_ms: int) -> None:
         self.phase: Literal["starting", "replaying", "archiving", "ready", "draining"] = "starting"
         self.replay_progress = 0.0
         self.read_only = False
+        self.not_owner: ApiError | None = None
+        """The refusal while the daemon waits for the bucket of another owner; None otherwise."""
         self.started_ms = started_ms
 
 
@@ -316,7 +318,7 @@ class Registry:
 
     def expire(self, topic: Topic) -> None:
         """Advance the floors to now (`docs/spec/crash.md` 7). Raises NotLoaded."""
-        if topic.config.ttl_ms and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
+        if topic.config.ttl_ms and not self.common.is_fenced and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
             self.account(topic)
 
     def touch(self, topic: Topic) -> None:

@@ -21,6 +21,7 @@ from topics.consumers.consumers import Consumers
 from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.errors import ApiError
+from topics.log.bucket_ceiling import BucketCeiling
 from topics.log.copies import CopyTable
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.seq_ceiling import SeqCeiling
@@ -60,6 +61,8 @@ class CommitPoint(IntEnum):
     HANDED = 0
     WRITTEN = 1
     SYNCED = 2
+    ARCHIVED = 3
+    """Synced, and in a round of the bucket: for `remote` topics, and above a bucket ceiling."""
 
 
 class TopicTotals:
@@ -75,6 +78,7 @@ class TopicTotals:
         "delayed",
         "fetch",
         "in_doubt",
+        "is_fenced",
         "is_synced",
         "news",
         "unarchived",
@@ -98,6 +102,8 @@ class TopicTotals:
         """Topics with copies that are made of other topics' bytes."""
         self.delayed: dict[Topic, None] = {}
         """Topics with something in the log that does not show in them yet: no replay may begin behind it."""
+        self.is_fenced = False
+        """True if another process may own the data, so that nothing must change here any more, not by time either."""
         self.in_doubt: dict[Any, None] = {}
         """Transactions that recovery may have to decide, oldest first (`topics.engine.transaction`)."""
         self.unarchived: dict[Topic, None] | None = None
@@ -132,6 +138,7 @@ class Topic:
         "audience",
         "barrier",
         "blocks",
+        "bucket_ceiling",
         "bucket_seq",
         "ceiling",
         "changed",
@@ -192,6 +199,9 @@ class Topic:
         self.last_ts = 0
         self.ceiling = SeqCeiling()
         self.synced_seq = 0
+        self.bucket_ceiling: BucketCeiling | None = None
+        """How far it may give out seqs before the bucket knows of it; None if no other daemon may take over, and for
+        stages, whose seqs nobody sees."""
         self.bucket_seq = 0
         """The last seq that a round in the bucket has."""
         self.pending: deque[Commit] | None = None
@@ -272,6 +282,12 @@ class Topic:
         return self.config.durability == "remote"
 
     @property
+    def waits_for_rounds(self) -> bool:
+        """Return True if the next append has to be in the bucket before it counts."""
+        ceiling = self.bucket_ceiling
+        return self.is_remote or (ceiling is not None and self.assigned >= ceiling.archived)
+
+    @property
     def commit_point(self) -> CommitPoint:
         """The commit point of the topic's class."""
         durability = self.config.durability
@@ -350,6 +366,7 @@ class Topic:
             config=config_to_wire(self.config),
             end=[end.ordinal, end.offset],
             ceiling=self.ceiling.highest,
+            bucket_ceiling=self.bucket_ceiling.queued if self.bucket_ceiling is not None else 0,
             last_ts=self.last_ts,
             last_write=self.last_write_ms,
             last_read=self.last_read_ms,
@@ -602,6 +619,8 @@ class Commit:
         "written_ns",
     )
 
+    is_urgent = True
+
     def __init__(
         self,
         topic: Topic,
@@ -622,9 +641,9 @@ class Commit:
         self.topic_id = topic.id
         self.data = data
         self.frames = frames
-        self.commit_point = commit_point
-        self.wants_sync = commit_point is CommitPoint.SYNCED
-        self.wants_archive = self.wants_sync and topic.is_remote
+        self.wants_sync = commit_point >= CommitPoint.SYNCED
+        self.wants_archive = commit_point is CommitPoint.ARCHIVED or (self.wants_sync and topic.is_remote)
+        self.commit_point = commit_point = min(commit_point, CommitPoint.SYNCED)  # whose sync is told later then
         self.apply = apply
         """Called once, in order, at the commit point; what it returns is the result."""
         self.on_fail: Callable[[], None] | None = None

@@ -10,7 +10,7 @@ keeping dead-letter topics from being ephemeral. `topics.log.topic_config` check
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -27,6 +27,7 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Block, block_with
+from topics.log.bucket_ceiling import BucketCeiling
 from topics.log.copies import Origin
 from topics.log.losses import Gap
 from topics.log.missing_columns import missing_below
@@ -244,7 +245,12 @@ class TopicLifecycle:
             topic = self._registry.make(topic_id, name, config, shard)
             ceiling = 0 if config.durability in SYNCED_CLASSES else MIN_CEILING_BLOCK
             now = self._registry.now_ms()
-            entries = [(FrameType.TOPIC_CREATE, {"name": name, "config": config_to_wire(config), "ceiling": ceiling})]
+            created: dict[str, Any] = {"name": name, "config": config_to_wire(config), "ceiling": ceiling}
+            bucket_ceiling = self._ceilings.first_bucket_ceiling(config)
+            if bucket_ceiling:
+                created["bucket_ceiling"] = bucket_ceiling
+                topic.bucket_ceiling = BucketCeiling(bucket_ceiling, self._registry.monotonic_ms())
+            entries = [(FrameType.TOPIC_CREATE, created)]
 
             def apply(batch: ControlBatch) -> None:
                 topic.ceiling.set(ceiling)
@@ -326,6 +332,8 @@ class TopicLifecycle:
                 if config.durability != old.durability:
                     topic.synced_seq = topic.blocks.written_seq = topic.assigned
                     topic.lagging = None
+                if (reserved := entries_ceiling(entries)) is not None:
+                    topic.bucket_ceiling = BucketCeiling(reserved, self._registry.monotonic_ms())
                 self._apply_config(topic, config, ceiling)
                 topic.change(partial(self._latch, topic, below))
 
@@ -352,6 +360,8 @@ class TopicLifecycle:
         floors are logged before the new ttl and caps can change them (`docs/spec/crash.md` 6)."""
         old = topic.config
         update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
+        if old.durability == "remote" != config.durability and (reserve := self._ceilings.first_bucket_ceiling(config)):
+            update["bucket_ceiling"] = topic.assigned + reserve
         if old.durability == "ephemeral" and config.durability != "ephemeral":
             update["log"] = topic.log.dump()
             update["keys"] = topic.keys.dump() if topic.keys is not None else []
@@ -453,6 +463,11 @@ class TopicLifecycle:
             lens.extend(one.frame_lens)
         topic.log.index.place(first, batch.file_id, offsets_of(batch.offset, lens), lens)
         topic.blocks.written_seq = max(topic.blocks.written_seq, last)
+
+
+def entries_ceiling(entries: Sequence[tuple[FrameType, Mapping[str, Any]]]) -> int | None:
+    """Return the bucket ceiling that a change of config sets; None if it sets none."""
+    return next((payload["bucket_ceiling"] for _, payload in entries if "bucket_ceiling" in payload), None)
 
 
 def _ceiling_under(topic: Topic, config: TopicConfig) -> int:

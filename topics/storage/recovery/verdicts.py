@@ -48,9 +48,11 @@ def decide(
     failed: Callable[[int], bool],
     shards: int,
     restored: bool = False,
+    taken_over: bool = False,
 ) -> dict[int, list[Verdict]]:
     """Return the verdicts by shard, applied to the topics in memory already. They must be logged and synced before any
-    request is served. `restored`: the directory is a copy, and this is its first start."""
+    request is served. `restored`: the directory is a copy, and this is its first start. `taken_over`: it is what a
+    bucket had of its owner, which may have given out seqs up to the bucket ceilings since."""
     verdicts: dict[int, list[Verdict]] = {}
     by_number = {shard.shard: shard for shard in recovered.shards}
     noted = {number for number in range(shards) if failed(number)}
@@ -63,9 +65,12 @@ def decide(
             and shard.identity == identity
             and number not in recovered.failed
             and number not in noted
+            and not taken_over
             # Salvage has given up bytes that may have held seqs that were shown to readers.
             and (not shard.fillers or topic.stage is not None)
         )
+        if taken_over and topic.stage is None:
+            topic.forwarded_to = max(topic.forwarded_to, topic.bucket_ceiling)
         verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up, skipped=SKIPPED_SEQS if restored else 0)
         lost = recovered.missing.get(topic.id)
         if lost:

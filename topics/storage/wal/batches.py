@@ -48,6 +48,9 @@ class WalBatch(Protocol):
 class ControlBatch:
     """A batch of control frames, for whose sync a task may wait. Publishes nothing to readers."""
 
+    is_urgent = True
+    """Return True if somebody may wait for a round that has it."""
+
     __slots__ = (
         "_apply",
         "_done",

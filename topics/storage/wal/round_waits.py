@@ -35,6 +35,8 @@ class ArchivedBatch(Protocol):
 
     offset: int
     end: LogPosition | None
+    is_urgent: bool
+    """False if the next round that is made anyway is soon enough."""
 
     def on_synced(self) -> None:
         """It counts."""
@@ -88,7 +90,8 @@ class RoundWaits:
         self._shards.setdefault(shard, deque()).append(_Waiting(batch, end, size, start, self._clock.monotonic_ms()))
         self.count += 1
         self.bytes += size
-        self.wanted()
+        if batch.is_urgent:
+            self.wanted()
 
     # -- the archive -------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ from topics.storage.wal.shard_log import NamedFile, ShardLog
 from topics.storage.wal.stall import NoRoom, Stall, refused_outright
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles, most_bytes
 from topics.storage.wal.write_queue import WriteQueue
+from topics.storage.wal.write_right import WriteRight
 from topics.telemetry.figures import WalFigures
 from topics.telemetry.logs import get_logger
 
@@ -93,6 +94,7 @@ class ShardWriter:
         on_failure: Callable[[int], None],
         sync_tick_ms: int = SYNC_TICK_MS,
         round_waits: RoundWaits | None = None,
+        right: WriteRight | None = None,
     ) -> None:
         self.shard = shard
         self.figures = figures
@@ -108,6 +110,7 @@ class ShardWriter:
         self._file_bytes = file_bytes
         self._on_failure = on_failure
         self._round_waits = round_waits or RoundWaits(clock)
+        self._right = right or WriteRight()
         self._tick_ms = sync_tick_ms
         self.stall = Stall(shard, clock)
         self.queue = WriteQueue(clock, figures, backlog_bytes, self.stall)
@@ -139,9 +142,11 @@ class ShardWriter:
     # -- calls of the engine ---------------------------------------------------------------------------------------
 
     def submit(self, batch: WalBatch, *, patient: bool = False) -> None:
-        """Queue a batch; never waits. Raises `503 read_only` on a failed shard, and then the batch is not queued."""
+        """Queue a batch; never waits. Raises `503 read_only` on a failed shard, `503 not_owner` if this process must
+        not change anything any more, and then the batch is not queued."""
         if self.failed is not None:
             raise self.failed
+        self._right.check()
         if self._stopping:
             raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
         if self.queue.put(batch, patient=patient):
@@ -390,7 +395,7 @@ class ShardWriter:
 
     def _tell_written(self, group: list[WalBatch], file: WalFile, offset: int) -> None:
         """Tell each batch of the group its place, once."""
-        if self._group_written or self._in_group is not group:
+        if self._group_written or self._in_group is not group or self._stands_down():
             return
         self._group_written = len(group)
         for batch in group:
@@ -404,6 +409,8 @@ class ShardWriter:
         self._synced_end = self.file.end
         self._synced_frames = self._frame_count
         self._tick_from_ms = self._clock.monotonic_ms()
+        if self._stands_down():
+            return
         done, self._unsynced = self._unsynced, []
         for batch in done:
             if batch.wants_archive:
@@ -547,6 +554,21 @@ class ShardWriter:
         file.end = self._data_end = self._synced_end = self._vouched = head.first
 
     # -- failure ----------------------------------------------------------------------------------------------------
+
+    def fence(self, error: ApiError) -> None:
+        """Another process may own the data: fail everything that is not acked yet, and take nothing any more. What a
+        worker thread is writing may still get into the log."""
+        if self.failed is None:
+            self.failed = error
+            self._refuse_waiting(error)
+            self._wake.set()
+            self._stop_asked.set()
+
+    def _stands_down(self) -> bool:
+        """Return True if nobody may be told any more that something is in the log."""
+        if not self._right.is_held:
+            self.fence(self._right.refusal)
+        return self.failed is not None
 
     def _fail(self, error: OSError) -> None:
         """End this shard's writing: everything not yet acked fails, nothing is retried."""
