@@ -13,7 +13,7 @@ container         the form that rounds, bases and packs have in common
 round_format      the bytes of a round
 base_format       the bytes of bases, pages and packs
 local_note        what the data directory knows of its bucket
-noted_place       what the data directory's note says of a running archive, and which log it keeps
+log_cuts          cuts of the log, and what counts when the bucket has one
 log_reader        the bytes of the log that rounds carry
 place             behind which round the archive goes on
 place_search      finding the place at which the archive goes on

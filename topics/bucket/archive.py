@@ -24,7 +24,7 @@ worker threads.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Literal, Protocol
@@ -34,8 +34,9 @@ import trio
 from topics.bucket.backlog import Backlog
 from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location
+from topics.bucket.local_note import NotedPlace
+from topics.bucket.log_cuts import LogCuts, LogSource
 from topics.bucket.log_reader import ROUND_BYTES, LogGone, Piece, divided, measured, read_pieces, stretches
-from topics.bucket.noted_place import NotedPlace
 from topics.bucket.object_names import round_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreErrorKind
 from topics.bucket.ownership.lease import Lease
@@ -45,12 +46,10 @@ from topics.bucket.place_search import PlaceSearch
 from topics.bucket.round_format import RoundHead, encode_round
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts, StoreState, TakenByOther, log_state
 from topics.config import Settings
-from topics.errors import ApiError
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import Fs
 from topics.storage.store import ReplayStart, Store
-from topics.storage.wal.batches import LogMark
 from topics.storage.wal.wal_files import LogPosition, WalFile
 from topics.telemetry.figures import BucketFigures
 from topics.telemetry.logs import get_logger
@@ -75,28 +74,6 @@ LEASE_CALLS: Final = 4
 
 OWNER_ROUNDS: Final = 500
 """After so many rounds `owner` names a new one, if no base has done so."""
-
-
-class LogSource(Protocol):
-    """What the archive has to know of the topics (the registry)."""
-
-    next_topic_id: int
-
-    def copied_files(self) -> set[int]:
-        """Ids of the files that copies in other topics are made of."""
-        ...
-
-    def begin_cuts(self) -> None:
-        """From here on note which topics have seqs that are not in the bucket."""
-        ...
-
-    def begin_cut(self) -> None:
-        """Note up to which seqs what is queued by now goes. Called in the step of a cut."""
-        ...
-
-    def cut_archived(self, missing: Collection[int]) -> None:
-        """The bucket has everything that `begin_cut` has noted, but for these shards."""
-        ...
 
 
 class Starts(Protocol):
@@ -189,7 +166,6 @@ class Archive:
         """Set, and replaced, when a cut is in the bucket, and when the state has changed."""
         self._stopping = False
         self._ended = trio.Event()
-        self._bytes_at_cut = 0
         self._archived_at_ms = clock.monotonic_ms()
         """When everything that was synced by then was in the bucket, as far as is known."""
         self._cut_number = 0
@@ -197,12 +173,7 @@ class Archive:
         self._owner_due = False
         self._base = 0
         """The newest base that is known; 0 before."""
-        self._missing: set[int] = set()
-        """Shards of which the last cut does not have all that was queued."""
-        self._is_cutting = False
-        """Return True if a cut was taken that is not in the bucket yet."""
-        self._round_wanted = False
-        """Return True if something waits for a round, since the last cut was taken."""
+        self._cuts = LogCuts(store, source, self._wake_up)
         self.figures = BucketFigures()
 
     # -- for others ------------------------------------------------------------------------------------------------
@@ -297,8 +268,7 @@ class Archive:
         self._base = max(self._base, number)
         if number > self._owner_round:
             self._owner_due = True
-        if not self._is_cutting:
-            self._release()
+        self._release()
         self._tell()
         self._wake.set()
 
@@ -316,8 +286,7 @@ class Archive:
     async def prepare(self) -> None:
         """Read the note of the directory, before anything is appended. Raises BucketRefused, OSError."""
         await self._noted.read()
-        self._source.begin_cuts()
-        self._store.round_waits.wanted = self._want_round
+        self._cuts.begin()
 
     async def run(self) -> None:
         """Write rounds until `finish`. Raises what nobody expects, and may be called again then."""
@@ -338,7 +307,7 @@ class Archive:
                     except (PlaceGivenUp, PutGivenUp):
                         self._place = None
                         if self._lease is not None and not self._stopping:
-                            self._lose("its rounds cannot be continued")
+                            self._ownership.lose("its rounds cannot be continued")
                     except BucketRefused as error:
                         self._place = None
                         self._enter("refused", str(error))
@@ -443,8 +412,8 @@ class Archive:
             now = trio.current_time()
             if (
                 self._asked
-                or (self._round_wanted and self.is_restorable)
-                or (self._behind and (now >= due or self._new_bytes >= ROUND_BYTES))
+                or (self._cuts.is_wanted and self.is_restorable)
+                or (self._behind and (now >= due or self._cuts.new_bytes >= ROUND_BYTES))
             ):
                 break
             if not self._behind:
@@ -453,11 +422,6 @@ class Archive:
                 await self._wake.wait()
             self._wake = trio.Event()
         self._asked = False
-
-    @property
-    def _new_bytes(self) -> int:
-        """Bytes that were written since the last cut, about."""
-        return sum(writer.figures.bytes_written for writer in self._store.writers) - self._bytes_at_cut
 
     @property
     def _behind(self) -> bool:
@@ -478,10 +442,8 @@ class Archive:
             first = first_head(place, self._noted.keep_from, self._nonce, self._clock.now_ms())
             await self._write_round(place, first, [])
         began_ms = self._clock.monotonic_ms()
-        self._round_wanted, self._is_cutting = False, True
-        self._bytes_at_cut = sum(writer.figures.bytes_written for writer in self._store.writers)
         wall_ms = max(self._clock.now_ms(), place.wall_ms)
-        ends = await self._cut()
+        ends = await self._cuts.take()
         self._check_place()
         starts = place.positions
         assert starts is not None
@@ -509,7 +471,8 @@ class Archive:
             )
             pieces = following
         self._archived_at_ms = began_ms
-        self._cut_number, self._is_cutting = place.number, False
+        self._cut_number = place.number
+        self._cuts.is_archived = True
         self._release()
         if self.state != "working":
             self._enter("working")
@@ -517,41 +480,15 @@ class Archive:
             await self._note_place()
         self._tell()
 
-    def _want_round(self) -> None:
+    def _wake_up(self) -> None:
         """Something waits for a round."""
-        self._round_wanted = True
         self._wake.set()
 
     def _release(self) -> None:
-        """The bucket has the last cut. Tell what waits for it, if it can be restored."""
+        """Tell what waits for the last cut, if the bucket has it and it can be restored."""
         place = self._place
         if place is not None and place.positions is not None and self.is_restorable:
-            self._source.cut_archived(self._missing)
-            self._store.round_waits.reach(place.positions)
-
-    async def _cut(self) -> list[LogPosition]:
-        """Return a place in each shard behind everything queued by now, when it is synced. A failed shard, and one that
-        waits for room, stays where it is synced now."""
-        writers = self._store.writers
-        marks: list[LogMark | None] = []
-        ends = [writer.synced_position()[0] for writer in writers]
-        self._missing = set(range(len(writers)))
-        self._source.begin_cut()
-        for writer in writers:
-            try:
-                marks.append(writer.mark())
-            except ApiError:  # failed, or stopped
-                marks.append(None)
-        for shard, mark in enumerate(marks):
-            if mark is not None:
-                try:
-                    await mark.wait_synced()
-                except ApiError:
-                    continue
-                assert mark.position is not None
-                ends[shard] = mark.position
-                self._missing.discard(shard)
-        return ends
+            self._cuts.release(place.positions)
 
     async def _write_round(self, place: Place, head: RoundHead, pieces: Sequence[Piece]) -> None:
         """Have a round in the bucket, and go on behind it. Raises PlaceGivenUp, PutGivenUp."""
@@ -562,7 +499,7 @@ class Archive:
             await self._puts.create(round_name(head.number), blob, self._keep_on)
         except (TakenByOther, ObjectTooLarge):
             log.warning("bucket_round_taken", round=head.number, epoch=head.epoch)
-            self._lose(f"round {head.number} of the bucket is another's")
+            self._ownership.lose(f"round {head.number} of the bucket is another's")
             raise PlaceGivenUp from None
         self._check_place()
         place.begin(head, blob[-32:])
@@ -582,12 +519,6 @@ class Archive:
     def _lease(self) -> Lease | None:
         """The lease under which this process owns the prefix; None without takeover."""
         return self._ownership.lease
-
-    def _lose(self, reason: str) -> None:
-        """The prefix is another's, or this process cannot go on with it. Without a lease it is opened again."""
-        if self._lease is not None:
-            self._lease.lose(reason)
-            self._ownership.abandon()
 
     async def _tell_owner(self, *, free: bool = False) -> None:
         try:
@@ -620,7 +551,7 @@ class Archive:
 
     async def _give_up(self, reason: str) -> None:
         """Let the files of the log go. The next opening begins a history."""
-        self._lose(reason)
+        self._ownership.lose(reason)
         self._given_up = True
         self._noted.forget()
         log.error(

@@ -12,7 +12,8 @@ from typing import Any, Final, Literal, NamedTuple
 from sortedcontainers import SortedDict
 
 from topics.engine.job_queue import JobQueue
-from topics.engine.topic import Topic, TopicTotals
+from topics.engine.topic import Topic
+from topics.engine.topic_totals import TopicTotals
 from topics.errors import ApiError, throttled, topic_not_found
 from topics.log.retention import expire
 from topics.log.stages import StageTarget

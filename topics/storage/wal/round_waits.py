@@ -51,7 +51,7 @@ class ArchivedBatch(Protocol):
         ...
 
 
-class _Waiting(NamedTuple):
+class _WaitingBatch(NamedTuple):
     batch: ArchivedBatch
     end: LogPosition
     size: int
@@ -69,7 +69,7 @@ class RoundWaits:
         self.count = 0
         self.bytes = 0
         self._clock = clock
-        self._shards: dict[int, deque[_Waiting]] = {}
+        self._shards: dict[int, deque[_WaitingBatch]] = {}
         self._away: str | None = "the bucket has not been opened yet"
         self._away_since_ms = clock.monotonic_ms()
         self._closed: ApiError | None = None
@@ -87,7 +87,9 @@ class RoundWaits:
             batch.on_failed(self._closed)
             return
         size = end.offset - batch.offset
-        self._shards.setdefault(shard, deque()).append(_Waiting(batch, end, size, start, self._clock.monotonic_ms()))
+        self._shards.setdefault(shard, deque()).append(
+            _WaitingBatch(batch, end, size, start, self._clock.monotonic_ms())
+        )
         self.count += 1
         self.bytes += size
         if batch.is_urgent:
@@ -130,7 +132,7 @@ class RoundWaits:
                 self._take(waiting).batch.on_failed(error)
         self._room.unpark_all()
 
-    def _take(self, waiting: deque[_Waiting]) -> _Waiting:
+    def _take(self, waiting: deque[_WaitingBatch]) -> _WaitingBatch:
         one = waiting.popleft()
         self.count -= 1
         self.bytes -= one.size

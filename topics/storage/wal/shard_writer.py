@@ -39,7 +39,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 import trio
 
@@ -52,9 +52,10 @@ from topics.storage.wal import frames
 from topics.storage.wal.batches import LogCut, LogMark, WalBatch
 from topics.storage.wal.frames import FrameType, UnsealedFrames
 from topics.storage.wal.group_writes import GroupWrites
-from topics.storage.wal.round_waits import ArchivedBatch, RoundWaits
+from topics.storage.wal.round_waits import RoundWaits
 from topics.storage.wal.shard_log import NamedFile, ShardLog
 from topics.storage.wal.stall import NoRoom, Stall, refused_outright
+from topics.storage.wal.unacked_batches import UnackedBatches
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles, most_bytes
 from topics.storage.wal.write_queue import WriteQueue
 from topics.storage.wal.write_right import WriteRight
@@ -109,7 +110,6 @@ class ShardWriter:
         self._files = files
         self._file_bytes = file_bytes
         self._on_failure = on_failure
-        self._round_waits = round_waits or RoundWaits(clock)
         self._right = right or WriteRight()
         self._tick_ms = sync_tick_ms
         self.stall = Stall(shard, clock)
@@ -123,12 +123,7 @@ class ShardWriter:
         """Ordinal of the next frame."""
         self._last_seqs: dict[int, int] = {}
         """Highest seq of each topic in the current file (for FileEnd)."""
-        self._unsynced: list[WalBatch] = []
-        self._in_group: list[WalBatch] = []
-        """Batches taken from the queue and not yet written. At any moment every batch that was not told of a sync is
-        here, in `_unsynced` or in the queue, so that a failure can tell all of them."""
-        self._group_written = 0
-        """How many batches of the group were told `on_written`."""
+        self._unacked = UnackedBatches(shard, round_waits or RoundWaits(clock))
         self._data_end = 0
         """Offset behind the last frame other than a Synced frame. Everything below `_synced_end` is on disk."""
         self._synced_end = self._synced_frames = self._vouched = 0
@@ -312,12 +307,6 @@ class ShardWriter:
             until = min(until, self.stall.retry_at_ms)
         await self._wake.wait(max(until - self._clock.monotonic_ms(), 0) / 1000)
 
-    def _take_group(self) -> list[WalBatch]:
-        """Take the batches of the next write: as many as fit into the file (one batch always does)."""
-        self._in_group = group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
-        self._group_written = 0
-        return group
-
     async def _write_group(self) -> None:
         """One turn: rotate if the next batch does not fit, write a group, sync if it is due, tell the batches."""
         try:
@@ -330,7 +319,8 @@ class ShardWriter:
                 await self._go_over()
             elif self.queue and self._is_full_for(self.queue.first):
                 await self._rotate_or_grow()
-            group = self._take_group()
+            group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
+            self._unacked.begin(group)
             due = self._due
             vouch = self._data_end > self._vouched and not self._dirty and (bool(group) or due)
             sync = due or any(batch.wants_sync for batch in group)
@@ -340,7 +330,7 @@ class ShardWriter:
                 try:
                     await self._allocate(self.file.end + SYNCED_ROOM + sum(len(batch.data) for batch in group))
                 except NoRoom:
-                    self._in_group = []
+                    self._unacked.begin([])
                     self.queue.put_back(group)
                     raise
             await self._write(group, vouch=vouch, sync=sync)
@@ -366,8 +356,7 @@ class ShardWriter:
         data_start = start + sum(map(len, pieces))
         pieces.extend(batch.data for batch in group)
         size = sum(map(len, pieces))
-        self._in_group = group
-        self._group_written = 0
+        self._unacked.begin(group)
         mixed = sync and not all(batch.wants_sync for batch in group)
         written = partial(self._tell_written, group, file, data_start)
         if not self._dirty:
@@ -385,8 +374,7 @@ class ShardWriter:
         figures.bytes_written += size
         figures.frames += len(pieces) - len(group) + sum(batch.frames for batch in group)
         figures.batches += 1 if size else 0
-        self._unsynced.extend(group)
-        self._in_group = []
+        self._unacked.end_group()
         if sync:
             figures.fsyncs += 1
             figures.fsync_latency.observe(sync_ns / 1000)
@@ -395,13 +383,8 @@ class ShardWriter:
 
     def _tell_written(self, group: list[WalBatch], file: WalFile, offset: int) -> None:
         """Tell each batch of the group its place, once."""
-        if self._group_written or self._in_group is not group or self._stands_down():
-            return
-        self._group_written = len(group)
-        for batch in group:
-            size = len(batch.data)
-            batch.on_written(file, offset)
-            offset += size
+        if not self._stands_down():
+            self._unacked.tell_written(group, file, offset)
 
     def _synced(self) -> None:
         """Note that a sync has covered everything written."""
@@ -409,14 +392,8 @@ class ShardWriter:
         self._synced_end = self.file.end
         self._synced_frames = self._frame_count
         self._tick_from_ms = self._clock.monotonic_ms()
-        if self._stands_down():
-            return
-        done, self._unsynced = self._unsynced, []
-        for batch in done:
-            if batch.wants_archive:
-                self._round_waits.add(self.shard, cast("ArchivedBatch", batch), before)
-            else:
-                batch.on_synced()
+        if not self._stands_down():
+            self._unacked.tell_synced(before)
 
     # -- rotation ---------------------------------------------------------------------------------------------------
 
@@ -561,7 +538,6 @@ class ShardWriter:
         if self.failed is None:
             self.failed = error
             self._refuse_waiting(error)
-            self._wake.set()
             self._stop_asked.set()
 
     def _stands_down(self) -> bool:
@@ -581,7 +557,7 @@ class ShardWriter:
             shard=self.shard,
             error=str(error),
             file=self._file.path if self._file is not None else None,
-            batches_failed=len(self._in_group) + len(self._unsynced) + len(self.queue),
+            batches_failed=len(self._unacked) + len(self.queue),
             consequence="what changes its topics is refused (503 read_only) until a restart; reads go on",
         )
         self._refuse_waiting(self.failed)
@@ -594,7 +570,5 @@ class ShardWriter:
 
     def _refuse_waiting(self, error: ApiError) -> None:
         """Fail every batch that is not acked yet."""
-        waiting = [*self._in_group, *self._unsynced, *self.queue.close(error)]
-        self._in_group, self._unsynced = [], []
-        for batch in waiting:
+        for batch in [*self._unacked.take(), *self.queue.close(error)]:
             batch.on_failed(error)
