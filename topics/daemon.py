@@ -476,6 +476,7 @@ class Daemon:
                 bucket_url=settings.bucket,
                 take=settings.bucket_take,
                 show=show,
+                copies_all=settings.cold_dir is not None,
             )
             await claim.run(is_empty=comes_from_bucket)
         except (BucketRefused, BucketDamaged) as error:

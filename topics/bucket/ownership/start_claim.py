@@ -29,7 +29,7 @@ from topics.bucket.ownership.owner_format import Owner
 from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms, Ownership
 from topics.bucket.ownership.owner_watch import TakeReason
 from topics.bucket.ownership.takeover import LONGEST_LOOK_S, Takeover
-from topics.bucket.pins import pinned
+from topics.bucket.pins import pinned, remove_pin
 from topics.bucket.place import Place
 from topics.bucket.round_format import Round
 from topics.bucket.settled_puts import SettledPuts
@@ -58,9 +58,12 @@ class StartClaim:
         bucket_url: str,
         take: bool,
         show: Callable[[str, str], None],
+        copies_all: bool = False,
+        workers: int = WORKERS,
     ) -> None:
         """`url` is where this daemon answers. `take`: the operator says that the owner is gone for good. `show` is told
-        why the daemon waits, and the URL of the owner."""
+        why the daemon waits, and the URL of the owner. `copies_all`: a directory from the bucket has all segments from
+        the beginning, because cold ones are not read from there."""
         self.nonce = secrets.token_hex(8)
         self.dir_id = secrets.token_hex(16)
         self._objects = objects
@@ -72,6 +75,8 @@ class StartClaim:
         self._bucket_url = bucket_url
         self._take = take
         self._show = show
+        self._workers = workers
+        self._copies_all = copies_all
         self._puts = SettledPuts(objects, offload)
         self.ownership = Ownership(objects, self._puts, offload, self.nonce, self._keep_on, terms)
 
@@ -195,7 +200,7 @@ class StartClaim:
 
     def _restore_blocking(self, place: Place) -> None:
         reader = BucketReader(self._objects)
-        workers = Workers(WORKERS)
+        workers = Workers(self._workers)
         try:
             target = choose_target(reader, map_heads=workers.map)
             goes_on = target.round == place.number
@@ -210,9 +215,11 @@ class StartClaim:
                 positions=[(at.ordinal, at.offset) for at in place.positions] if goes_on else None,
             )
             with pinned(self._objects, target.base, self._clock.now_ms()) as pin:
-                source = RestoreSource(self._bucket_url, pin)
+                source = None if self._copies_all else RestoreSource(self._bucket_url, pin)
                 work = BucketRestore(self._fs, reader, self._datadir.root, workers, source, adopted=adopted)
                 figures = work.run(target)
+            if not figures.left:
+                remove_pin(self._objects, pin)
         except (RestoreRefused, BucketDamaged) as error:
             raise BucketRefused(f"the directory cannot be made from the bucket: {error}") from error
         finally:
