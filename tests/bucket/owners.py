@@ -373,7 +373,7 @@ class History:
         return {(topic.id, record["$seq"]): record["data"] for record in records}
 
     async def _judge_end(self) -> None:
-        with trio.fail_after(300):
+        with trio.move_on_after(60):
             while True:
                 await trio.sleep(1)
                 owner = next((node for node in self.nodes if node.life and node.life.engine.store.right.is_held), None)
@@ -385,3 +385,5 @@ class History:
                         found |= await self._read(owner, name)
                     self.judge.end(found)
                     return
+        refusals = [node.refusals[-1:] for node in self.nodes]
+        self.judge.problems.append(f"no daemon can become the owner any more: {refusals}")
