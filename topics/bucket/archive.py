@@ -173,7 +173,7 @@ class Archive:
         self._owner_due = False
         self._base = 0
         """The newest base that is known; 0 before."""
-        self._cuts = LogCuts(store, source, self._wake_up)
+        self._cuts = LogCuts(store, source, lambda: self._wake.set())
         self.figures = BucketFigures()
 
     # -- for others ------------------------------------------------------------------------------------------------
@@ -384,6 +384,7 @@ class Archive:
             ends=ends,
             nonce=self._nonce,
             keep_on=self._keep_on,
+            is_blank=self._cuts.is_blank,
         )
         held = self._ownership.held
         if self._ownership.lease is not None and held is not None:
@@ -479,10 +480,6 @@ class Archive:
         if trio.current_time() - self._noted.written_at >= NOTE_S:
             await self._note_place()
         self._tell()
-
-    def _wake_up(self) -> None:
-        """Something waits for a round."""
-        self._wake.set()
 
     def _release(self) -> None:
         """Tell what waits for the last cut, if the bucket has it and it can be restored."""

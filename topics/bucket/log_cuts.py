@@ -7,8 +7,8 @@ When all marks are synced, their places are the cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from topics.errors import ApiError
 from topics.storage.store import Store
@@ -20,6 +20,11 @@ class LogSource(Protocol):
     """What the archive has to know of the topics (the registry)."""
 
     next_topic_id: int
+
+    @property
+    def topics(self) -> Mapping[str, Any]:
+        """The topics, by name."""
+        ...
 
     def copied_files(self) -> set[int]:
         """Ids of the files that copies in other topics are made of."""
@@ -46,6 +51,8 @@ class LogCuts:
         """True if something waits for a round, since the last cut was taken."""
         self.is_archived = True
         """False from when a cut is taken until the bucket has it: the archive sets it to True."""
+        self.is_blank = False
+        """True if there was no topic at the start."""
         self._store = store
         self._source = source
         self._wake = wake
@@ -55,6 +62,7 @@ class LogCuts:
 
     def begin(self) -> None:
         """Note from here on what the bucket lacks."""
+        self.is_blank = not self._source.topics
         self._source.begin_cuts()
         self._store.round_waits.wanted = self._want
 
