@@ -173,7 +173,7 @@ class Archive:
         self._owner_due = False
         self._base = 0
         """The newest base that is known; 0 before."""
-        self._cuts = LogCuts(store, source, lambda: self._wake.set())
+        self._cuts = LogCuts(store, source, lambda: self._wake.set())  # noqa: PLW0108 (the event is replaced)
         self.figures = BucketFigures()
 
     # -- for others ------------------------------------------------------------------------------------------------
