@@ -43,6 +43,7 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "not_ready": 503,
     "shutting_down": 503,
     "read_only": 503,
+    "not_owner": 503,
 }
 
 
@@ -167,3 +168,19 @@ def read_only(message: str) -> ApiError:
     """`503 read_only`: the daemon refuses this change, because a WAL shard has failed or the disk is nearly full. Reads
     still work."""
     return ApiError("read_only", message, retry_after_s=5)
+
+
+def not_owner(message: str, owner: str = "") -> ApiError:
+    """`503 not_owner`: another daemon owns the bucket, or may, so this one changes nothing. `owner` is the URL of the
+    owner, if it is known."""
+    return ApiError("not_owner", message, detail={"owner": owner or None}, retry_after_s=1)
+
+
+def not_archived(problem: str) -> ApiError:
+    """`503 not_ready`: the bucket is away, and this change would have to be in it. Nothing of it exists."""
+    return ApiError(
+        "not_ready",
+        f"the bucket takes nothing now ({problem}), and this topic is kept in it (durability remote)",
+        detail={"bucket": problem},
+        retry_after_s=1,
+    )

@@ -20,7 +20,14 @@ MAX_U64: Final = 2**64 - 1
 
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
-Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+Durability = Literal["ephemeral", "memory", "disk", "fsync", "remote"]
+
+SYNCED_CLASSES: Final = frozenset({"fsync", "remote"})
+"""Classes whose changes are synced before they are acked. They reserve no seqs."""
+
+Consistency = Literal["eventual", "strong", "remote"]
+"""What a watcher gets: whatever is visible, what is synced, or what is in the bucket."""
+
 Retention = Literal["limits", "consumed"]
 Scope = Literal["queued", "unfinished", "window"]
 OrderBy = Literal["tag", "node"]
@@ -491,7 +498,7 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_tags: bool = False
     include_meta: bool = True
     include_data: bool = True
-    strong: bool = False
+    consistency: Consistency = "eventual"
     lenient: bool = False
     create: bool = False
     """Wait for topics that do not exist yet."""
@@ -738,6 +745,8 @@ class TopicState(msgspec.Struct, kw_only=True):
     count: int
     bytes: int
     synced_seq: int
+    bucket_seq: int | UnsetType = UNSET
+    """The highest seq that a round in the bucket has; UNSET without a bucket."""
     config: TopicConfig
     effective_priority: int
     last_write_ts: int | None

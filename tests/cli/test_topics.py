@@ -108,7 +108,7 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
     here.daemon.on("GET", "/v0/routers", {"routers": []})
     here.daemon.on("GET", "/v0/routers", {"routers": [ROUTER]})
     shown = json.loads(here("show", "orders", "--json").out)
-    assert shown == STATE | {"queue": None, "fences": {}, "routers_in": [], "routers_out": [ROUTER]}
+    assert shown == STATE | {"bucket_seq": None, "queue": None, "fences": {}, "routers_in": [], "routers_out": [ROUTER]}
 
 
 # ----------------------------------------------------------------- create and set

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         TopicSummary,
     )
 
-CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
+CLASSES: Final = ("ephemeral", "memory", "disk", "fsync", "remote")
 
 names_argument: Final = click.argument(
     "names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics
@@ -108,6 +108,8 @@ def _state_facts(state: TopicState) -> Iterator[tuple[str, str]]:
     yield "bytes", size(state.bytes)
     yield "seqs", f"{state.earliest_seq} to {state.head_seq}" if state.count else f"none live, head {state.head_seq}"
     yield "synced", str(state.synced_seq)
+    if state.bucket_seq is not None:
+        yield "in the bucket", str(state.bucket_seq)
     yield "epoch", str(state.epoch)
     yield "priority", str(state.effective_priority)
     yield "last write", moment(state.last_write_ts)

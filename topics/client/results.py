@@ -286,6 +286,8 @@ class TopicState(Struct, kw_only=True):
     bytes: int
     synced_seq: int
     """Records up to this seq are known to be on disk; 0 for an `ephemeral` topic."""
+    bucket_seq: int | None = None
+    """Records up to this seq are in the bucket; 0 for an `ephemeral` topic, None if the daemon has no bucket."""
     config: TopicConfig
     effective_priority: int
     last_write_ts: int | None

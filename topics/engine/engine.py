@@ -147,7 +147,7 @@ class Engine:
         self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""
-        self._commits = Commits(self.store, self.registry)
+        self._commits = Commits(self.store, self.registry, settings.admission_ms)
         self._indexes = IndexCache(settings.cache_bytes)
         self.loader = Loader(
             self.registry,
@@ -169,7 +169,7 @@ class Engine:
     def _make_records(self) -> None:
         """Topics, and what is done to their records."""
         settings, registry, commits, loader = self.settings, self.registry, self._commits, self.loader
-        self.ceilings = Ceilings(self.clock, registry, commits)
+        self.ceilings = Ceilings(self.clock, registry, commits, self.store.right)
         self.keys = IdempotencyKeys(settings, registry)
         self.topic_lifecycle = TopicLifecycle(
             settings,
@@ -494,9 +494,19 @@ class Engine:
             elif topic.groups is not None:
                 topic.groups.ring()
 
+    def fence(self, error: ApiError) -> None:
+        """Another process may own the data. Nothing changes any more, reads go on."""
+        self.registry.common.is_fenced = True
+        self.store.fence(error)
+        self.wake_all()
+
     async def quiesce(self) -> None:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone
-        included."""
+        included. What waits for a bucket that is away is not waited for: the next start archives it."""
+        if self.store.round_waits.is_away:
+            self.store.round_waits.fail(
+                ApiError("shutting_down", "the daemon is shutting down, and the bucket is away", retry_after_s=1)
+            )
         await self.topic_lifecycle.creations_ended()
         await self.stages.ended()
         await self.stage_commits.ended()

@@ -17,6 +17,7 @@ from topics.engine.job_queue import JobQueue
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
+from topics.log.bucket_ceiling import BucketCeiling
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic
 from topics.storage.segments.topic_segments import SegmentSet
@@ -47,6 +48,8 @@ async def restore(
     for i, found in enumerate(targets_first, 1):
         topic = registry.make(found.id, found.name, found.config, store.shard_of(found.id))
         _fill(topic, found)
+        if store.right.lease is not None and found.bucket_ceiling and found.stage is None:
+            topic.bucket_ceiling = BucketCeiling(found.bucket_ceiling, registry.monotonic_ms())
         topic_lifecycle.adopt(topic)
         if found.copies is not None:
             topic.copies = found.copies

@@ -7,14 +7,23 @@ Rules that concern other topics (an `ephemeral` `dead_letter` or `completed`) ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
 from topics.log.names import check_topic_name
-from topics.model import MAX_U64, ClaimRate, KeyLimitConfig, RetryPolicy, TopicConfig, TopicConfigPatch
+from topics.model import (
+    MAX_U64,
+    SYNCED_CLASSES,
+    ClaimRate,
+    Durability,
+    KeyLimitConfig,
+    RetryPolicy,
+    TopicConfig,
+    TopicConfigPatch,
+)
 from topics.runtime.instant import MAX_AHEAD_MS
 from topics.schemas.record_schema import normal_schema
 from topics.schemas.schema_walk import BadSchema
@@ -46,7 +55,7 @@ _CLAMPED: Final[Mapping[str, tuple[int, int]]] = {
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "type": ("log", "queue"),
     "discard": ("old", "reject"),
-    "durability": ("ephemeral", "memory", "disk", "fsync"),
+    "durability": get_args(Durability),
     "retention": ("limits", "consumed"),
     "order_by": ("tag", "node"),
 }
@@ -143,7 +152,7 @@ def resolve_config(
     # If a body has both, `durability` wins over `durable`; `durable` alone sets the class, whatever it was before.
     if "durability" not in present and "durable" in present:
         present["durability"] = "fsync" if present["durable"] else "disk"
-    present["durable"] = present.get("durability", base.durability) == "fsync"
+    present["durable"] = present.get("durability", base.durability) in SYNCED_CLASSES
     return _intern(msgspec.structs.replace(base, **present))
 
 

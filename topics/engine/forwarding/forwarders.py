@@ -95,7 +95,7 @@ CATCH_UP_S: Final = 1.0
 KEPT_TAKEN: Final = 8
 """Batches of source records that are kept decoded, for other routers of the same source."""
 
-_STRENGTH: Final = {"ephemeral": 0, "memory": 1, "disk": 2, "fsync": 3}
+_STRENGTH: Final = {"ephemeral": 0, "memory": 1, "disk": 2, "fsync": 3, "remote": 4}
 
 
 class Forwarders:
@@ -383,8 +383,8 @@ class Forwarders:
             raise WorkBeforeStep(dest.barrier.wait)
         writer = self._commits.check_writable(dest)
         self._commits.check_space(writer)
-        if writer.queue.is_full:
-            raise WorkBeforeStep(partial(self._commits.admit, writer, None))
+        if self._commits.is_full(dest):
+            raise WorkBeforeStep(partial(self._commits.admit, dest, None))
         if dest.pending and evicts(dest) and not only_appends(dest):
             raise WorkBeforeStep(partial(_deletions_over, dest))
 

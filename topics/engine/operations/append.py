@@ -60,7 +60,6 @@ from topics.runtime.clock import Clock
 from topics.runtime.turns import Turns
 from topics.storage.wal import frames
 from topics.storage.wal.frames import NOTHING, AppendFrames, FrameType, offsets_of, seal_batch
-from topics.storage.wal.shard_writer import ShardWriter
 
 EXPIRE_ALL_MS: Final = 1000
 """If the quota refuses appends, all topics are searched for expired records, at most once in this time (ms)."""
@@ -197,8 +196,8 @@ class Appends:
                     if await check_records(schema, batch.datas, self._turns):
                         continue
             self._commits.check_space(writer)
-            if writer.queue.is_full and not topic.ephemeral:
-                waited += await self.admit(writer, waited, disable_backpressure=request.disable_backpressure)
+            if self._commits.is_full(topic) and not topic.ephemeral:
+                waited += await self.admit(topic, waited, disable_backpressure=request.disable_backpressure)
                 continue
             if topic.pending and evicts(topic) and not only_appends(topic):
                 # A deletion in flight changes what has to be evicted: wait for it rather than evict too much.
@@ -331,11 +330,11 @@ class Appends:
             self._keys.check_room()  # an append that will be refused must not leave a topic behind
         return await self._topic_lifecycle.create(name, config)
 
-    async def admit(self, writer: ShardWriter, waited: float, *, disable_backpressure: bool) -> float:
-        """Wait for room in the shard's queue. All waits of a call together last `admission_ms` at most; `waited` ms of
-        them have passed. Return how long this wait took (ms)."""
+    async def admit(self, topic: Topic, waited: float, *, disable_backpressure: bool) -> float:
+        """Wait for room in the queue of the topic's shard, and for the bucket (`Commits.admit`). All waits of a call
+        together last `admission_ms` at most; `waited` ms of them have passed. Return how long this wait took (ms)."""
         budget = None if disable_backpressure else max(int(self._settings.admission_ms - waited), 0)
-        return await self._commits.admit(writer, budget)
+        return await self._commits.admit(topic, budget)
 
     def _check_room(self, topic: Topic, batch: AppendColumns) -> None:
         """Check the quota, and caps with `reject`, against the published records and those in flight

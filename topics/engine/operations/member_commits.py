@@ -76,7 +76,7 @@ class MemberCommits:
         ts = topic.last_ts = ahead.ts if ahead is not None else max(self._registry.now_ms(), topic.last_ts)
         first_seq, last_seq = topic.assigned + 1, topic.assigned + count
         topic.assigned = last_seq
-        self._ceilings.commit_point(topic, last_seq, ts)
+        commit_point = max(self._ceilings.commit_point(topic, last_seq, ts), CommitPoint.SYNCED)
         watermark = self._appends.decided_watermark(topic, batch.sizes)
         floor = topic.log.losses.evict_floor
         fence = raise_fence(topic, conditions) if conditions is not None else None
@@ -96,7 +96,7 @@ class MemberCommits:
             topic,
             appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True),
             count + len(tail),
-            CommitPoint.SYNCED,
+            commit_point,
             partial(self._publish_append, decided),
             self._clock.perf_ns,
             last_seq=last_seq,

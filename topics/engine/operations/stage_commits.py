@@ -383,8 +383,8 @@ class StageCommits:
                 continue
             writer = self._commits.check_writable(target)
             self._commits.check_space(writer)
-            if writer.queue.is_full:
-                waited += await self._appends.admit(writer, waited, disable_backpressure=disable_backpressure)
+            if self._commits.is_full(target):
+                waited += await self._appends.admit(target, waited, disable_backpressure=disable_backpressure)
                 continue
             if target.pending and evicts(target) and not only_appends(target):
                 await target.next_change().wait()  # as for an append
@@ -421,8 +421,9 @@ class StageCommits:
         count = len(sizes)
         ts, at = max(self._registry.now_ms(), target.last_ts), self._registry.windows.now_ms()
         first_seq, last_seq = target.assigned + 1, target.assigned + count
+        commit_point = CommitPoint.SYNCED
         if count:
-            self._ceilings.commit_point(target, last_seq, ts)
+            commit_point = max(commit_point, self._ceilings.commit_point(target, last_seq, ts))
             target.assigned, target.last_ts = last_seq, ts
         payloads: list[tuple[FrameType, bytes, int]] = []
         seq = first_seq
@@ -447,7 +448,7 @@ class StageCommits:
             target,
             seal_payloads(payloads, topic_id=target.id, ts=ts),
             len(payloads),
-            CommitPoint.SYNCED,
+            commit_point,
             partial(self._publish, decided),
             self._clock.perf_ns,
             last_seq=last_seq if count else 0,

@@ -10,7 +10,7 @@ keeping dead-letter topics from being ephemeral. `topics.log.topic_config` check
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -27,6 +27,7 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Block, block_with
+from topics.log.bucket_ceiling import BucketCeiling
 from topics.log.copies import Origin
 from topics.log.losses import Gap
 from topics.log.missing_columns import missing_below
@@ -35,7 +36,7 @@ from topics.log.seq_ceiling import MIN_CEILING_BLOCK
 from topics.log.span import FLAG_ORIGIN, NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config, targets_of
 from topics.log.topic_log import SeqRun
-from topics.model import TopicConfig, TopicConfigPatch
+from topics.model import SYNCED_CLASSES, TopicConfig, TopicConfigPatch
 from topics.runtime.background import BackgroundTasks
 from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.store import Store
@@ -137,6 +138,7 @@ class TopicLifecycle:
                 self.doubts.check(name)
                 return config, False
             self.check_targets(name, config)
+            self._commits.check_class(config)
             self._commits.check_changeable(topic)
             topic.barrier = trio.Event()
             return await self._carry_out(name, config, partial(self._reconfigure, topic, config)), False
@@ -158,7 +160,8 @@ class TopicLifecycle:
             self._commits.check_changeable(topic)
             topic.barrier = trio.Event()
             work = partial(self._delete_synced, topic, if_empty)
-            return True, await self._background.finish(work, self._commits.wait_begun)
+            wait = partial(self._commits.wait_begun, remote=topic.is_remote)
+            return True, await self._background.finish(work, wait)
 
     def check_targets(self, name: str, config: TopicConfig) -> None:
         """Refuse a config with which a dead-letter topic, or one for results, would be ephemeral: it must survive a
@@ -185,6 +188,7 @@ class TopicLifecycle:
             return False
         self.check_topics((name,))
         self.check_targets(name, config)
+        self._commits.check_class(config)
         self._creating[name] = Creation()
         await self._carry_out(name, config, partial(self._create_synced, name, config))
         return True
@@ -201,7 +205,9 @@ class TopicLifecycle:
                 self._intended.remove(intention)
 
         self._intended.append(intention)
-        return await self._background.finish(carry_out, self._commits.wait_begun)
+        topic = self._registry.topics.get(name)
+        remote = config.durability == "remote" or (topic is not None and topic.is_remote)
+        return await self._background.finish(carry_out, partial(self._commits.wait_begun, remote=remote))
 
     async def create_missing(self, names: Sequence[str]) -> None:
         """Make the missing topics among these, with the default config; none of them if the limit does not allow all.
@@ -237,9 +243,14 @@ class TopicLifecycle:
             shard = self._store.shard_of(topic_id)
             self._creating[name].begin(self._store.writers[shard], self._commits)
             topic = self._registry.make(topic_id, name, config, shard)
-            ceiling = 0 if config.durability == "fsync" else MIN_CEILING_BLOCK
+            ceiling = 0 if config.durability in SYNCED_CLASSES else MIN_CEILING_BLOCK
             now = self._registry.now_ms()
-            entries = [(FrameType.TOPIC_CREATE, {"name": name, "config": config_to_wire(config), "ceiling": ceiling})]
+            created: dict[str, Any] = {"name": name, "config": config_to_wire(config), "ceiling": ceiling}
+            bucket_ceiling = self._ceilings.first_bucket_ceiling(config)
+            if bucket_ceiling:
+                created["bucket_ceiling"] = bucket_ceiling
+                topic.bucket_ceiling = BucketCeiling(bucket_ceiling, self._registry.monotonic_ms())
+            entries = [(FrameType.TOPIC_CREATE, created)]
 
             def apply(batch: ControlBatch) -> None:
                 topic.ceiling.set(ceiling)
@@ -251,6 +262,7 @@ class TopicLifecycle:
                 1,
                 topic_id=topic_id,
                 wants_sync=True,
+                wants_archive=topic.is_remote,
                 apply=apply,
             )
             self._store.writers[shard].submit(batch)
@@ -280,7 +292,8 @@ class TopicLifecycle:
             data = encode_control(
                 FrameType.TOPIC_DELETE, {"name": topic.name}, topic_id=topic.id, ts=self._registry.now_ms()
             )
-            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=apply)
+            remote = topic.is_remote
+            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, wants_archive=remote, apply=apply)
             self._commits.writer(topic).submit(batch)
             with self.doubts.deciding(topic.name):
                 await batch.wait_synced()
@@ -320,6 +333,8 @@ class TopicLifecycle:
                 if config.durability != old.durability:
                     topic.synced_seq = topic.blocks.written_seq = topic.assigned
                     topic.lagging = None
+                if (reserved := entries_ceiling(entries)) is not None:
+                    topic.bucket_ceiling = BucketCeiling(reserved, self._registry.monotonic_ms())
                 self._apply_config(topic, config, ceiling)
                 topic.change(partial(self._latch, topic, below))
 
@@ -328,6 +343,7 @@ class TopicLifecycle:
                 len(entries),
                 topic_id=topic.id,
                 wants_sync=True,
+                wants_archive="remote" in (old.durability, config.durability),
                 apply=apply,
             )
             self._commits.writer(topic).submit(batch)
@@ -345,6 +361,8 @@ class TopicLifecycle:
         floors are logged before the new ttl and caps can change them (`docs/spec/crash.md` 6)."""
         old = topic.config
         update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
+        if old.durability == "remote" != config.durability and (reserve := self._ceilings.first_bucket_ceiling(config)):
+            update["bucket_ceiling"] = topic.assigned + reserve
         if old.durability == "ephemeral" and config.durability != "ephemeral":
             update["log"] = topic.log.dump()
             update["keys"] = topic.keys.dump() if topic.keys is not None else []
@@ -448,9 +466,14 @@ class TopicLifecycle:
         topic.blocks.written_seq = max(topic.blocks.written_seq, last)
 
 
+def entries_ceiling(entries: Sequence[tuple[FrameType, Mapping[str, Any]]]) -> int | None:
+    """Return the bucket ceiling that a change of config sets; None if it sets none."""
+    return next((payload["bucket_ceiling"] for _, payload in entries if "bucket_ceiling" in payload), None)
+
+
 def _ceiling_under(topic: Topic, config: TopicConfig) -> int:
-    """Return the ceiling of a topic under another config: `fsync` has no reserve."""
-    if config.durability == "fsync":
+    """Return the ceiling of a topic under another config: classes that are synced have no reserve."""
+    if config.durability in SYNCED_CLASSES:
         return topic.assigned
     if config.durability != topic.config.durability:
         return topic.assigned + MIN_CEILING_BLOCK

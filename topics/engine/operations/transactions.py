@@ -254,8 +254,8 @@ class Transactions:
                     return False, 0.0
                 writer = self._commits.check_writable(topic)
                 self._commits.check_space(writer)
-                if writer.queue.is_full:
-                    return False, await self._appends.admit(writer, waited, disable_backpressure=False)
+                if self._commits.is_full(topic):
+                    return False, await self._appends.admit(topic, waited, disable_backpressure=False)
                 if topic.pending and evicts(topic) and not only_appends(topic):
                     await self._commits.wait_for(topic.next_change())  # as for an append
                     return False, 0.0

@@ -234,8 +234,8 @@ class LetterMoves:
             return False
         writer = self._commits.check_writable(topic)
         self._commits.check_space(writer)
-        if writer.queue.is_full:
-            await self._commits.admit(writer, None)
+        if self._commits.is_full(topic):
+            await self._commits.admit(topic, None)
         elif topic.working is not None:
             await topic.working.wait()
         else:

@@ -147,7 +147,8 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "durable": Fact("Short for `durability`: true is `fsync`, false is `disk`. `durability` takes precedence."),
     "durability": Fact(
         "When an append is answered: at once, and the records are never written (`ephemeral`); before they are written "
-        "(`memory`); when they are written (`disk`); when they are synced (`fsync`)."
+        "(`memory`); when they are written (`disk`); when they are synced (`fsync`); when they are in the bucket, too "
+        "(`remote`, which needs one)."
     ),
     "priority": clamped("Manual priority in delivery; null for none.", -1000, 1000),
     "auto_priority": Fact("Recent use sets the priority while `priority` is null."),
@@ -307,6 +308,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     TopicState: {
         "type": Fact("A log or a queue."),
         "synced_seq": seq("The highest seq known to be on disk; 0 for `ephemeral`."),
+        "bucket_seq": seq("The highest seq that is in the bucket; 0 for `ephemeral`. Absent without a bucket."),
         "config": Fact("The full configuration."),
         "last_write_ts": seq("In ms since the epoch; null if never."),
         "last_read_ts": seq("In ms since the epoch; null if never."),
@@ -637,7 +639,9 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             f"Clamped to {watch_requests.MIN_HEARTBEAT_MS}..{watch_requests.MAX_HEARTBEAT_MS}.",
             U64,
         ),
-        "consistency": Fact("`strong`: a record is delivered once it is synced."),
+        "consistency": Fact(
+            "`strong`: a record is delivered once it is synced. `remote`: once it is in the bucket; 400 without one."
+        ),
     },
     WatchStart: _START,
     WatchedTopic: {"from_seq": seq("Records after this seq will be delivered.")},

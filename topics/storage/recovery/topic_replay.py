@@ -79,6 +79,7 @@ class TopicReplay:
             FrameType.CONFIG_UPDATE: self._configure,
             FrameType.LEASE: self._lease,
             FrameType.HEAD_WATERMARK: self._set_ceiling,
+            FrameType.BUCKET_CEILING: self._set_bucket_ceiling,
             FrameType.IDEMPOTENCY: self._remember_key,
             FrameType.HOLE: self._hole,
             FrameType.STAGE: self._remember_commit,
@@ -237,6 +238,9 @@ class TopicReplay:
     def _set_ceiling(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         topic.ceiling = payload["ceiling"]
 
+    def _set_bucket_ceiling(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        topic.bucket_ceiling = whole(payload["ceiling"])
+
     def _remember_key(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         if topic.keys is None:
             topic.keys = DedupeWindow()
@@ -321,6 +325,7 @@ class TopicReplay:
     def _configure(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         topic.config = config_from_wire(payload["config"])
         topic.ceiling = payload["ceiling"]
+        topic.bucket_ceiling = whole(payload.get("bucket_ceiling", topic.bucket_ceiling))
         if "log" in payload and not self._leave_ephemeral(topic, payload):
             topic.doomed = True
             return
