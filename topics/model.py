@@ -83,6 +83,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of this and the next two: the limit of the topic's segments, None for that of the daemon."""
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
+    keep_per_tag: int = 0
+    null_ttl_ms: int = 86_400_000
 
     def __hash__(self) -> int:  # a schema cannot be hashed
         return hash((self.type, self.ttl_ms, self.cap_records, self.cap_bytes, self.durability, self.dead_letter))
@@ -120,6 +122,8 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET
     segment_max_age_ms: int | UnsetType | None = UNSET
+    keep_per_tag: int | UnsetType = UNSET
+    null_ttl_ms: int | UnsetType = UNSET
 
 
 class UniqueIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
