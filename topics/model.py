@@ -610,6 +610,29 @@ class ClaimResult(NamedTuple):
     wants_results: bool = False
 
 
+class LatestRequest(NamedTuple):
+    """Which newest records to read: those of the tags that begin with `prefix` and come behind `after`, in order, at
+    most `page_size` of about `max_batch_bytes` in all."""
+
+    prefix: str
+    after: str | None
+    page_size: int
+    max_batch_bytes: int
+    include_tags: bool = True
+    include_meta: bool = True
+
+
+class LatestPage(NamedTuple):
+    """A page of newest records. `records` is their JSON, joined by commas; `next_after` is the tag after which the next
+    page begins, None if there is none. Changes after `head_seq` may be missing in it."""
+
+    topic: str
+    epoch: int
+    records: bytes
+    head_seq: int
+    next_after: str | None
+
+
 JobStateName = Literal["ready", "in_flight", "delayed"]
 """The states of jobs that are not dead, as clients name them."""
 

@@ -88,6 +88,8 @@ class TopicSettings(TypedDict, total=False):
     segment_max_events: int | None
     segment_max_bytes: int | None
     segment_max_age_ms: int | None
+    keep_per_tag: int
+    null_ttl_ms: int
     retention: Literal["limits", "consumed"]
     order_by: Literal["tag", "node"] | None
 

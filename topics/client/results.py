@@ -218,6 +218,8 @@ class TopicConfig(Struct, kw_only=True):
     segment_max_events: int | None = None
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
+    keep_per_tag: int = 0
+    null_ttl_ms: int = 86_400_000
 
 
 class TopicChanged(Struct, kw_only=True):
@@ -446,6 +448,30 @@ class Page(Struct, kw_only=True):
     """Records before the first of `records` are gone, and no call has deleted them."""
     lag: int
     """Seqs between `next_from_seq` and the head."""
+
+
+class LatestRecord(Struct, kw_only=True):
+    """The newest record of a tag."""
+
+    topic: str
+    epoch: int
+    record: Record
+    head_seq: int
+    """The head of the topic when the record was the newest one."""
+
+
+class LatestPage(Struct, kw_only=True):
+    """A page of the newest records of tags, in the order of the tags."""
+
+    topic: str
+    epoch: int
+    records: list[Record]
+    """May be empty although there is another page: `next_cursor` decides."""
+    head_seq: int
+    """The head of the topic when the page was begun. The changes that the pages may lack are behind that of the first
+    page."""
+    next_cursor: str | None = None
+    """The `cursor` of the next page; None on the last page."""
 
 
 class RecordsDeletion(Struct, kw_only=True):

@@ -78,7 +78,9 @@ from topics.engine.restoration import restore
 from topics.engine.schedules.firings import Firings
 from topics.engine.schedules.schedule_calls import ScheduleCalls
 from topics.engine.schedules.schedule_commits import ScheduleCommits
+from topics.engine.tables.latest_reads import LatestReads
 from topics.engine.tables.null_expiry import NullExpiry
+from topics.engine.tables.scattered_records import ScatteredRecords
 from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Fanout, Topic
 from topics.engine.topic_states import TopicStates
@@ -406,6 +408,8 @@ class Engine:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
         self.reads = Reads(self.settings, self.status, registry, loader, catch_up=catch_up)
+        records = ScatteredRecords(loader, self.store, fs=self._fs, offload=self._offload, turns=self.turns)
+        self.latest = LatestReads(registry, loader, records, catch_up=catch_up)
         self.exports = Exports(self.status, registry, loader, self.clock, self.turns, catch_up=catch_up)
         self._make_consumers()
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)
