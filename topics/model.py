@@ -622,7 +622,7 @@ class LatestRequest(NamedTuple):
     include_meta: bool = True
 
 
-class LatestPage(NamedTuple):
+class NewestRecords(NamedTuple):
     """A page of newest records. `records` is their JSON, joined by commas; `next_after` is the tag after which the next
     page begins, None if there is none. Changes after `head_seq` may be missing in it."""
 

@@ -12,6 +12,7 @@
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
     job_results               those of the calls about many jobs
+    latest_results            those of the newest records of tags
     transport                 the request of a call, the result or error of an answer
     retry                     which calls are repeated, and when
     errors                    the exceptions

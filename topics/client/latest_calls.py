@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from topics.client import results
 from topics.client.calls import ClientCall, Filter, target, topic_path
+from topics.client.latest_results import LatestPage, LatestRecord
 from topics.client.results import Record
 from topics.client.streams.follower import Position
 
 
-def latest(topic: str, tag: str, *, include_meta: bool = True) -> ClientCall[results.LatestRecord]:
+def latest(topic: str, tag: str, *, include_meta: bool = True) -> ClientCall[LatestRecord]:
     """The newest record of a tag.
 
     Raises NotFound if there is none; the `reason` in `detail` of the error is `none`, or `null` if the data of the
     newest record is null.
     """
     where = target(topic_path(topic, "latest"), tag=tag, include_meta=None if include_meta else False)
-    return ClientCall(method="GET", target=where, answer=results.LatestRecord, repeatable=True)
+    return ClientCall(method="GET", target=where, answer=LatestRecord, repeatable=True)
 
 
 def latest_page(
@@ -30,7 +30,7 @@ def latest_page(
     include_tags: bool = True,
     include_meta: bool = True,
     max_batch_bytes: int | None = None,
-) -> ClientCall[results.LatestPage]:
+) -> ClientCall[LatestPage]:
     """One page of the newest records of the tags that begin with `prefix`, in the order of the tags, without those
     whose data is null. `all_latest` fetches all pages."""
     where = target(
@@ -42,7 +42,7 @@ def latest_page(
         include_meta=None if include_meta else False,
         max_batch_bytes=max_batch_bytes,
     )
-    return ClientCall(method="GET", target=where, answer=results.LatestPage, repeatable=True)
+    return ClientCall(method="GET", target=where, answer=LatestPage, repeatable=True)
 
 
 class TablePages:
@@ -54,18 +54,18 @@ class TablePages:
         self.position: Position | None = None
         """The head at the first page: the changes behind it make the table complete. None before the first page."""
         self._page_size = page_size
-        self._call: ClientCall[results.LatestPage] | None = latest_page(topic, prefix, page_size=page_size)
+        self._call: ClientCall[LatestPage] | None = latest_page(topic, prefix, page_size=page_size)
 
     @property
     def filter(self) -> Filter | None:
         """The filter for its changes; None for all."""
         return ["tag", "Glob", f"{self.prefix}*"] if self.prefix else None
 
-    def next_call(self) -> ClientCall[results.LatestPage] | None:
+    def next_call(self) -> ClientCall[LatestPage] | None:
         """The call for the next page; None after the last page."""
         return self._call
 
-    def values(self, page: results.LatestPage) -> Iterable[Record]:
+    def values(self, page: LatestPage) -> Iterable[Record]:
         """The records of a page."""
         if self.position is None:
             self.position = Position(page.head_seq, page.epoch)

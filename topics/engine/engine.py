@@ -53,7 +53,9 @@ from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
 from topics.engine.operations.fence_removal import FenceRemovals
 from topics.engine.operations.judge import Judge
+from topics.engine.operations.latest_reads import LatestReads
 from topics.engine.operations.member_commits import MemberCommits
+from topics.engine.operations.null_expiry import NullExpiry
 from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
 from topics.engine.operations.stage_lifecycle import StageLifecycle
@@ -78,8 +80,6 @@ from topics.engine.restoration import restore
 from topics.engine.schedules.firings import Firings
 from topics.engine.schedules.schedule_calls import ScheduleCalls
 from topics.engine.schedules.schedule_commits import ScheduleCommits
-from topics.engine.tables.latest_reads import LatestReads
-from topics.engine.tables.null_expiry import NullExpiry
 from topics.engine.tables.scattered_records import ScatteredRecords
 from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Fanout, Topic

@@ -4,7 +4,5 @@ kept_records       what an append takes away: deciding it, its frame, its public
 topic_tables       the table of each topic, after a start and when `keep_per_tag` is changed
 table_builder      making a table out of the records of a topic
 table_trim         taking away what existing records have too many
-null_expiry        taking away records whose data is null, after their time
-latest_reads       the newest records of tags, for readers
 scattered_records  loading records that are far apart
 """

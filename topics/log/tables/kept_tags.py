@@ -93,7 +93,7 @@ class KeptChange:
         self.sizes.extend([size for _, size in taken])
 
 
-class _OnTheWay:
+class _PendingTag:
     """A tag with unpublished records."""
 
     __slots__ = ("commits", "gone_to", "records")
@@ -115,7 +115,7 @@ class KeptTags:
     def __init__(self, losses: Losses, records: Mapping[str, TableEntry] | None = None) -> None:
         self._losses = losses
         self._entries: SortedDict[str, TableEntry] = SortedDict(records or {})
-        self._on_the_way: dict[str, _OnTheWay] = {}
+        self._on_the_way: dict[str, _PendingTag] = {}
         self._dead: set[int] = set()
         """Deleted seqs that may still be in the table."""
         self._aging: set[int] = set()
@@ -172,7 +172,7 @@ class KeptTags:
                 continue
             way = on_the_way.get(tag)
             if way is None:
-                way = on_the_way[tag] = _OnTheWay()
+                way = on_the_way[tag] = _PendingTag()
             if tag not in levels:
                 change.note(tag, way.gone_to)
                 way.commits += 1
@@ -183,7 +183,7 @@ class KeptTags:
             if is_null:
                 change.nulls.append(first_seq + i)
 
-    def _take_oldest(self, tag: str, way: _OnTheWay, keep: int, taken: list[tuple[int, int]], front: int) -> None:
+    def _take_oldest(self, tag: str, way: _PendingTag, keep: int, taken: list[tuple[int, int]], front: int) -> None:
         """Take the oldest records of a tag away, so that with one more there are at most `keep`."""
         entry = self._live(tag, front)
         pending = way.records

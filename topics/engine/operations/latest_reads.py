@@ -26,7 +26,7 @@ from topics.errors import no_record_of_tag, topic_not_found
 from topics.log.block import Projection
 from topics.log.span import NotLoaded
 from topics.log.tables.kept_tags import KeptTags
-from topics.model import LatestPage, LatestRequest, Performance
+from topics.model import LatestRequest, NewestRecords, Performance
 from topics.storage.segments.topic_segments import Segment
 
 NAMES_AT_ONCE: Final = 500
@@ -66,7 +66,7 @@ class LatestReads:
         self._records = records
         self._catch_up = catch_up
 
-    async def one(self, name: str, tag: str, projection: Projection, perf: Performance) -> LatestPage:
+    async def one(self, name: str, tag: str, projection: Projection, perf: Performance) -> NewestRecords:
         """Return the newest record of a tag, as a page of one. Raises `404 topic_not_found`, and `404 record_not_found`
         if there is none or its data is null. Cancelling leaves nothing behind."""
         await self._catch_up((name,))
@@ -86,10 +86,10 @@ class LatestReads:
             if block.data_of(seq) == NULL:
                 raise no_record_of_tag(name, tag, "null")
             record, _ = block.cut(seq, seq, 1, projection, at_least_one=True)
-            return LatestPage(name, topic.id, record, head, None)
+            return NewestRecords(name, topic.id, record, head, None)
         raise no_record_of_tag(name, tag, "none")
 
-    async def page(self, name: str, request: LatestRequest, perf: Performance) -> LatestPage:
+    async def page(self, name: str, request: LatestRequest, perf: Performance) -> NewestRecords:
         """Return a page of the newest records of tags that are not null. It may have fewer than `page_size`, or none,
         though others follow. Raises `404 topic_not_found`, and 503. Cancelling leaves nothing behind."""
         await self._catch_up((name,))
@@ -229,7 +229,7 @@ def _every(seq: int) -> bool:
     return True
 
 
-def _page(topic: Topic, choice: _Choice, found: dict[str, bytes], head_seq: int, most_bytes: int) -> LatestPage:
+def _page(topic: Topic, choice: _Choice, found: dict[str, bytes], head_seq: int, most_bytes: int) -> NewestRecords:
     """Return the page of the records that were found, as many as fit, but at least one."""
     pieces: list[bytes] = []
     room, next_after, last = most_bytes, choice.next_after, None
@@ -243,4 +243,4 @@ def _page(topic: Topic, choice: _Choice, found: dict[str, bytes], head_seq: int,
         pieces.append(record)
         room -= len(record) + 1
         last = tag
-    return LatestPage(topic.name, topic.id, b",".join(pieces), head_seq, next_after)
+    return NewestRecords(topic.name, topic.id, b",".join(pieces), head_seq, next_after)
