@@ -12,6 +12,7 @@ from tests.engine.life import Life, settle
 from topics.model import (
     AppendRequest,
     CheckedAppend,
+    LatestRequest,
     Performance,
     RecordIn,
     RouterPatch,
@@ -186,6 +187,21 @@ async def compare(life: Life, model: TableModel) -> None:
         log.kept.check(live, log.earliest_seq)
         nulls = [row.seq for row in model.live if row.tag is not None and row.data is None]
         assert [seq for seq in log.nulls or () if seq in {row.seq for row in model.live}] == nulls
+
+
+async def compare_latest(life: Life, model: TableModel, page_size: int) -> None:
+    """Assert that `/latest` shows the same."""
+    found: list[dict[str, Any]] = []
+    after: str | None = None
+    while True:
+        request = LatestRequest("", after, page_size, 1 << 20)
+        page = await life.engine.latest.page("t", request, Performance())
+        found += json.loads(b"[%b]" % page.records)
+        assert page.head_seq == model.head
+        after = page.next_after
+        if after is None:
+            break
+    assert [(one["$seq"], one["$tag"], one["data"]) for one in found] == [row[:3] for row in model.table()]
 
 
 def _rows(number: int, batch: Batch) -> list[tuple[str | None, Any]]:

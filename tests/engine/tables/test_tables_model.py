@@ -11,7 +11,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from tests.engine.life import living, settings
-from tests.engine.tables.table_model import TableModel, carry_out, compare, prepare
+from tests.engine.tables.table_model import TableModel, carry_out, compare, compare_latest, prepare
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.engine.tables import kept_records, table_trim
@@ -81,6 +81,7 @@ async def run(config: dict[str, int], steps: list[tuple[Any, ...]], durability: 
                 else:
                     await carry_out(life, model, number, step)
                     await compare(life, model)
+                    await compare_latest(life, model, 1 + number % 3)
             killed = fs.after_process_kill()
         if over == "end":
             return
