@@ -33,6 +33,7 @@ from topics.auth.key_file import KeysRefused, read_keys
 from topics.bucket.bounded_objects import MOST_CHANGES, MOST_READS
 from topics.config import Settings
 from topics.engine.engine import Engine
+from topics.errors import ApiError
 from topics.http.app import make_app
 from topics.http.connections.server import Server, open_listener, port_of, serve
 from topics.http.gate import Gate
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
     from topics.bucket.repair.bucket_home import BucketHome
-    from topics.bucket.restore_completion import RestoreCompletion
+    from topics.bucket.restored.restore_completion import RestoreCompletion
 
 log = get_logger(__name__)
 
@@ -260,6 +261,7 @@ class Daemon:
             archive = await self._make_archive()
             for writer in self.engine.store.writers:
                 storage.start_soon(self._vital, f"wal shard {writer.shard}", writer.run)
+            await self._keep_selected()
             if archive is not None:
                 storage.start_soon(self._restarted, "archive", archive.run)
                 await self._settle_bucket(archive)
@@ -385,10 +387,32 @@ class Daemon:
         )
         return not self._stop.is_set()
 
+    async def _keep_selected(self) -> None:
+        """Delete what a restore of some topics has left out, at its first start. Raises StartRefusal, StartFailure."""
+        engine, datadir = self.engine, self.engine.store.datadir
+        if not await engine.offload.run(Pool.FILES, partial(engine.fs.exists, datadir.selection_path)):
+            return
+        from topics.bucket.restored.topic_selection import BadSelection, read_selection, remove_selection  # noqa: PLC0415
+
+        try:
+            selection = await engine.offload.run(Pool.FILES, partial(read_selection, engine.fs, datadir))
+            if selection is None:
+                return
+            kept = await engine.keep_only(selection.matches)
+            await engine.offload.run(Pool.FILES, partial(remove_selection, engine.fs, datadir))
+        except BadSelection as error:
+            raise StartRefusal(
+                f"{datadir.selection_path} is damaged: {error}. Restore again; or remove it, and keep all topics"
+            ) from error
+        except (OSError, ApiError) as error:
+            raise StartFailure(f"the topics that the restore leaves out cannot be deleted now: {error}") from error
+        log.info("restored_topics_selected", patterns=list(selection.patterns), **kept._asdict())
+
     def _make_home(self) -> None:
         """Have damage repaired from the bucket, if there is one. Raises StartRefusal."""
         engine = self.engine
         if not self.settings.bucket:
+            self._mend_pointers()
             return
         from topics.bucket.archive import make_objects  # noqa: PLC0415
         from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
@@ -401,6 +425,19 @@ class Daemon:
         store = engine.store
         self._home = BucketHome(self._objects, engine.fs, store.datadir, lambda: store.identity, engine.clock)
         store.home = engine.loader.spans.repairs.home = self._home
+        self._mend_pointers()
+
+    def _mend_pointers(self) -> None:
+        """Have pointers to segments in a bucket that are damaged made anew."""
+        if self._segments is None:
+            return
+        from topics.bucket.repair.pointer_home import PointerHome  # noqa: PLC0415
+
+        store = self.engine.store
+        home = PointerHome(
+            self.engine.fs, store.datadir, self._home, self.settings.bucket or "", self._segments.store_at
+        )
+        self._segments.remake = home.pointer
 
     async def _make_archive(self) -> Archive | None:
         """Make the archive, if there is a bucket. Raises StartRefusal."""
@@ -455,15 +492,17 @@ class Daemon:
         if self._segments is not None:
             self._segments.own = OwnSegments(archive, bases, settings.bucket).bucket
         repairs, at_start = engine.loader.spans.repairs, engine.store.repairs
-        engine.metrics.bucket = BucketLook(archive, bases, collector, self._objects, repairs, at_start).figures
+        engine.metrics.bucket = BucketLook(
+            archive, bases, collector, self._objects, repairs, at_start, self._segments
+        ).figures
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 
     def _make_completion(self, segments: BucketSegments) -> RestoreCompletion | None:
         """Make what completes a restore, if segments are still in the bucket that the directory was restored from.
         Raises StartRefusal."""
-        from topics.bucket.restore_completion import RestoreCompletion  # noqa: PLC0415
-        from topics.bucket.restore_note import BadRestoreNote, read_restore_note  # noqa: PLC0415
+        from topics.bucket.restored.restore_completion import RestoreCompletion  # noqa: PLC0415
+        from topics.bucket.restored.restore_note import BadRestoreNote, read_restore_note  # noqa: PLC0415
 
         engine = self.engine
         try:

@@ -22,6 +22,7 @@ from topics.bucket.bases.retention import Kept
 from topics.bucket.container import BadObject
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name
 from topics.bucket.owner_format import decode_owner, encode_owner
+from topics.bucket.ownership import BucketRefused
 from topics.bucket.pin_format import Pin, encode_pin
 from topics.bucket.round_format import decode_round
 
@@ -264,6 +265,34 @@ async def test_a_pass_looks_at_a_bounded_number_of_old_rounds(
         assert len(found) == 1499, "all but the first of its epoch"
         life.archive.noted_round = 5000
         assert len(await collector._old_rounds(Kept(frozenset(), 140, ()))) >= 39
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_a_directory_without_topics_does_not_take_a_bucket_that_has_some(
+    damaged: bool, autojump_clock: Any
+) -> None:
+    objects, other = SimObjects(), SimFs()
+    async with archived(objects, CONFIG) as life, trio.open_nursery() as nursery:
+        bases = bases_for(life)
+        nursery.start_soon(bases.run)
+        await trio.sleep(5)  # nothing yet, so that a new directory may come
+        nursery.cancel_scope.cancel()
+    assert decode_owner(objects.objects["owner"]).state == "free"
+    assert any(name.startswith("bases/") for name in objects.objects)
+    async with archived(objects, CONFIG, fs=SimFs(1)) as life:
+        await life.put("a", durability="fsync")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bases_for(life).run)
+            await trio.sleep(5)
+            nursery.cancel_scope.cancel()
+    if damaged:
+        objects.objects[max(name for name in objects.objects if name.startswith("bases/"))] = b"damaged"
+    with pytest.RaisesGroup(pytest.RaisesExc(BucketRefused, match="this one has none: is its disk mounted")):
+        async with archived(objects, CONFIG, fs=other):
+            raise AssertionError("it has started")
+    taking = bucket_settings(bucket_take=True)
+    async with archived(objects, taking, fs=other.after_process_kill()) as life:
+        assert life.archive.epoch == 3
 
 
 async def test_nothing_is_deleted_by_another_than_the_owner(autojump_clock: Any) -> None:

@@ -21,9 +21,8 @@ backlog           how much log is kept for the bucket
 archive           the task that writes rounds
 pin_format        the content of pins
 pins              making, renewing and removing pins
-restore_note      from which bucket a directory was restored
-restore_completion  copies the segments of a restored directory home
 bucket_segments   the cold store: segments that are read from objects of bases
+restored/         directories that were restored, until they need nothing more
 bases/            making bases, and removing what nobody needs any more
 repair/           repairing local damage from the bucket
 offline/          restores and checks, without a daemon

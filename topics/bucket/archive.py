@@ -27,7 +27,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import trio
 
@@ -76,6 +76,11 @@ class LogSource(Protocol):
     """What the archive has to know of the topics (the registry)."""
 
     next_topic_id: int
+
+    @property
+    def topics(self) -> Mapping[str, Any]:
+        """The topics, by name."""
+        ...
 
     def copied_files(self) -> set[int]:
         """Ids of the files that copies in other topics are made of."""
@@ -142,6 +147,8 @@ class Archive:
         self._url = url
         self._nonce = nonce or secrets.token_hex(8)
         self._take = settings.bucket_take
+        self._is_blank = False
+        """True if there was no topic at the start."""
         self._puts = SettledPuts(objects, offload, self._show)
         self._ownership = Ownership(objects, self._puts, offload, self._nonce, self._keep_on)
         self._note = BucketNote(bucket="", dir="")
@@ -254,6 +261,7 @@ class Archive:
     async def prepare(self) -> None:
         """Read the note of the directory, before anything is appended. Raises BucketRefused, OSError."""
         datadir = self._store.datadir
+        self._is_blank = not self._source.topics
         try:
             note = await self._offload.run(Pool.FILES, partial(read_note, self._fs, datadir))
             is_stale = await self._offload.run(Pool.FILES, partial(self._fs.exists, datadir.salvaged_path))
@@ -341,6 +349,7 @@ class Archive:
             ends=ends,
             nonce=self._nonce,
             keep_on=self._keep_on,
+            is_blank=self._is_blank,
         )
         given_up = self._given_up
         place = await search.open(self._note, take=self._take, url=self._url)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from topics.bucket.base_format import MAX_BASE_BYTES, decode_base
 from topics.bucket.container import BadObject
 from topics.bucket.local_note import BucketNote
-from topics.bucket.object_names import FORMAT, MAX_EPOCH, ROUNDS, number_of, round_name
+from topics.bucket.object_names import BASES, FORMAT, MAX_EPOCH, ROUNDS, base_name, number_of, round_name
 from topics.bucket.object_store import MAX_PAGE, ObjectMissing, ObjectStore, ObjectTooLarge
 from topics.bucket.owner_format import BucketFormat, decode_format, encode_format
 from topics.bucket.ownership import BucketRefused, Ownership, SeenOwner
@@ -80,7 +82,9 @@ class PlaceSearch:
         ends: Sequence[LogPosition],
         nonce: str,
         keep_on: Callable[[], bool],
+        is_blank: bool = False,
     ) -> None:
+        """`is_blank`: this directory had no topic when the daemon was started."""
         self._objects = objects
         self._puts = puts
         self._ownership = ownership
@@ -91,6 +95,7 @@ class PlaceSearch:
         """How far this directory has its log on disk, by shard."""
         self._nonce = nonce
         self._keep_on = keep_on
+        self._is_blank = is_blank
 
     async def open(self, note: BucketNote, *, take: bool, url: str) -> Place:
         """Take the prefix, and return where to go on. Raises BucketRefused, PutGivenUp, and StoreError if
@@ -114,6 +119,8 @@ class PlaceSearch:
             seen = await self._ownership.read()
             is_known = note.bucket == bucket
             self._check_owner(seen, note, is_known=is_known, take=take)
+            if self._is_blank and not is_known and not take:
+                await self._check_blank(seen)
             place = await self._find(bucket, note if is_known else None, seen, take=take)
             self._check_epoch(place)
             if take and is_known and seen is not None and seen.owner.dir == note.dir and place.positions is not None:
@@ -164,6 +171,31 @@ class PlaceSearch:
                 f"another data directory (node {owner.node}, directory {owner.dir}) has written to the bucket since "
                 "this one did; start once with --take to begin anew behind its rounds"
             )
+
+    async def _check_blank(self, seen: SeenOwner | None) -> None:
+        """Refuse a directory without topics if the bucket has some: most likely its disk is not mounted, or new, and
+        what is in the bucket would go with time."""
+        newest = 0
+        after = BASES
+        while True:
+            page = await self._offload.run(Pool.BUCKET_READ, partial(self._objects.list, BASES, after))
+            newest = max([newest, *(number for facts in page if (number := number_of(facts.name)) is not None)])
+            if len(page) < MAX_PAGE:
+                break
+            after = page[-1].name
+        if not newest or seen is None:
+            return
+        with suppress(BadObject, ObjectMissing, ObjectTooLarge):
+            get = partial(self._objects.get, base_name(newest), MAX_BASE_BYTES)
+            found = await self._offload.run(Pool.BUCKET_READ, get)
+            base = await self._offload.run(Pool.CPU, partial(decode_base, found.data))
+            if not base.body.pages:
+                return
+        raise BucketRefused(
+            f"the bucket has topics of another data directory (node {seen.owner.node}, directory {seen.owner.dir}), "
+            "and this one has none: is its disk mounted? To go on with what the bucket has, `topics restore` it into "
+            "this directory; to begin anew, start once with --take: what is in the bucket goes with time then"
+        )
 
     async def _find(self, bucket: str, note: BucketNote | None, seen: SeenOwner | None, *, take: bool) -> Place:
         """Return where to go on, if `owner` can be taken."""

@@ -4,6 +4,7 @@ engine             puts the parts below together, and orders start and stop; cal
 topic_states       the state of a topic, and the list of them
 engine_metrics     figures for a scrape of the metrics
 restoration        makes live topics of what recovery has found
+restored_topics    deletes what a restore of some topics leaves out
 registry           the live topics by name and id, their totals, and the clocks that they are judged by
 topic              a live topic, and `Commit`: a change on its way through its shard
 transaction        a transaction until its end: its commits are published or undone together

@@ -168,7 +168,7 @@ class EngineMetrics:
         with suppress(NotLoaded):  # metrics do not wait for the disk
             self._registry.expire(topic)
         log = topic.log
-        jobs = self._queues.figures(topic)
+        jobs = self._queues.figures(topic, topic.queue) if topic.queue is not None else None
         return TopicFigures(topic.name, log.head_seq, log.earliest_seq, log.count, log.bytes, jobs)
 
     def _delivery_figures(self) -> DeliveryFigures:

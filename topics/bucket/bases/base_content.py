@@ -35,6 +35,7 @@ from topics.bucket.bases.segment_reads import (
     foreign_salt,
     lack_of,
     pointed_entry,
+    pointed_foreign,
     read_active,
     read_foreign,
     read_sealed,
@@ -46,6 +47,7 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.base_capture import BaseCapture, CapturedSegment, CapturedTopic
 from topics.storage.segments.segment_reader import NO_COLD, ColdNeeded, SegmentTiers
 from topics.storage.segments.segment_scan import layout_of
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.snapshots.snapshot import decode_part
 
 LARGE_PART: Final = 4096
@@ -299,16 +301,25 @@ class BaseContent:
         out."""
         notes: list[SegmentNote] = []
         for first in sorted(firsts):
-            salt = await self._offload.run(Pool.HOT_READ, partial(foreign_salt, self._tiers, owner, first))
-            entry = self._sealed.done.get((owner, first, salt)) or self._known.sealed((owner, first, salt))
-            if entry is None:
-                files = await self._offload.run(Pool.HOT_READ, partial(read_foreign, self._tiers, owner, first))
-                if files.data is None:
-                    continue
-                entry = await self._upload(owner, first, files)
-            notes.append(SegmentNote(msgspec.structs.replace(entry, deleted=None)))
+            entry = await self._foreign_entry(owner, first, self._tiers.hot, Pool.HOT_READ)
+            if entry is None and self._tiers.cold is not None:
+                entry = await self._offload.run(Pool.HOT_READ, partial(pointed_foreign, self._tiers, owner, first))
+                if entry is None:
+                    entry = await self._foreign_entry(owner, first, self._tiers.cold, Pool.COLD_READ)
+            if entry is not None:
+                notes.append(SegmentNote(msgspec.structs.replace(entry, deleted=None)))
         self.result.note(owner, TopicNote(None, notes))
         return TopicEntry(owner, None, [one.entry for one in notes])
+
+    async def _foreign_entry(self, owner: int, first: int, store: SegmentStore, pool: Pool) -> SegmentEntry | None:
+        """The entry of one of these segments; None if it is not in this store."""
+        salt = await self._offload.run(pool, partial(foreign_salt, store, owner, first))
+        entry = self._sealed.done.get((owner, first, salt)) or self._known.sealed((owner, first, salt))
+        if entry is None:
+            files = await self._offload.run(pool, partial(read_foreign, store, owner, first))
+            if files.data is not None:
+                entry = await self._upload(owner, first, files)
+        return entry
 
 
 def file_of(entry: SegmentEntry, kind: SegmentKind) -> SealedFile:

@@ -26,7 +26,8 @@ from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget
 from topics.bucket.offline.restored_copies import RestoredCopies
 from topics.bucket.offline.restored_log import RestoredLog
 from topics.bucket.offline.restored_topics import RestoredTopics
-from topics.bucket.restore_note import RestoreNote, encode_restore_note
+from topics.bucket.restored.restore_note import RestoreNote, encode_restore_note
+from topics.bucket.restored.topic_selection import TopicSelection, encode_selection
 from topics.storage.files.datadir import FORMAT, DataDir
 from topics.storage.files.fs import Fs, LockHeld, join, parent, write_all
 from topics.storage.files.progress import Progress
@@ -63,6 +64,8 @@ class RestoreSource(NamedTuple):
 
     url: str
     pin: str
+    leaves: Callable[[str], bool] = lambda _: True
+    """Given the name of a topic: True if its segments stay in the bucket."""
 
 
 class Workers:
@@ -106,12 +109,17 @@ class BucketRestore:
         workers: Workers,
         source: RestoreSource | None = None,
         *,
+        selection: TopicSelection | None = None,
         in_place: bool = False,
     ) -> None:
-        """`in_place`: a disk is mounted at `root`, so nothing can be renamed to it, and it is filled where it is."""
+        """`selection`: the first start is to delete all other topics. `in_place`: a disk is mounted at `root`, so
+        nothing can be renamed to it, and it is filled where it is."""
         self.progress = Progress()
         self.source = source
         """If it is set before `run`, sealed segments are left in the bucket. Without it everything is copied."""
+        self._selection = selection
+        self._names: set[str] = set()
+        """Of the topics that the first start may find and that are selected."""
         self._left = 0
         self._fs = fs
         self._reader = reader
@@ -151,6 +159,7 @@ class BucketRestore:
                 self._fs.mkdir(directory)
             has_copies = self._write_log(base, target)
             snapshot.topics = self._write_topics(base)
+            self._write_selection()
             if has_copies:
                 left = LeftSegments(self._fs, self._partial, self._reader) if self._left else None
                 copies = RestoredCopies(self._fs, self._datadir, base_name(base.head.number), snapshot, left)
@@ -240,18 +249,33 @@ class BucketRestore:
             log.finish()
         finally:
             log.close()
+        self._note_names(log.created)
         return log.has_copies
 
     def _write_topics(self, base: Base) -> list[bytes]:
-        source = self.source.url if self.source is not None else None
-        topics = RestoredTopics(self._fs, self._datadir, self._reader, base, self.progress, source)
+        where = (self.source.url, self.source.leaves) if self.source is not None else ()
+        topics = RestoredTopics(self._fs, self._datadir, self._reader, base, self.progress, *where)
         parts: list[bytes] = []
         for page in self._workers.map(lambda item: topics.page(*item), base.body.pages):
             parts += page.parts
+            self._note_names(page.names)
             self._left += sum(plan.stays for plan in page.sealed)
             for _ in self._workers.map(topics.segments.restore_sealed, page.sealed):
                 pass
         return parts
+
+    def _note_names(self, names: Iterable[str]) -> None:
+        if self._selection is not None:
+            self._names.update(filter(self._selection.matches, names))
+
+    def _write_selection(self) -> None:
+        """Have the first start delete the topics that are not selected. Raises RestoreRefused if none is."""
+        if self._selection is None:
+            return
+        if not self._names:
+            patterns = ", ".join(self._selection.patterns)
+            raise RestoreRefused(f"no topic matches {patterns}: the bucket has none of such a name at that time")
+        self._write(self._datadir.selection_path, encode_selection(self._selection))
 
     def _write(self, path: str, content: bytes) -> None:
         with self._fs.open(path, exclusive=True) as file:

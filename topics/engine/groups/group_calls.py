@@ -95,17 +95,8 @@ class GroupCalls:
             for name, queue in topic.groups.by_name.items():
                 if len(found) == most:
                     return found, True
-                state = queue.state
-                found.append(
-                    GroupFigures(
-                        topic.name,
-                        name,
-                        state.lag(topic.log),
-                        state.ready(topic.log),
-                        state.leases.in_flight,
-                        state.missed,
-                    )
-                )
+                jobs, state = self._queues.figures(topic, queue), queue.state
+                found.append(GroupFigures(topic.name, name, state.lag(topic.log), state.missed, jobs))
         return found, False
 
     # -- looking -----------------------------------------------------------------------------------------------------

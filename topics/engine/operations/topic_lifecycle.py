@@ -272,13 +272,14 @@ class TopicLifecycle:
 
         try:
             await topic.drained()
-            await self._loader.expire(topic)
-            if if_empty and topic.log.count:
-                raise ApiError(
-                    "topic_not_empty",
-                    f"topic {topic.name!r} holds {topic.log.count} records",
-                    detail={"topic": topic.name, "count": topic.log.count},
-                )
+            if if_empty:
+                await self._loader.expire(topic)
+                if topic.log.count:
+                    raise ApiError(
+                        "topic_not_empty",
+                        f"topic {topic.name!r} holds {topic.log.count} records",
+                        detail={"topic": topic.name, "count": topic.log.count},
+                    )
             data = encode_control(
                 FrameType.TOPIC_DELETE, {"name": topic.name}, topic_id=topic.id, ts=self._registry.now_ms()
             )
