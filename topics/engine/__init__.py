@@ -25,6 +25,7 @@ queues/            claim, ack, nack, extend; dead letters
 redrives/          dead letters back to the queues and groups that they came from
 groups/            groups of a log: making, changing, listing, deleting them
 consumers/         named consumers: their calls, and reads at their positions
+tables/            topics that keep the newest records of each tag
 schedules/         records that are appended by the clock
 forwarding/        routers at work
 delivery/          watch sessions and streams
