@@ -29,6 +29,7 @@ from benchmarks import (
     selective,
     small,
     spark,
+    tables,
     watch,
     ws,
 )
@@ -351,6 +352,14 @@ _ALL = (
             *_each(("append-before", "append-meanwhile"), ("p50", "p99", "longest")),
         ),
         minutes=0.8,
+    ),
+    Part(
+        "tables",
+        "Tables",
+        "Topics with `keep_per_tag`: a table that is overwritten ten times, its space, its memory and its pages.",
+        tables.run,
+        (),
+        minutes=12,
     ),
     Part(
         "cold",
