@@ -405,7 +405,7 @@ _ALL = (
             ),
             "restore-large",
         ),
-        minutes=8.0,
+        minutes=12.0,
     ),
     Part(
         "recovery",
