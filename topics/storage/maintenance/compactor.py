@@ -325,6 +325,8 @@ class Compactor:
             starts = [ReplayStart(*writer.synced_position()) for writer in self._store.writers]
             for shard, start in self._source.starts_in_doubt().items():
                 starts[shard] = min(starts[shard], start)
+            for shard, waits_from in self._store.round_waits.starts().items():
+                starts[shard] = min(starts[shard], ReplayStart(*waits_from))
             written = [writer.figures.bytes_written for writer in self._store.writers]
             passed_over = skipped | self._file_holds.busy | set(self._source.delayed)
             try:
