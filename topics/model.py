@@ -90,6 +90,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of this and the next two: the limit of the topic's segments, None for that of the daemon."""
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
+    keep_per_tag: int = 0
+    null_ttl_ms: int = 86_400_000
 
     def __hash__(self) -> int:  # a schema cannot be hashed
         return hash((self.type, self.ttl_ms, self.cap_records, self.cap_bytes, self.durability, self.dead_letter))
@@ -127,6 +129,8 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET
     segment_max_age_ms: int | UnsetType | None = UNSET
+    keep_per_tag: int | UnsetType = UNSET
+    null_ttl_ms: int | UnsetType = UNSET
 
 
 class UniqueIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -611,6 +615,29 @@ class ClaimResult(NamedTuple):
     """Of a group: how many seqs it has not finished, from its floor on; and what it has missed."""
     missed: int | None = None
     wants_results: bool = False
+
+
+class LatestRequest(NamedTuple):
+    """Which newest records to read: those of the tags that begin with `prefix` and come behind `after`, in order, at
+    most `page_size` of about `max_batch_bytes` in all."""
+
+    prefix: str
+    after: str | None
+    page_size: int
+    max_batch_bytes: int
+    include_tags: bool = True
+    include_meta: bool = True
+
+
+class NewestRecords(NamedTuple):
+    """A page of newest records. `records` is their JSON, joined by commas; `next_after` is the tag after which the next
+    page begins, None if there is none. Changes after `head_seq` may be missing in it."""
+
+    topic: str
+    epoch: int
+    records: bytes
+    head_seq: int
+    next_after: str | None
 
 
 JobStateName = Literal["ready", "in_flight", "delayed"]

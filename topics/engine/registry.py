@@ -17,6 +17,7 @@ from topics.engine.topic_totals import TopicTotals
 from topics.errors import ApiError, throttled, topic_not_found
 from topics.log.retention import expire
 from topics.log.stages import StageTarget
+from topics.log.tables.kept_tags import KeptTags
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.runtime.clock import Clock
@@ -110,6 +111,8 @@ class Registry:
         """Topics that remember commits of stages."""
         self.remembering: set[Topic] = set()
         """Topics that remember keys of transactions."""
+        self.tables: dict[Topic, None] = {}
+        """Topics with `keep_per_tag`."""
         self.time_floor = 0
         """The highest time that was persisted or given out (ms): the clock of retention never shows less."""
         self.total_records = 0
@@ -216,6 +219,8 @@ class Registry:
         topic = Topic(topic_id, name, config, shard, self.cache, self.common)
         if config.type == "queue":
             topic.set_queue(JobQueue(Leases()))
+        if config.keep_per_tag:
+            topic.log.kept = KeptTags(topic.log.losses)
         return topic
 
     def add(self, topic: Topic) -> None:
@@ -225,6 +230,8 @@ class Registry:
             self.committed.add(topic)
         if topic.transactions is not None:
             self.remembering.add(topic)
+        if topic.config.keep_per_tag:
+            self.tables[topic] = None
         if topic.stage is None:
             self.topics[topic.name] = topic
         else:
@@ -250,6 +257,7 @@ class Registry:
         self.attention.discard(topic)
         self.committed.discard(topic)
         self.remembering.discard(topic)
+        self.tables.pop(topic, None)
         self.common.copying.pop(topic, None)
         self.common.delayed.pop(topic, None)
         self.total_records -= topic.counted_records

@@ -16,6 +16,7 @@ from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Topic
 from topics.log.bucket_ceiling import BucketCeiling
 from topics.storage.maintenance.reclaimer import Reclaimer
@@ -36,6 +37,7 @@ async def restore(
     topic_lifecycle: TopicLifecycle,
     routers: RouterLifecycle,
     reclaimer: Reclaimer,
+    tables: TopicTables,
 ) -> None:
     """Restore everything that recovery has found: schedules, topics, then their stages, then routers.
 
@@ -54,6 +56,7 @@ async def restore(
         if found.copies is not None:
             topic.copies = found.copies
             registry.common.copying[topic] = None
+        await tables.restore(topic)
         if found.part is not None:
             _match_part(topic, registry)
         if i % SLICE == 0:

@@ -40,6 +40,8 @@ _U64_FIELDS: Final = (
     "max_deliveries",
     "priority_aging_ms",
     "max_in_flight",
+    "keep_per_tag",
+    "null_ttl_ms",
 )
 SEGMENT_LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "segment_max_events": (1, 1_000_000),
@@ -75,6 +77,8 @@ _LATER: Final[Mapping[str, object]] = {
     "order_by": None,
     "completed": None,
     "max_in_flight_per_key": None,
+    "keep_per_tag": 0,
+    "null_ttl_ms": TopicConfig().null_ttl_ms,
 }
 """Fields for which most topics have these values. Then they are left out, so that the parts of other topics are what
 they were before there were these fields."""
@@ -142,6 +146,8 @@ def resolve_config(
         )
     if present.get("retention") == "consumed" and present.get("type", base.type) == "queue":
         raise invalid("retention", "a queue deletes its jobs itself")
+    if present.get("keep_per_tag") and present.get("type", base.type) == "queue":
+        raise invalid("keep_per_tag", "a queue keeps each job until it is done")
     for name in ("order_by", "max_in_flight_per_key"):
         if not of_group and present.get(name) is not None and present.get("type", base.type) != "queue":
             raise invalid(name, "only the jobs of a queue and the records of a group have it")

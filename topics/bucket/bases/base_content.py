@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -118,8 +118,10 @@ class BaseContent:
         uploads: Uploads,
         offload: Offload,
         unwanted: frozenset[PackName] = frozenset(),
+        lost: frozenset[str] = frozenset(),
     ) -> None:
-        """Nothing is to be in `unwanted` packs any more: what the base before has there is packed again."""
+        """Nothing is to be in `unwanted` packs any more: what the base before has there is packed again. Segments that
+        have one of the `lost` objects are put again."""
         self.result = KnownBase()
         self._capture = capture
         self._known = known
@@ -129,6 +131,7 @@ class BaseContent:
         self._uploads = uploads
         self._offload = offload
         self._unwanted = unwanted
+        self._lost = lost
 
     async def make(self) -> list[tuple[int, BlobRef]]:
         """Return the pages; they and all that they name have been given to the uploads. Raises OSError, also if a local
@@ -150,7 +153,7 @@ class BaseContent:
     async def _page(self, number: int, topics: list[CapturedTopic], foreign: list[tuple[int, int]]) -> BlobRef:
         old = self._known.pages.get(number)
         fingerprint = await self._offload.run(Pool.CPU, partial(_fingerprint, topics, foreign))
-        if old is not None and old.fingerprint == fingerprint and not self._unwanted:
+        if old is not None and old.fingerprint == fingerprint and not (self._unwanted or self._lost):
             self.result.pages[number] = old
             self.result.keep(self._known, [topic.id for topic in topics] + [owner for owner, _ in foreign])
             return old.ref
@@ -199,7 +202,7 @@ class BaseContent:
 
     def _is_same(self, topic: CapturedTopic, note: TopicNote, fingerprint: bytes) -> bool:
         """Return True if the base before says of a topic what this one has to say."""
-        if note.fingerprint == UNKNOWN or note.fingerprint != fingerprint or self._unwanted:
+        if note.fingerprint == UNKNOWN or note.fingerprint != fingerprint or self._unwanted or self._lost:
             return False
         return [(one.entry.first, one.entry.salt) for one in note.segments] == [
             (one.segment.first, one.salt or 0) for one in topic.segments
@@ -244,6 +247,8 @@ class BaseContent:
         entry = self._sealed.done.get(key)
         if entry is None and old is not None and old.entry.data is not None:
             entry = old.entry
+            if captured.tier == "hot" and is_lost(segment.topic_id, entry, self._lost):
+                entry = None
         if entry is None and captured.tier == "cold":
             entry = await self._offload.run(Pool.HOT_READ, partial(pointed_entry, self._tiers, captured))
         if entry is not None:
@@ -320,6 +325,12 @@ class BaseContent:
             if files.data is not None:
                 entry = await self._upload(owner, first, files)
         return entry
+
+
+def is_lost(topic_id: int, entry: SegmentEntry, lost: Collection[str]) -> bool:
+    """Return True if one of the objects of a sealed segment is among these."""
+    name = SegmentName(topic_id, entry.first, entry.epoch, entry.salt)
+    return bool(lost) and any(segment_name(name, kind) in lost for kind in KINDS)
 
 
 def file_of(entry: SegmentEntry, kind: SegmentKind) -> SealedFile:

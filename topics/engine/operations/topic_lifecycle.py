@@ -19,11 +19,12 @@ import trio
 
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
-from topics.engine.commits import Commits, Creation
+from topics.engine.commits import Commits, Creation, unlogged_floor
 from topics.engine.doubts import Doubts
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.registry import Registry
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Block, block_with
@@ -64,6 +65,7 @@ class TopicLifecycle:
         ceilings: Ceilings,
         keys: IdempotencyKeys,
         loader: Loader,
+        tables: TopicTables,
         background: BackgroundTasks,
     ) -> None:
         self._settings = settings
@@ -73,6 +75,7 @@ class TopicLifecycle:
         self._ceilings = ceilings
         self._keys = keys
         self._loader = loader
+        self._tables = tables
         self._background = background
         self.on_gone: Callable[[Topic], list[str]] | None = None
         """Called when a topic is deleted; returns the names of the routers that are deleted with it."""
@@ -325,8 +328,10 @@ class TopicLifecycle:
                     topic.mark_changed()  # checkpoints look for locked files among such topics only
                     await self._write_out(topic)
             ceiling = _ceiling_under(topic, config)
-            below = await self._loader.prepared(topic, partial(eviction_watermark, topic.log, config, []))
-            entries = self._update_entries(topic, config, ceiling, below)
+            nulls = await self._tables.prepare(topic, config)
+            trims = bool(config.keep_per_tag) and not 0 < old.keep_per_tag <= config.keep_per_tag
+            below = 0 if trims else await self._below(topic, config)
+            entries = self._update_entries(topic, config, ceiling, below) + self._tables.null_frames(nulls)
 
             def apply(batch: ControlBatch) -> None:
                 topic.on_disk.applied_end = batch.end
@@ -336,6 +341,7 @@ class TopicLifecycle:
                 if (reserved := entries_ceiling(entries)) is not None:
                     topic.bucket_ceiling = BucketCeiling(reserved, self._registry.monotonic_ms())
                 self._apply_config(topic, config, ceiling)
+                self._tables.settle(topic, nulls)
                 topic.change(partial(self._latch, topic, below))
 
             batch = ControlBatch(
@@ -349,10 +355,39 @@ class TopicLifecycle:
             self._commits.writer(topic).submit(batch)
             with self.doubts.deciding(topic.name):
                 await batch.wait_synced()
+            if trims:
+                await topic.drained()
+                await self._tables.trim(topic)
+                await self._evict(topic)
             return config
+        except BaseException:
+            self._tables.settle(topic)
+            raise
         finally:
             await files.aclose()
             topic.lift_barrier()
+
+    async def _below(self, topic: Topic, config: TopicConfig) -> int:
+        return await self._loader.prepared(topic, partial(eviction_watermark, topic.log, config, []))
+
+    async def _evict(self, topic: Topic) -> None:
+        """Evict what new caps do not allow, after the records were taken away that come before them."""
+        below = await self._below(topic, topic.config)
+        if below <= topic.log.earliest_seq:
+            return
+        mark = unlogged_floor(topic)
+        entries = [] if mark is None else [(FrameType.EVICT_WATERMARK, mark)]
+        entries.append((FrameType.EVICT_WATERMARK, {"below": below, "reason": "cap"}))
+        entries = [] if topic.ephemeral else entries
+
+        def apply(batch: ControlBatch) -> None:
+            topic.on_disk.applied_end = batch.end or topic.on_disk.applied_end
+            topic.change(partial(self._latch, topic, below))
+
+        data = seal_batch(entries, topic_id=topic.id, ts=self._registry.now_ms(), opened=False)
+        batch = ControlBatch(data, len(entries), topic_id=topic.id, wants_sync=True, apply=apply)
+        self._commits.writer(topic).submit(batch)
+        await batch.wait_synced()
 
     def _update_entries(
         self, topic: Topic, config: TopicConfig, ceiling: int, below: int

@@ -19,6 +19,7 @@ from topics.http import answer_types
 from topics.http.openapi.daemon_facts import DAEMON_FACTS
 from topics.http.openapi.fact import FILTER, NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
 from topics.http.openapi.job_facts import JOB_FACTS
+from topics.http.openapi.latest_facts import LATEST_FACTS
 from topics.http.requests import (
     append_requests,
     condition_requests,
@@ -188,6 +189,8 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "segment_max_events": _limit("segment_max_events", "Records of a segment"),
     "segment_max_bytes": _limit("segment_max_bytes", "Bytes of a segment's records"),
     "segment_max_age_ms": _limit("segment_max_age_ms", "Age at which a segment is sealed; 0 is off"),
+    "keep_per_tag": seq("Logs: only the newest so many records of each tag are kept; 0 is off."),
+    "null_ttl_ms": seq("With `keep_per_tag`: how long a record with a tag and `data: null` is kept; 0 is for ever."),
     "retention": Fact(
         "Logs: with `consumed`, records that all consumers, groups and routers of the topic have passed are deleted, "
         "once there is a consumer or a group."
@@ -751,6 +754,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "offset": seq("Byte offset in that file."),
     },
     **JOB_FACTS,
+    **LATEST_FACTS,
     **DAEMON_FACTS,
     answer_types.Sample: {"labels": Fact("Values of the labels, by name."), "value": Fact("The present value.")},
 }  # fmt: skip

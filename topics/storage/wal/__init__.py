@@ -3,6 +3,7 @@
 frames         the byte layout of frames, and the only functions that write and read them
 wal_head       how a log file begins
 wal_files      the files of all shards, and positions in them
+keep_frames    what a batch takes away from a topic with `keep_per_tag`
 members        how a transaction names its members
 batches        the batches that a writer takes, and the calls by which it reports on them
 write_queue    the batches that wait to be written, and the appends that wait for room among them
