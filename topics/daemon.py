@@ -523,6 +523,8 @@ class Daemon:
             _lock(engine)
         status.not_owner = None
         self._claim = claim
+        if self._home is not None:
+            self._home.has_answered = True
         engine.store.right.lease = claim.lease
 
     async def _watch_lease(self, lease: Lease) -> None:
