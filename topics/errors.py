@@ -43,6 +43,8 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "not_ready": 503,
     "shutting_down": 503,
     "read_only": 503,
+    "not_owner": 503,
+    "behind": 503,
 }
 
 
@@ -167,3 +169,9 @@ def read_only(message: str) -> ApiError:
     """`503 read_only`: the daemon refuses this change, because a WAL shard has failed or the disk is nearly full. Reads
     still work."""
     return ApiError("read_only", message, retry_after_s=5)
+
+
+def not_owner(message: str, owner: str = "") -> ApiError:
+    """`503 not_owner`: another daemon owns the bucket, or may, so this one changes nothing. `owner` is the URL of the
+    owner, if it is known."""
+    return ApiError("not_owner", message, detail={"owner": owner or None}, retry_after_s=1)

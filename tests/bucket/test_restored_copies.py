@@ -22,13 +22,14 @@ from tests.simulation.segment_lives import SMALL, reclaim, relocate
 from tests.simulation.world import ROOT, Life, World, settings
 from topics.bucket.offline import restored_copies
 from topics.bucket.offline.bucket_reader import BucketDamaged
-from topics.bucket.offline.restored_copies import RestoredCopies, _Copies
+from topics.bucket.offline.restored_copies import RestoredCopies
 from topics.log.copies import PLAIN, CopyKind
 from topics.log.tag_match import parse_match
 from topics.model import CheckedAppend, Performance, RecordIn
 from topics.storage.files.datadir import DataDir, parse_topic_name
 from topics.storage.offline.verify import Verification
 from topics.storage.recovery import verdicts
+from topics.storage.segments.copy_chains import FrameCopies
 from topics.storage.segments.copy_frames import CopyRecipe
 from topics.storage.segments.stand_ins import stand_in_id
 from topics.storage.snapshots.snapshot import Snapshot
@@ -426,7 +427,7 @@ def test_a_circle_of_copies_has_no_source() -> None:
     datadir = DataDir(ROOT)
     kind = CopyKind(1, 1, PLAIN)
     recipe = CopyRecipe([(1, kind)], [7], array("I", [0]), array("I", [0]), array("I", [64]), array("I", [4]), b"\x20")
-    circle = _Copies(5, 3, 1, 5, [3], recipe, [kind], staged=False)
+    circle = FrameCopies(5, 3, 1, 5, [3], recipe, [kind], staged=False)
     copies = RestoredCopies(
         fs, datadir, "base", Snapshot(number=1, shards=1, clock=0, positions={}, topics=[], next_topic_id=9)
     )

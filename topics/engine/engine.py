@@ -43,6 +43,8 @@ from topics.engine.consumers.unused import UnusedConsumers
 from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine_metrics import EngineMetrics
+from topics.engine.following.copy_sources import CopySources
+from topics.engine.following.live_replay import LiveReplay
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
@@ -83,6 +85,7 @@ from topics.engine.topic_states import TopicStates
 from topics.errors import ApiError, read_only
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
+from topics.runtime.held_clock import HeldClock
 from topics.runtime.offload import Offload, Pool
 from topics.runtime.turns import Turns
 from topics.sched.governor import Governor, GovernorControls
@@ -97,6 +100,7 @@ from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.maintenance.relocator import Relocator
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.recovery.length_check import LengthCheck
+from topics.storage.recovery.recovered_state import RecoveredState
 from topics.storage.segments.segment_store import ObjectSegments, SegmentStore
 from topics.storage.snapshots.snapshot import KEPT
 from topics.storage.store import Store
@@ -130,17 +134,19 @@ class Engine:
         self.clock = clock
         self.status = EngineStatus(clock.monotonic_ms())
         self.turns = Turns()
+        self.time = HeldClock(clock)
+        """The time by which topics are judged: on a standby that of the last round."""
         self.store: Store = Store(
             settings,
             fs=fs,
-            clock=clock,
+            clock=self.time,
             offload=offload,
             on_failure=self._shard_failed,
             cold=cold,
             objects=objects,
         )
         self.cache = PayloadCache(settings.cache_bytes)
-        self.registry = Registry(clock, self.store.windows, self.cache)
+        self.registry = Registry(self.time, self.store.windows, self.cache, clock)
         self.fs = self._fs = fs
         self.offload = self._offload = offload
         self._background = BackgroundTasks()
@@ -160,7 +166,8 @@ class Engine:
         )
         self._make_records()
         self._make_delivery()
-        self._make_routing(self._make_maintenance())
+        self._file_holds = self._make_maintenance()
+        self._make_routing(self._file_holds)
         self._make_queues()
         self._make_redrives()
         self._make_answers()
@@ -447,7 +454,7 @@ class Engine:
         commits = ScheduleCommits(self.settings, self.clock, self.registry, self.store, self._commits)
         self.firings = Firings(self.clock, self.registry, self.appends, commits)
         self.schedules = ScheduleCalls(
-            self.settings, self.clock, self.registry, appends=self.appends, commits=commits, firings=self.firings
+            self.settings, self.time, self.registry, appends=self.appends, commits=commits, firings=self.firings
         )
 
     def _look_after(self, topic: Topic) -> None:
@@ -468,6 +475,8 @@ class Engine:
             self.store.cold.take_time()
         self.status.replay_progress = 1.0
         self.wake_all()
+        if self.time.is_held:
+            return  # a standby: nothing is done by time
         self.forwarders.start_all()
         for topic in self.registry.topics.values():
             self.queues.look_after(topic)
@@ -512,8 +521,46 @@ class Engine:
 
         Raises `Damage` in strict mode, DataDirError, OSError, `UnknownFrameType`.
         """
+        await self._restore(await self.store.open())
+        await self._offload.run(Pool.FILES, self.store.write_clock_mark)
+        if self.store.layout_differs:
+            await self.compactor.change_layout()
+        elif self.store.salvaged or self.store.short_of_snapshots:
+            for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
+                await self.compactor.checkpoint_at_start()
+
+    async def follow(self, refusal: Callable[[], ApiError]) -> LiveReplay:
+        """Rebuild everything from the disk of a standby, and return what goes on from there. Changes are refused with
+        what `refusal` makes; nothing is expired, evicted or forwarded. Raises like `recover`."""
+        self.registry.expires = False
+        self.forwarders.at_rest = True
+        recovered = await self.store.open_following(refusal)
+        await self._restore(recovered)
+        sources = CopySources(
+            self.registry,
+            self.store,
+            self.loader,
+            self.reclaimer,
+            self._file_holds,
+            self.compactor.replay_starts,
+            fs=self._fs,
+            offload=self._offload,
+        )
+        return LiveReplay(
+            recovered,
+            self.registry,
+            self.store,
+            self._indexes,
+            sources,
+            topic_lifecycle=self.topic_lifecycle,
+            routers=self.routers,
+            time=self.time,
+            fs=self._fs,
+        )
+
+    async def _restore(self, recovered: RecoveredState) -> None:
         await restore(
-            await self.store.open(),
+            recovered,
             store=self.store,
             registry=self.registry,
             topic_lifecycle=self.topic_lifecycle,
@@ -521,12 +568,6 @@ class Engine:
             reclaimer=self.reclaimer,
         )
         self.length_check.pending = self.store.unchecked
-        await self._offload.run(Pool.FILES, self.store.write_clock_mark)
-        if self.store.layout_differs:
-            await self.compactor.change_layout()
-        elif self.store.salvaged or self.store.short_of_snapshots:
-            for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
-                await self.compactor.checkpoint_at_start()
 
     # -- what is scheduled -------------------------------------------------------------------------------------------
 

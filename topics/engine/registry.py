@@ -93,7 +93,10 @@ MayHaveTags = Callable[[Segment, Sequence[int]], bool]
 class Registry:
     """The live topics, and the sums over them. Changed only in single steps of the loop. Made once by the engine."""
 
-    def __init__(self, clock: Clock, windows: WindowClock, cache: PayloadCache) -> None:
+    def __init__(
+        self, clock: Clock, windows: WindowClock, cache: PayloadCache, waiting_clock: Clock | None = None
+    ) -> None:
+        """`clock` is the one by which topics are judged, `waiting_clock` measures how long clients wait."""
         self.cache = cache
         self.may_have_tags: MayHaveTags = lambda segment, keys: True
         """Set by the loader."""
@@ -124,6 +127,9 @@ class Registry:
         self._deleted: dict[int, DeletedTopic] = {}
         self._pinned: dict[int, set[int]] = {}
         self._clock = clock
+        self._waiting_clock = waiting_clock or clock
+        self.expires = True
+        """False: floors move only as the log says (a standby)."""
 
     @property
     def changed(self) -> set[Topic]:
@@ -190,10 +196,7 @@ class Registry:
     def add(self, topic: Topic) -> None:
         """Let a topic be found."""
         self.by_id[topic.id] = topic
-        if topic.commit_keys is not None:
-            self.committed.add(topic)
-        if topic.transactions is not None:
-            self.remembering.add(topic)
+        self.remember(topic)
         if topic.stage is None:
             self.topics[topic.name] = topic
         else:
@@ -206,6 +209,13 @@ class Registry:
         self.account(topic)
         if topic.stage is None and self.on_added is not None:
             self.on_added(topic)
+
+    def remember(self, topic: Topic) -> None:
+        """Note whether a topic remembers commits of stages, or transactions."""
+        if topic.commit_keys is not None:
+            self.committed.add(topic)
+        if topic.transactions is not None:
+            self.remembering.add(topic)
 
     def remove(self, topic: Topic) -> None:
         """Remove a deleted topic, and its totals."""
@@ -271,7 +281,7 @@ class Registry:
 
     def monotonic_ms(self) -> int:
         """Return the monotonic time (ms), by which waiting is measured."""
-        return self._clock.monotonic_ms()
+        return self._waiting_clock.monotonic_ms()
 
     def instant(self) -> Instant:
         """Return the current time on the monotonic clock, on the window clock, and on the wall clock."""
@@ -288,18 +298,19 @@ class Registry:
 
     def expire(self, topic: Topic) -> None:
         """Advance the floors to now (`docs/spec/crash.md` 7). Raises NotLoaded."""
-        if topic.config.ttl_ms and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
+        if self.expires and topic.config.ttl_ms and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
             self.account(topic)
 
     def touch(self, topic: Topic) -> None:
         """Note that the topic was just consumed, for its automatic priority."""
-        topic.touched_ms = self._clock.monotonic_ms()
+        topic.touched_ms = self._waiting_clock.monotonic_ms()
         topic.last_read_ms = self.now_ms()
 
     def priority(self, topic: Topic) -> int:
         """Return its current effective priority, without waiting time (`docs/spec/semantics.md` section 7)."""
         config = topic.config
-        return effective_priority(config.priority, config.auto_priority, topic.touched_ms, self._clock.monotonic_ms())
+        now_ms = self._waiting_clock.monotonic_ms()
+        return effective_priority(config.priority, config.auto_priority, topic.touched_ms, now_ms)
 
     def throttle(self, limit: str, maximum: int) -> ApiError:
         """Return a 429 for a limit, and count it."""

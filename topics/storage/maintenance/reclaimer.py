@@ -128,6 +128,10 @@ class Reclaimer:
         """Have the directories of a deleted topic removed."""
         self._removed.append((topic_id, segment_set))
 
+    def is_removing(self, topic_id: int) -> bool:
+        """Return True if the directories of this topic are going to be removed."""
+        return any(topic_id == one for one, _ in self._removed)
+
     async def pass_over(self) -> int:
         """Do one scan of both tiers, and all the work found. Return the number of pieces of work. Raises like the
         scans."""
@@ -423,6 +427,9 @@ class Reclaimer:
     async def _remove_directories(self, topic_id: int, segment_set: SegmentSet | None) -> None:
         tiers = self._checkpoints.tiers
         async with self._file_holds.files_of(segment_set):
+            if self._file_holds.needed_segments(topic_id):  # a standby has made copies meanwhile
+                self._removed.append((topic_id, segment_set))
+                return
             await self._offload.run(Pool.FILES, partial(tiers.hot.delete_topic, topic_id))
             self._checkpoints.forget_files(topic_id)
             for segment in segment_set.segments if segment_set is not None else ():

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import cbor2
 
@@ -41,6 +41,9 @@ from topics.storage.snapshots.snapshot import ReplayPosition
 from topics.storage.wal import frames
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles
 from topics.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from topics.storage.recovery.transaction_replay import TransactionReplay
 
 log = get_logger(__name__)
 
@@ -463,6 +466,8 @@ class RecoveredState(NamedTuple):
     missing: dict[int, list[LostRun]]
     """Copies whose bytes are missing, by topic id. Replay has made holes of them already."""
     schedules: Schedules
+    transactions: TransactionReplay
+    """What it knows of transactions, for a standby that reads on."""
     decisions: Sequence[TransactionDecision] = ()
     """The decisions about transactions that were in doubt."""
 

@@ -2,7 +2,7 @@
 section 3, `docs/spec/crash.md` 2 to 5).
 
 Responsible for the order of its files, which must have no gap, for frames about the shard itself, and for passing
-batches about topics to `topic_replay`. If a file does not end in FileEnd, `log_end` judges.
+batches about topics to `batch_replay`. If a file does not end in FileEnd, `log_end` judges.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs
 from topics.storage.files.progress import Progress
 from topics.storage.recovery.bare_fillers import outstanding
+from topics.storage.recovery.batch_replay import BatchReplay
 from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
 from topics.storage.recovery.log_end import LogEnds, OpenEnd
@@ -41,7 +42,6 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 _CLEAN_STOP: Final = int(FrameType.CLEAN_STOP)
-_TOPIC_DELETE: Final = int(FrameType.TOPIC_DELETE)
 
 
 class ReplayTools(NamedTuple):
@@ -56,6 +56,7 @@ class ReplayTools(NamedTuple):
     topics: TopicCatalog
     transactions: TransactionReplay
     schedules: ScheduleReplay
+    batches: BatchReplay
     ends: LogEnds
     shard_of: Callable[[int], int]
     """Returns the shard of a topic id."""
@@ -170,27 +171,12 @@ class ShardReplay:
 
     def _apply(self, batch: FrameBatch) -> None:
         """Apply one batch."""
-        first, file, topics, transactions = batch.rows[0], batch.file, self._tools.topics, self._tools.transactions
+        first = batch.rows[0]
         self._shard.clean = first[2] == _CLEAN_STOP
         if not first[4]:
-            self._apply_to_shard(file, batch.first, batch.extras[first[0]])
+            self._apply_to_shard(batch.file, batch.first, batch.extras[first[0]])
             return
-        transactions.note(batch)
-        self._tools.schedules.note(batch)
-        topic = topics.of_batch(batch)
-        if topic is None:
-            return
-        if topic.doomed:
-            if any(row[2] == _TOPIC_DELETE for row in batch.rows):
-                del topics.by_id[topic.id]
-            return
-        if (file.ordinal, first[0]) < topic.end:
-            # Frames before the topic's own position are in the snapshot already; a run may begin among them.
-            batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
-        if batch.rows:
-            topic.part = None
-            topic.end = LogPosition(file.ordinal, batch.end)
-            transactions.take(topic, self._shard, batch)
+        self._tools.batches.apply(self._shard, batch)
 
     def _apply_to_shard(self, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:
         """Apply a frame about the shard itself; types not handled here need nothing done in replay."""

@@ -9,6 +9,7 @@ write_queue    the batches that wait to be written, and the appends that wait fo
 shard_log      the files of one shard: room, headers, names, writes and syncs
 group_writes   whether a group is written in a worker thread or on the loop
 shard_writer   the task of one shard: group commit, rotation, failure
+followed_shard  what stands in the place of a writer where the log comes from another daemon
 stall          a shard that waits for room on the disk
 frame_search   the search for valid frames behind bytes that are not frames
 damage_notes   notes in the log about damaged records
