@@ -391,7 +391,7 @@ class Daemon:
         if not self.settings.bucket:
             return
         from topics.bucket.archive import make_objects  # noqa: PLC0415
-        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
         from topics.bucket.repair.bucket_home import BucketHome  # noqa: PLC0415
 
         try:
@@ -408,7 +408,7 @@ class Daemon:
         if self._objects is None or self._home is None:
             return None
         from topics.bucket.archive import Archive  # noqa: PLC0415
-        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
         from topics.bucket.repair.bucket_home import LIVE_S  # noqa: PLC0415
 
         self._home.patience_s = LIVE_S
@@ -487,7 +487,7 @@ class Daemon:
 
     async def _settle_bucket(self, archive: Archive) -> None:
         """Give the bucket some time to refuse the start. Raises StartRefusal."""
-        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
 
         try:
             await archive.settle_start()

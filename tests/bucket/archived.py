@@ -16,7 +16,7 @@ from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
 from topics.bucket.archive import Archive
 from topics.bucket.bounded_objects import BoundedObjects
-from topics.bucket.owner_format import Owner, decode_owner
+from topics.bucket.ownership.owner_format import Owner, decode_owner
 from topics.bucket.round_format import Round, decode_round
 from topics.config import Settings
 from topics.storage.files.fs import write_all

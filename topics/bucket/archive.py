@@ -34,12 +34,13 @@ import trio
 from topics.bucket.backlog import Backlog
 from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location
-from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.log_reader import ROUND_BYTES, LogGone, Piece, divided, measured, read_pieces, stretches
+from topics.bucket.noted_place import NotedPlace
 from topics.bucket.object_names import round_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreErrorKind
-from topics.bucket.ownership import BucketRefused, Ownership
-from topics.bucket.place_search import Place, PlaceSearch
+from topics.bucket.ownership.owner_object import BucketRefused, Ownership
+from topics.bucket.place import Place, first_head, next_head
+from topics.bucket.place_search import PlaceSearch
 from topics.bucket.round_format import RoundHead, encode_round
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts, StoreState, TakenByOther, log_state
 from topics.config import Settings
@@ -125,7 +126,10 @@ class Archive:
         offload: Offload,
         url: str = "",
         nonce: str | None = None,
+        ownership: Ownership | None = None,
+        place: Place | None = None,
     ) -> None:
+        """`ownership` and `place` are those of a prefix that was taken already (`topics.bucket.ownership.takeover`)."""
         self.objects = objects
         self.decided = trio.Event()
         """Set when the bucket has been opened for the first time, or was refused."""
@@ -143,14 +147,10 @@ class Archive:
         self._nonce = nonce or secrets.token_hex(8)
         self._take = settings.bucket_take
         self._puts = SettledPuts(objects, offload, self._show)
-        self._ownership = Ownership(objects, self._puts, offload, self._nonce, self._keep_on)
-        self._note = BucketNote(bucket="", dir="")
-        self._noted_at = 0.0
-        self.noted_round = 0
-        """The last round that the note on the disk knows. A start reads those that follow, so none of them may go."""
+        self._ownership = ownership or Ownership(objects, self._puts, offload, self._nonce, self._keep_on)
+        self._taken = place
+        self._noted = NotedPlace(store, fs, offload)
         self._place: Place | None = None
-        self._keep_from: list[LogPosition] | None = None
-        """Files of the log from here on stay; None if none has to."""
         self._backlog = Backlog(settings, store, fs, offload)
         self._given_up = False
         self._asked = False
@@ -246,32 +246,18 @@ class Archive:
 
     def may_drop(self, file: WalFile) -> bool:
         """Return True if a file of the log is in the bucket, or is not kept for it."""
-        keep = self._keep_from
-        return keep is None or file.ordinal < keep[file.shard].ordinal
+        return self._noted.may_drop(file)
+
+    @property
+    def noted_round(self) -> int:
+        """The last round that the note on the disk knows. A start reads those that follow, so none of them may go."""
+        return self._noted.round
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
         """Read the note of the directory, before anything is appended. Raises BucketRefused, OSError."""
-        datadir = self._store.datadir
-        try:
-            note = await self._offload.run(Pool.FILES, partial(read_note, self._fs, datadir))
-            is_stale = await self._offload.run(Pool.FILES, partial(self._fs.exists, datadir.salvaged_path))
-        except BadNote as error:
-            raise BucketRefused(
-                f"{datadir.bucket_path} is damaged: {error}. Remove it, and start once with --take"
-            ) from error
-        self._note = note or BucketNote(bucket="", dir=secrets.token_hex(16))
-        self.noted_round = self._note.round
-        if self._note.positions is not None:
-            if self._store.salvaged or is_stale or len(self._note.positions) != self._store.shards:
-                self._note.positions = None
-            else:
-                self._keep_from = [LogPosition(*position) for position in self._note.positions]
-        if note is None or self._note.positions is None:
-            await self._write_note()
-        if is_stale:
-            await self._offload.run(Pool.FILES, partial(self._fs.unlink, datadir.salvaged_path))
+        await self._noted.read()
 
     async def run(self) -> None:
         """Write rounds until `finish`. Raises what nobody expects, and may be called again then."""
@@ -330,6 +316,28 @@ class Archive:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
+        given_up = self._given_up
+        place, self._taken = self._taken, None
+        if place is None:
+            place = await self._search()
+        if given_up != self._given_up:
+            raise PlaceGivenUp
+        self._take = self._given_up = False
+        self._source.next_topic_id = max(self._source.next_topic_id, place.epoch << 32)
+        begins = place.positions is None
+        if begins:
+            # Until a round is written, the note says that a history is to begin.
+            self._noted.keep_from = first_places(self._store, self._source, self._starts)
+        self._cut_number = 0
+        self._place = place
+        self._owner_round = place.number
+        await self._note_place()
+        self._asked = True
+        self._enter("working")
+        log.info("bucket_opened", bucket=place.bucket, epoch=place.epoch, round=place.number, begins_history=begins)
+
+    async def _search(self) -> Place:
+        """Take the prefix, and return where to go on."""
         ends = [writer.synced_position()[0] for writer in self._store.writers]
         search = PlaceSearch(
             self.objects,
@@ -342,23 +350,7 @@ class Archive:
             nonce=self._nonce,
             keep_on=self._keep_on,
         )
-        given_up = self._given_up
-        place = await search.open(self._note, take=self._take, url=self._url)
-        if given_up != self._given_up:
-            raise PlaceGivenUp
-        self._take = self._given_up = False
-        self._source.next_topic_id = max(self._source.next_topic_id, place.epoch << 32)
-        begins = place.positions is None
-        if begins:
-            # Until a round is written, the note says that a history is to begin.
-            self._keep_from = first_places(self._store, self._source, self._starts)
-        self._cut_number = 0
-        self._place = place
-        self._owner_round = place.number
-        await self._note_place()
-        self._asked = True
-        self._enter("working")
-        log.info("bucket_opened", bucket=place.bucket, epoch=place.epoch, round=place.number, begins_history=begins)
+        return await search.open(self._noted.note, take=self._take, url=self._url)
 
     # -- working ---------------------------------------------------------------------------------------------------
 
@@ -372,7 +364,7 @@ class Archive:
             if self._owner_due or self.place.number - self._owner_round >= OWNER_ROUNDS:
                 await self._tell_owner()
             if last:
-                await self._write_note()
+                await self._note_place()
                 await self._tell_owner(free=True)
                 return
 
@@ -410,7 +402,7 @@ class Archive:
         """Take a cut, and write its rounds, if there is anything new."""
         place = self.place
         if not place.is_begun:
-            first = _first_head(place, self._keep_from, self._nonce, self._clock.now_ms())
+            first = first_head(place, self._noted.keep_from, self._nonce, self._clock.now_ms())
             await self._write_round(place, first, [])
         began_ms = self._clock.monotonic_ms()
         self._bytes_at_cut = sum(writer.figures.bytes_written for writer in self._store.writers)
@@ -431,7 +423,14 @@ class Archive:
                 reached[run.shard] = LogPosition(run.ordinal, run.offset + run.length)
             await self._write_round(
                 place,
-                _head_of(place, pieces, self._nonce, wall_ms, reached if following else ends, bool(following)),
+                next_head(
+                    place,
+                    [piece.run for piece in pieces],
+                    self._nonce,
+                    wall_ms,
+                    reached if following else ends,
+                    bool(following),
+                ),
                 pieces,
             )
             pieces = following
@@ -439,7 +438,7 @@ class Archive:
         self._cut_number = place.number
         if self.state != "working":
             self._enter("working")
-        if trio.current_time() - self._noted_at >= NOTE_S:
+        if trio.current_time() - self._noted.written_at >= NOTE_S:
             await self._note_place()
         self._tell()
 
@@ -475,16 +474,8 @@ class Archive:
             log.warning("bucket_round_taken", round=head.number, epoch=head.epoch)
             raise PlaceGivenUp from None
         self._check_place()
-        place.number, place.hash, place.wall_ms = head.number, blob[-32:], head.wall_ms
-        place.is_begun, place.ends_cut = True, head.ends_cut
-        place.positions = [LogPosition(*position) for position in head.positions]
-        if head.begins_history:
-            place.history = head.number
-            place.files.clear()
-        for run in head.runs:
-            if run.offset == 0:
-                place.files[run.shard, run.ordinal] = head.number
-        self._copy_to_note(place)
+        place.begin(head, blob[-32:])
+        self._noted.follow(place)
         self.figures.rounds += 1
         self.figures.round_bytes += len(blob)
         if head.begins_history:
@@ -502,36 +493,11 @@ class Archive:
             raise PlaceGivenUp from None
         self._owner_round, self._owner_due = self.place.number, False
 
-    # -- the note --------------------------------------------------------------------------------------------------
-
-    def _copy_to_note(self, place: Place) -> None:
-        note = self._note
-        note.bucket, note.epoch, note.round, note.hash = place.bucket, place.epoch, place.number, place.hash
-        note.wall_ms, note.history = place.wall_ms, place.history
-        note.positions = None if place.positions is None else [(at.ordinal, at.offset) for at in place.positions]
-
     async def _note_place(self) -> None:
         """Write where the archive is. Files of the log that are before that may go."""
         assert self._place is not None
         self._check_place()
-        self._copy_to_note(self._place)
-        files = self._place.files
-        for shard in range(self._store.shards):
-            there = {file.ordinal for file in self._store.files.of_shard(shard)}
-            for key in [key for key in files if key[0] == shard and key[1] not in there]:
-                del files[key]
-        await self._write_note()
-
-    async def _write_note(self) -> None:
-        place = self._place
-        if place is not None:
-            self._note.files = [(shard, ordinal, number) for (shard, ordinal), number in sorted(place.files.items())]
-        positions = None if self._note.positions is None else list(self._note.positions)
-        number = self._note.round
-        await self._offload.run(Pool.FILES, partial(write_note, self._fs, self._store.datadir, self._note))
-        self._noted_at, self.noted_round = trio.current_time(), number
-        if positions is not None and not self._given_up:
-            self._keep_from = [LogPosition(*position) for position in positions]
+        await self._noted.write(self._place)
 
     # -- the backlog -----------------------------------------------------------------------------------------------
 
@@ -539,28 +505,27 @@ class Archive:
         """Give the place up if the log that is kept for the bucket becomes too long."""
         while True:
             await trio.sleep(1)
-            keep = self._keep_from
+            keep = self._noted.keep_from
             if keep is None or self._given_up:
                 continue
             with suppress(OSError):
                 reason = await self._backlog.exceeded(keep, is_working=self.state == "working")
-                if reason and self._keep_from is keep:
+                if reason and self._noted.keep_from is keep:
                     await self._give_up(reason)
 
     async def _give_up(self, reason: str) -> None:
         """Let the files of the log go. The next opening begins a history."""
         self._given_up = True
-        self._keep_from = None
-        self._note.positions = None
+        self._noted.forget()
         log.error(
             "bucket_backlog_given_up",
             reason=reason,
-            round=self._note.round,
+            round=self._noted.note.round,
             consequence="the archive begins anew when the bucket is back; what was not archived is on this disk only",
         )
         self._wake.set()
         try:
-            await self._write_note()
+            await self._noted.write(None)
         except OSError as error:
             log.warning("bucket_note_not_written", error=str(error), consequence="it is written with the next round")
 
@@ -570,8 +535,8 @@ class Archive:
         """Return the figures as of now."""
         figures = self.figures
         figures.state, figures.problem = self.state, self.problem
-        figures.epoch, figures.round = self._note.epoch, self._note.round
-        keep = self._place.positions if self.is_open and self._place is not None else self._keep_from
+        figures.epoch, figures.round = self._noted.note.epoch, self._noted.note.round
+        keep = self._place.positions if self.is_open and self._place is not None else self._noted.keep_from
         figures.lag_bytes = self._backlog.bytes_from(keep) if keep is not None else 0
         figures.backlog_limit_bytes = self._backlog.limit
         figures.lag_ms = self._clock.monotonic_ms() - self._archived_at_ms if self._behind else 0
@@ -619,35 +584,6 @@ def first_places(store: Store, source: LogSource, starts: Starts) -> list[LogPos
         needed.append(before[-1] if before else files[0].ordinal)
         places.append(LogPosition(min(needed), 0))
     return places
-
-
-def _first_head(place: Place, begins: Sequence[LogPosition] | None, nonce: str, now_ms: int) -> RoundHead:
-    """Return the header of the first round of an epoch, which is an empty one. Within a history it is the same moment
-    of the log as the round before; a history begins at `begins`."""
-    if place.positions is not None:
-        return _head_of(place, [], nonce, place.wall_ms, place.positions, not place.ends_cut)
-    assert begins is not None
-    return _head_of(place, [], nonce, max(now_ms, place.wall_ms), begins, True)
-
-
-def _head_of(
-    place: Place, pieces: Sequence[Piece], nonce: str, wall_ms: int, reached: Sequence[LogPosition], goes_on: bool
-) -> RoundHead:
-    """Return the header of the round behind `place`. `goes_on`: nobody stops behind it."""
-    return RoundHead(
-        bucket=place.bucket,
-        epoch=place.epoch,
-        number=place.number + 1,
-        previous=place.hash,
-        nonce=nonce,
-        wall_ms=wall_ms,
-        shards=len(reached),
-        positions=[(position.ordinal, position.offset) for position in reached],
-        runs=[piece.run for piece in pieces],
-        ends_cut=not goes_on,
-        begins_history=place.positions is None,
-        body_bytes=sum(piece.run.length for piece in pieces),
-    )
 
 
 def _make_round(fs: Fs, head: RoundHead, pieces: list[Piece]) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -18,8 +17,9 @@ from topics.bucket.container import BadObject
 from topics.bucket.local_note import BucketNote
 from topics.bucket.object_names import FORMAT, MAX_EPOCH, ROUNDS, number_of, round_name
 from topics.bucket.object_store import MAX_PAGE, ObjectMissing, ObjectStore, ObjectTooLarge
-from topics.bucket.owner_format import BucketFormat, decode_format, encode_format
-from topics.bucket.ownership import BucketRefused, Ownership, SeenOwner
+from topics.bucket.ownership.owner_format import BucketFormat, SeenOwner, decode_format, encode_format
+from topics.bucket.ownership.owner_object import BucketRefused, Ownership
+from topics.bucket.place import Place
 from topics.bucket.proof import StoreUnfit, prove_store
 from topics.bucket.round_format import MAX_OBJECT_BYTES, NO_HASH, Round, decode_round
 from topics.bucket.settled_puts import SettledPuts, TakenByOther
@@ -31,38 +31,6 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 MAX_FORMAT_BYTES: Final = 4096
-
-
-@dataclass(slots=True)
-class Place:
-    """Where the archive is: behind a round."""
-
-    bucket: str
-    """The id of the bucket."""
-    epoch: int
-    number: int
-    hash: bytes
-    wall_ms: int
-    positions: list[LogPosition] | None
-    """How far the rounds have the log, by shard; None if a history is to begin."""
-    ends_cut: bool = True
-    """Whether the round ends a cut."""
-    is_begun: bool = False
-    """Whether there is a round of this epoch."""
-    history: int = 0
-    """The first round of the history."""
-    files: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By shard and ordinal of a file of the log, the round that has its first byte."""
-
-    def follow(self, found: Round) -> None:
-        """Go on behind the next round, whose bytes the log has."""
-        head = found.head
-        self.number, self.hash, self.wall_ms = head.number, found.hash, head.wall_ms
-        self.ends_cut = head.ends_cut
-        self.positions = [LogPosition(*position) for position in head.positions]
-        for run in head.runs:
-            if run.offset == 0:
-                self.files[run.shard, run.ordinal] = head.number
 
 
 class PlaceSearch:
