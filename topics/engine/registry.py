@@ -13,7 +13,7 @@ from sortedcontainers import SortedDict
 
 from topics.engine.job_queue import JobQueue
 from topics.engine.topic import Topic, TopicTotals
-from topics.errors import ApiError, throttled, topic_not_found
+from topics.errors import ApiError, not_owner, throttled, topic_not_found
 from topics.log.retention import expire
 from topics.log.stages import StageTarget
 from topics.model import TopicConfig
@@ -26,6 +26,7 @@ from topics.schedules.schedules import Schedules
 from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.store import ReplayStart
+from topics.telemetry.figures import StandbyFigures
 
 LIVE_MS: Final = 100
 """How long after an append (ms) the daemon counts as busy (`Registry.lively`)."""
@@ -77,13 +78,20 @@ class EngineStatus:
     """The phase of the daemon's life, the progress of replay (0..1), and whether a shard is read-only. HTTP asks before
     every request."""
 
-    __slots__ = ("phase", "read_only", "replay_progress", "started_ms")
+    __slots__ = ("following", "phase", "read_only", "replay_progress", "started_ms")
 
     def __init__(self, started_ms: int) -> None:
         self.phase: Literal["starting", "replaying", "ready", "draining"] = "starting"
         self.replay_progress = 0.0
         self.read_only = False
         self.started_ms = started_ms
+        self.following: Callable[[], StandbyFigures] | None = None
+        """On a standby, what it follows and how far; None on an owner."""
+
+    def not_owner(self) -> ApiError:
+        """The error with which a standby refuses changes."""
+        owner = self.following().owner if self.following is not None else ""
+        return not_owner("this daemon is a standby: it follows another one, and takes no changes", owner)
 
 
 MayHaveTags = Callable[[Segment, Sequence[int]], bool]

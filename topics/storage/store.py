@@ -47,6 +47,7 @@ from topics.storage.recovery.substitute_snapshot import NoSnapshot
 from topics.storage.recovery.verdicts import (
     Verdict,
     decide,
+    drop_orphans,
     drop_stages,
     note_damage,
     note_decisions,
@@ -184,6 +185,7 @@ class Store:
         self._adopt(recovered)
         with understood(f"the log of {self.datadir.root}"):
             settle_queues(recovered)
+        drop_orphans(recovered)
         self._log_found(recovered, {}, (self._clock.perf_ns() - began_ns) / 1e6)
         fs.sync_dir(self.datadir.meta_dir)
         self._sync_manifests(recovered.directories)

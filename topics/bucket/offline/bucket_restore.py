@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from topics.bucket.base_format import Base
+from topics.bucket.local_note import BucketNote, write_note
 from topics.bucket.object_names import base_name
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.left_segments import LeftSegments
@@ -27,6 +28,7 @@ from topics.bucket.offline.restored_copies import RestoredCopies
 from topics.bucket.offline.restored_log import RestoredLog
 from topics.bucket.offline.restored_topics import RestoredTopics
 from topics.bucket.restore_note import RestoreNote, encode_restore_note
+from topics.bucket.round_format import Round
 from topics.storage.files.datadir import FORMAT, DataDir
 from topics.storage.files.fs import Fs, LockHeld, join, parent, write_all
 from topics.storage.files.progress import Progress
@@ -107,12 +109,21 @@ class BucketRestore:
         source: RestoreSource | None = None,
         *,
         in_place: bool = False,
+        follows: bool = False,
     ) -> None:
-        """`in_place`: a disk is mounted at `root`, so nothing can be renamed to it, and it is filled where it is."""
+        """`in_place`: a disk is mounted at `root`, so nothing can be renamed to it, and it is filled where it is.
+        `follows`: the directory is that of a standby, which goes on with the source's seqs, ids and log. It is no copy,
+        and has a note of the last round (`meta/standby`)."""
+        self._follows = follows
         self.progress = Progress()
         self.source = source
         """If it is set before `run`, sealed segments are left in the bucket. Without it everything is copied."""
         self._left = 0
+        self._last: Round | None = None
+        self._files: dict[tuple[int, int], int] = {}
+        """By shard and ordinal of a file of the log, the round that has its first byte."""
+        self._history = 0
+        """The round with which the history begins, if it is among those that are restored."""
         self._fs = fs
         self._reader = reader
         self._root = root.rstrip("/") or root
@@ -146,7 +157,8 @@ class BucketRestore:
         with self._unfinished():
             base = self._reader.base(target.base)
             snapshot = snapshot_of(base)
-            snapshot.next_topic_id = max(snapshot.next_topic_id, self._first_new_id(base))
+            if not self._follows:
+                snapshot.next_topic_id = max(snapshot.next_topic_id, self._first_new_id(base))
             for directory in (self._datadir.meta_dir, self._datadir.wal_dir, self._datadir.topics_dir):
                 self._fs.mkdir(directory)
             has_copies = self._write_log(base, target)
@@ -162,7 +174,10 @@ class BucketRestore:
                 bucket = self._reader.bucket_id
                 note = RestoreNote(url=self.source.url, bucket=bucket, base=target.base, pin=self.source.pin)
                 self._write(self._datadir.restore_path, encode_restore_note(note))
-            self._write(join(self._partial, MARK), b"")
+            if self._follows:
+                write_note(self._fs, self._datadir, self._note_of(base, target), self._datadir.standby_path)
+            else:
+                self._write(join(self._partial, MARK), b"")
             self._fs.sync_all(self._partial)
             self._write(self._datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
             self._fs.sync_all(self._partial)
@@ -224,6 +239,22 @@ class BucketRestore:
             owner = self._reader.owner()
         return (max(base.head.epoch, owner.epoch if owner is not None else 0) + 1) << 32
 
+    def _note_of(self, base: Base, target: RestoreTarget) -> BucketNote:
+        """Return where a standby goes on."""
+        assert self._last is not None
+        head = self._last.head
+        return BucketNote(
+            bucket=head.bucket,
+            dir="",
+            epoch=head.epoch,
+            round=target.round,
+            hash=self._last.hash,
+            wall_ms=head.wall_ms,
+            positions=head.positions,
+            history=self._history or base.head.first_round,
+            files=[(shard, ordinal, number) for (shard, ordinal), number in sorted(self._files.items())],
+        )
+
     def _write_log(self, base: Base, target: RestoreTarget) -> bool:
         """Write the files of the log. Return True if there are copies in it."""
         first = base.head.first_round
@@ -236,6 +267,12 @@ class BucketRestore:
         try:
             for found in self._reader.chain(first, target.round, rounds):
                 log.take(found, is_first=found.head.number == first)
+                self._last = found
+                if found.head.begins_history:
+                    self._history = found.head.number
+                for run in found.head.runs:
+                    if run.offset == 0:
+                        self._files[run.shard, run.ordinal] = found.head.number
                 self.progress.done += sizes.get(found.head.number, 0)
             log.finish()
         finally:

@@ -24,9 +24,12 @@ from topics.engine.following.live_columns import LiveColumns
 from topics.engine.following.topic_views import TopicViews
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
+from topics.engine.group_queue import TopicGroups
+from topics.engine.job_queue import JobQueue
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.log.dumped_values import whole
+from topics.queue.leases import Leases
 from topics.runtime.held_clock import HeldClock
 from topics.runtime.instant import Instant
 from topics.storage.cache.index_cache import IndexCache
@@ -120,7 +123,9 @@ class LiveReplay:
         topics = TopicCatalog(_LiveParts(), clock, views)
         topics.next_id = registry.next_topic_id
         schedules = ScheduleReplay(topics, registry.schedules)
-        copies = CopyReplay(self._fs, self._store.files, columns)
+        # Copies of cold records have stand-ins: nothing of them is read from where they are.
+        hot = LiveColumns(self._store.tiers._replace(cold=None), self._indexes)
+        copies = CopyReplay(self._fs, self._store.files, hot)
         frames = TopicReplay(topics, clock, columns, copies)
         self.transactions.apply = partial(self._apply, views, frames.apply)
         self.transactions.undo = partial(self._apply, views, frames.undo)
@@ -196,10 +201,22 @@ class LiveReplay:
             self._stashes.pop(topic_id, None)
 
     def _move_windows(self, windows: int) -> None:
-        """The clock of windows is not behind anything that the owner has written by its own."""
-        now = self._registry.instant()
-        if windows > now.window:
-            self._registry.windows.start(Instant(now.mono, windows))
+        """The clock of windows is not behind anything that the owner has written by its own. If it was, because the
+        owner's wall clock was set, leases and delays move with it, as at a start (`ReplayClock.move_leases`)."""
+        registry = self._registry
+        before = registry.instant()
+        if windows <= before.window:
+            return
+        now = Instant(before.mono, windows)
+        registry.windows.start(now)
+        for topic in registry.by_id.values():
+            if topic.queue is not None:
+                topic.set_queue(JobQueue(Leases.load(topic.queue.leases.dump(before), now), restored=True))
+            if topic.groups is not None and len(topic.groups):
+                groups = [queue.state for queue in topic.groups.by_name.values()]
+                for group in groups:
+                    group.move(Leases.load(group.leases.dump(before), now))
+                topic.set_groups(TopicGroups(groups))
 
     def _note_kept_back(self) -> None:
         """No snapshot may begin the replay behind batches that were not applied."""

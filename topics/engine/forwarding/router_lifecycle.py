@@ -341,6 +341,7 @@ class RouterLifecycle:
             self._add(router)
             if known is None:
                 self._forwarders.begin(router, source, dest)
+        dest.origins = kept_origins(dest.origins, (dest.incoming or {}).values())
 
     def forget_topic(self, topic: Topic) -> list[str]:
         """Delete every router of a topic that is deleted. Return their names."""

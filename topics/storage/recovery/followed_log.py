@@ -103,6 +103,10 @@ class FollowedLog:
         for shard, ordinal, path, head in new:
             self._files.add(shard, ordinal, path, head)
 
+    def has(self, shard: int, ordinal: int) -> bool:
+        """Return True if this file of the log is here."""
+        return bool(self._files.file_of(("wal", shard, ordinal)))
+
     def read(self) -> list[FileBatches]:
         """Return what was written and not read yet, by shard and in the order of its files. Raises LogBroken if it does
         not end with a whole batch, UnknownFrameType, OSError, and any exception for a malformed payload."""
@@ -113,7 +117,7 @@ class FollowedLog:
                 continue
             offset, count = shard.end, shard.frame_count
             for file in self._files.of_shard(number):
-                if not shard.file.ordinal <= file.ordinal <= target.ordinal:
+                if not shard.file.ordinal <= file.ordinal <= target.ordinal or (file is shard.file and shard.ended):
                     continue
                 begin = offset if file is shard.file else file.head.first
                 if file is not shard.file and file.ordinal != count:
