@@ -97,9 +97,7 @@ async def following(
 def live(script: Callable[[], Awaitable[Any]]) -> None:
     """Run a script of standbys."""
     with quiet():
-        trio.run(
-            script, clock=trio.testing.MockClock(autojump_threshold=0), strict_exception_groups=True
-        )
+        trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0), strict_exception_groups=True)
 
 
 async def opened_as_standby(fs: SimFs, config: Settings, now: Instant, look: Callable[[Life], Awaitable[Any]]) -> Any:

@@ -3,15 +3,17 @@ the owner's directory as of this cut."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.bucket.simulated_objects import SimObjects
-from tests.bucket.standby_lives import following, live, opened_as_standby
+from tests.bucket.standby_lives import StandbyLife, following, live, opened_as_standby
 from tests.bucket.test_restore_histories import ArchivedRun, dumped
 from tests.everything import EVERYTHING, slow_after
+from tests.simulation.clock import BASE_MS, SimClock
 from tests.simulation.disk import SimFs
 from tests.simulation.queue_state import nobody_moves
 from tests.simulation.world import Life
@@ -70,33 +72,78 @@ def arriving(run: ArchivedRun, objects: SimObjects) -> Any:
                 yield head.number
 
 
+class Comparison:
+    """A standby on one disk, which follows what a run has put into its bucket."""
+
+    def __init__(self, run: ArchivedRun) -> None:
+        self.run = run
+        self.objects = SimObjects()
+        self.rounds = arriving(run, self.objects)
+        self.fs = SimFs(1)
+        self.clock = SimClock(BASE_MS)
+        self.compared = 0
+
+    def has_begun(self) -> bool:
+        """Have the first base arrive. Return False if there is none."""
+        cuts = (one for one in self.rounds if any(name.startswith("bases/") for name in self.objects.objects))
+        return next(cuts, None) is not None
+
+    async def follow(self, life: StandbyLife) -> bool:
+        """Apply the next cut, and compare. Return False if there is none."""
+        number = next(self.rounds, None)
+        if number is None:
+            return False
+        await life.follower.catch_up()
+        assert life.follower.place.number == number
+        if number in self.run.bucket.at:
+            disk = self.run.bucket.at[number].after_process_kill()
+            theirs = await opened_as_standby(disk, self.run.world.settings, life.engine.registry.instant(), seen)
+            assert await seen(life, theirs[2]) == theirs
+            self.compared += 1
+        return True
+
+
 @pytest.mark.parametrize("real", [False, True])
 @pytest.mark.parametrize("seed", slow_after(1, SEEDS))
 def test_a_standby_shows_each_cut_as_the_owner_had_it(seed: int, real: bool) -> None:
     run = ArchivedRun(make(seed), real=real)
     run.run()
-    if not run.bases:
+    comparison = Comparison(run)
+    if not comparison.has_begun():
         return
-    objects = SimObjects()
-    rounds = arriving(run, objects)
 
     async def script() -> None:
-        has_base = (n for n in rounds if any(name.startswith("bases/") for name in objects.objects))
-        if next(has_base, None) is None:
-            return
-        fs = SimFs(1)
-        async with following(fs, objects, run.world.settings) as life:
-            for number in rounds:
-                await life.follower.catch_up()
-                if number not in run.bucket.at:
-                    continue
-                assert life.follower.place.number == number
-                theirs = await opened_as_standby(
-                    run.bucket.at[number].after_process_kill(),
-                    run.world.settings,
-                    life.engine.registry.instant(),
-                    seen,
-                )
-                assert await seen(life, theirs[2]) == theirs
+        async with following(comparison.fs, comparison.objects, run.world.settings) as life:
+            while await comparison.follow(life):
+                pass
+
+    live(script)
+    assert comparison.compared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_same_with_checkpoints_of_its_own_and_after_kills(seed: int) -> None:
+    run = ArchivedRun(make(seed), real=bool(seed % 2))
+    run.run()
+    comparison = Comparison(run)
+    rng = random.Random(seed)
+    if not comparison.has_begun():
+        return
+
+    async def one_life() -> bool:
+        async with following(comparison.fs, comparison.objects, run.world.settings, comparison.clock) as life:
+            for _ in range(rng.randint(1, 6)):
+                if not await comparison.follow(life):
+                    return False
+                if rng.random() < 0.5:
+                    await life.compactor.checkpoint()
+                if rng.random() < 0.3:
+                    await life.reclaimer.pass_over()
+        return True
+
+    async def script() -> None:
+        while await one_life():
+            comparison.fs = comparison.fs.after_process_kill()
 
     live(script)

@@ -8,6 +8,7 @@ registry           the live topics by name and id, their totals, and the clocks 
 topic              a live topic, and `Commit`: a change on its way through its shard
 transaction        a transaction until its end: its commits are published or undone together
 commits            queues a decided change at its shard if that can take it, and bounds the waits of clients for changes
+reach              whether a standby has got as far as a reader has
 doubts             names whose last change has failed, so that only a restart tells its outcome
 ceilings           the seqs that a topic may give out before the next synced reserve
 idempotency_keys   keys of appends over all topics

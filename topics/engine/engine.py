@@ -72,6 +72,7 @@ from topics.engine.queues.key_looks import KeyLooks
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.queues.looks import Looks
 from topics.engine.queues.queue_calls import QueueCalls
+from topics.engine.reach import Reach
 from topics.engine.redrives.dead_jobs import DeadJobs
 from topics.engine.redrives.letter_moves import LetterMoves
 from topics.engine.redrives.redrives import Redrives
@@ -402,8 +403,9 @@ class Engine:
     def _make_answers(self) -> None:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
-        self.reads = Reads(self.settings, self.status, registry, loader, catch_up=catch_up)
-        self.exports = Exports(self.status, registry, loader, self.clock, self.turns, catch_up=catch_up)
+        self.reach = Reach(registry, self.status)
+        self.reads = Reads(self.settings, self.status, registry, loader, self.reach, catch_up=catch_up)
+        self.exports = Exports(self.status, registry, loader, self.reach, self.clock, self.turns, catch_up=catch_up)
         self._make_consumers()
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)
         self.metrics = EngineMetrics(
@@ -555,6 +557,7 @@ class Engine:
             topic_lifecycle=self.topic_lifecycle,
             routers=self.routers,
             time=self.time,
+            status=self.status,
             fs=self._fs,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+import trio
 from sortedcontainers import SortedDict
 
 from topics.engine.job_queue import JobQueue
@@ -78,7 +79,7 @@ class EngineStatus:
     """The phase of the daemon's life, the progress of replay (0..1), and whether a shard is read-only. HTTP asks before
     every request."""
 
-    __slots__ = ("following", "phase", "read_only", "replay_progress", "started_ms")
+    __slots__ = ("following", "next_cut", "phase", "read_only", "replay_progress", "started_ms")
 
     def __init__(self, started_ms: int) -> None:
         self.phase: Literal["starting", "replaying", "ready", "draining"] = "starting"
@@ -87,6 +88,13 @@ class EngineStatus:
         self.started_ms = started_ms
         self.following: Callable[[], StandbyFigures] | None = None
         """On a standby, what it follows and how far; None on an owner."""
+        self.next_cut = trio.Event()
+        """On a standby, set and replaced when a cut is applied."""
+
+    def note_cut(self) -> None:
+        """A cut is applied: let those look who wait for what is in it."""
+        event, self.next_cut = self.next_cut, trio.Event()
+        event.set()
 
     def not_owner(self) -> ApiError:
         """The error with which a standby refuses changes."""

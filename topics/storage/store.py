@@ -196,7 +196,7 @@ class Store:
             if shard.file is None:
                 raise DataDirError(f"{shard.directory} has no file of the log")
             writer.refusal = refusal
-            writer.follow(shard.file, shard.end, shard.frame_count, shard.last_seqs)
+            follow(writer, shard)
             self.writers.append(writer)
         for topic_id in recovered.directories & recovered.topics.keys():
             tidy_topic(fs, self.datadir, topic_id, recovered.topics[topic_id].segments)
@@ -577,6 +577,13 @@ class Store:
         """Return a number for a new snapshot."""
         self.snapshot_number += 1
         return self.snapshot_number
+
+
+def follow(writer: FollowedShard, shard: RecoveredShard) -> None:
+    """Tell what stands for a writer how far the log is applied."""
+    assert shard.file is not None
+    file_end = shard.last_frame if shard.ended else None
+    writer.follow(shard.file, shard.end, shard.frame_count, shard.last_seqs, file_end)
 
 
 def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[str, Any]]]:

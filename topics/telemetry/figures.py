@@ -92,8 +92,8 @@ class WalFigures:
 class StandbyFigures:
     """A daemon that follows the bucket of another one. Counts are since the start of the process."""
 
-    state: str = "following"
-    """`following`, or `waiting` for the store or the disk."""
+    state: Literal["opening", "following", "waiting"] = "following"
+    """`waiting` is for the store or the disk."""
     problem: str = ""
     """Why it waits; for an operator."""
     owner: str = ""
@@ -289,4 +289,5 @@ class EngineFigures:
     """The cold directory is known to belong to this daemon, or there is none."""
     delivery: DeliveryFigures = field(default_factory=DeliveryFigures)
     bucket: BucketFigures | None = None
+    standby: StandbyFigures | None = None
     """None without a bucket."""

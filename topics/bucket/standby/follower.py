@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import trio
 
@@ -221,7 +221,7 @@ class Follower:
                 log.debug("owner_not_read", problem=str(error))
             await trio.sleep(OWNER_S)
 
-    def _enter(self, state: str, problem: str = "") -> None:
+    def _enter(self, state: Literal["following", "waiting"], problem: str = "") -> None:
         figures = self.figures
         if (figures.state, figures.problem) != (state, problem):
             if state == "waiting":

@@ -23,10 +23,10 @@ from topics.engine.following.copy_sources import CopySources
 from topics.engine.following.live_columns import LiveColumns
 from topics.engine.following.topic_views import TopicViews
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
-from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
-from topics.engine.registry import Registry
+from topics.engine.operations.topic_lifecycle import TopicLifecycle
+from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Topic
 from topics.log.dumped_values import whole
 from topics.queue.leases import Leases
@@ -43,7 +43,7 @@ from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.schedule_replay import ScheduleReplay
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.recovery.topic_replay import TopicReplay
-from topics.storage.store import Store
+from topics.storage.store import Store, follow
 from topics.storage.wal.followed_shard import FollowedShard
 from topics.storage.wal.frames import FrameType
 from topics.storage.wal.wal_files import LogPosition
@@ -86,6 +86,7 @@ class LiveReplay:
         topic_lifecycle: TopicLifecycle,
         routers: RouterLifecycle,
         time: HeldClock,
+        status: EngineStatus,
         fs: Fs,
     ) -> None:
         self.shards: dict[int, RecoveredShard] = {shard.shard: shard for shard in recovered.shards}
@@ -101,6 +102,7 @@ class LiveReplay:
         self._topic_lifecycle = topic_lifecycle
         self._routers = routers
         self._time = time
+        self._status = status
         self._fs = fs
         self._stashes: dict[int, list[StashedRecords]] = {
             topic.id: topic.stash for topic in recovered.topics.values() if topic.stash
@@ -140,6 +142,7 @@ class LiveReplay:
                 else:
                     self._apply_to_shard(shard, batch, clock, schedules)
             shard.end, shard.frame_count, shard.ended = part.end, part.frame_count, part.is_ended
+            shard.last_frame = part.batches[-1].rows[-1][0]
             shard.vouched = LogPosition(part.file.ordinal, part.end)
         self.transactions.settle()
         schedules.schedules.settle()
@@ -147,7 +150,7 @@ class LiveReplay:
         for shard in self.shards.values():
             writer = self._store.writers[shard.shard]
             if isinstance(writer, FollowedShard) and shard.file is not None:
-                writer.follow(shard.file, shard.end, shard.frame_count, shard.last_seqs)
+                follow(writer, shard)
         changed = views.publish(self._store, self._topic_lifecycle, self._routers)
         registry.next_topic_id = max(registry.next_topic_id, topics.next_id)
         registry.time_floor = max(registry.time_floor, clock.retention)
@@ -156,6 +159,7 @@ class LiveReplay:
         self._sources.release()
         for topic in changed:
             topic.wake()
+        self._status.note_cut()
 
     @staticmethod
     def _apply(

@@ -16,8 +16,9 @@ from topics.storage.files.fs import Fs, parent, write_all
 from topics.storage.files.progress import Progress
 from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
 from topics.storage.recovery.recovered_state import RecoveredShard
+from topics.storage.wal.frames import FrameType
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles
-from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, read_heads
+from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, read_heads, scans
 
 
 class LogPiece(NamedTuple):
@@ -89,6 +90,8 @@ class FollowedLog:
                 write_all(handle, data, offset)
                 handle.fdatasync()
             if not offset:
+                if ordinal != at.ordinal:
+                    self._finish(wal_path(directory, at.ordinal), at.offset)
                 fs.sync_dir(directory)
                 head = read_heads(fs, directory, [ordinal], version=2).get(ordinal)
                 if head is None or head.problem is not None:
@@ -97,6 +100,13 @@ class FollowedLog:
             written[shard] = LogPosition(ordinal, offset + len(data))
         self._written = written
         return new
+
+    def _finish(self, path: str, end: int) -> None:
+        """Cut off the room behind the end of a file that is complete: a replay may begin there."""
+        with self._fs.open(path) as handle:
+            if handle.size() > end:
+                handle.truncate(end)
+                handle.fdatasync()
 
     def register(self, new: Sequence[NewFile]) -> None:
         """Have the files known."""
@@ -154,7 +164,19 @@ def cut_to(fs: Fs, datadir: DataDir, positions: Sequence[tuple[int, int]]) -> No
             if handle.size() < offset:
                 raise OSError(errno.EIO, f"file {ordinal} of shard {shard} of the log ends before {offset}")
             handle.truncate(offset)
-            # The end of a file that is still written to has zeros behind it.
-            handle.truncate(offset + 2 * TAIL_BYTES)
+            if not _is_complete(fs, directory, ordinal, offset):
+                # The end of a file that is still written to has zeros behind it.
+                handle.truncate(offset + 2 * TAIL_BYTES)
             handle.fdatasync()
         fs.sync_dir(parent(wal_path(directory, ordinal)))
+
+
+def _is_complete(fs: Fs, directory: str, ordinal: int, size: int) -> bool:
+    """Return True if a file ends with FileEnd. Raises OSError."""
+    head = read_heads(fs, directory, [ordinal], version=2).get(ordinal)
+    last = 0
+    if head is not None and head.problem is None:
+        with fs.open(wal_path(directory, ordinal), read_only=True) as handle:
+            for window in scans(handle, head, head.first, size):
+                last = window.scan.rows[-1][2] if window.scan.rows else last
+    return last == FrameType.FILE_END

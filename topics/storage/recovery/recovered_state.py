@@ -211,6 +211,7 @@ class RecoveredShard:
         "fillers",
         "frame_count",
         "identity",
+        "last_frame",
         "last_seqs",
         "shard",
         "shards",
@@ -229,6 +230,8 @@ class RecoveredShard:
         """True if the last file is complete (FileEnd) and the next file does not exist."""
         self.frame_count = 0
         """Ordinal of the frame at `end`."""
+        self.last_frame = 0
+        """Offset of the last frame before `end`; 0 if none was read. If the file is complete, this is FileEnd."""
         self.last_seqs: dict[int, int] = {}
         """The last seq of each topic in the last file, by topic id."""
         self.fillers: list[FilledRange] = []

@@ -173,6 +173,7 @@ class ShardReplay:
         """Apply one batch."""
         first = batch.rows[0]
         self._shard.clean = first[2] == _CLEAN_STOP
+        self._shard.last_frame = batch.rows[-1][0]
         if not first[4]:
             self._apply_to_shard(batch.file, batch.first, batch.extras[first[0]])
             return

@@ -23,13 +23,18 @@ class FollowedShard(ShardWriter):
     refusal: Callable[[], ApiError]
     """Makes the error with which writes are refused."""
 
-    def follow(self, file: WalFile, end: int, frame_count: int, last_seqs: Mapping[int, int]) -> None:
-        """The log is here, and applied, up to `end` of `file`; `frame_count` frames are before that."""
-        self.figures.bytes_written += max(end - self._synced_end if file is self._file else end, 0)
+    def follow(
+        self, file: WalFile, end: int, frame_count: int, last_seqs: Mapping[int, int], file_end: int | None = None
+    ) -> None:
+        """The log is here, and applied, up to `end` of `file`; `frame_count` frames are before that. `file_end` is the
+        offset of FileEnd if the file is complete: then a replay begins there, because the next file is not here yet."""
+        self.figures.bytes_written += max(end - self._data_end if file is self._file else end, 0)
         rotates = self._file is not None and file is not self._file
         self._file = file
         file.end = self._data_end = self._synced_end = self._vouched = end
         self._frame_count = self._synced_frames = frame_count
+        if file_end is not None:
+            self._synced_end, self._synced_frames = file_end, frame_count - 1
         self._last_seqs = dict(last_seqs)
         if rotates:
             rotated, self.rotated = self.rotated, type(self.rotated)()
