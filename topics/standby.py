@@ -5,7 +5,7 @@
     recover    the topics as of the last cut, and the follower that goes on from there
     run        the follower, until the daemon stops or cannot go on
 
-The parts are `topics.bucket.standby` (rounds and files) and `topics.engine.following` (topics).
+The parts are `topics.bucket.standby` (rounds and files) and `topics.engine.standby` (topics).
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from topics.bucket.ownership.owner_object import BucketRefused, Ownership
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.settled_puts import SettledPuts
 from topics.bucket.standby.directory import StandbyRefused, prepare_directory
-from topics.bucket.standby.follower import Follower, Unfollowable
+from topics.bucket.standby.followed_log import FollowedLog
+from topics.bucket.standby.round_follower import RoundFollower, Unfollowable
 from topics.config import Settings
 from topics.engine.engine import Engine
+from topics.engine.standby.copy_sources import CopySources
+from topics.engine.standby.live_replay import LiveReplay
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import OsFs
-from topics.storage.recovery.followed_log import FollowedLog
 from topics.telemetry.figures import StandbyFigures
 from topics.telemetry.logs import get_logger
 
@@ -62,6 +64,37 @@ async def prepare(settings: Settings, offload: Offload) -> BucketNote:
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
+async def follow(engine: Engine) -> LiveReplay:
+    """Rebuild everything from the disk of a standby, and return what goes on from there. From here on the engine
+    refuses changes, and nothing is expired, evicted or forwarded. Raises like `Engine.recover`."""
+    engine.registry.expires = False
+    engine.forwarders.at_rest = True
+    recovered = await engine.store.open_following(engine.status.not_owner)
+    await engine.restore(recovered)
+    sources = CopySources(
+        engine.registry,
+        engine.store,
+        engine.loader,
+        engine.reclaimer,
+        engine.file_holds,
+        engine.compactor.replay_starts,
+        fs=engine.fs,
+        offload=engine.offload,
+    )
+    return LiveReplay(
+        recovered,
+        engine.registry,
+        engine.store,
+        engine.indexes,
+        sources,
+        topic_lifecycle=engine.topic_lifecycle,
+        routers=engine.routers,
+        time=engine.time,
+        status=engine.status,
+        fs=engine.fs,
+    )
+
+
 class Standby:
     """Made by the daemon for one run, from the note of its directory."""
 
@@ -71,7 +104,7 @@ class Standby:
         self._engine = engine
         self._note = note
         self._url = f"http://{settings.host}:{port}"
-        self._follower: Follower | None = None
+        self._follower: RoundFollower | None = None
         self.objects: BoundedObjects = make_objects(settings, os.environ, engine.offload)
         engine.time.hold(note.wall_ms)
         engine.status.following = self.look
@@ -83,7 +116,7 @@ class Standby:
     async def recover(self) -> None:
         """Rebuild the topics as of the last cut that is here. Raises like `Engine.recover`."""
         engine, settings = self._engine, self._settings
-        replay = await engine.follow(engine.status.not_owner)
+        replay = await follow(engine)
         nonce = secrets.token_hex(8)
         puts = SettledPuts(self.objects, engine.offload, lambda state: None)
         ownership = Ownership(self.objects, puts, engine.offload, nonce, lambda: True)
@@ -98,7 +131,7 @@ class Standby:
             offload=engine.offload,
         )
         datadir = engine.store.datadir
-        self._follower = Follower(
+        self._follower = RoundFollower(
             self._note,
             takeover,
             replay,

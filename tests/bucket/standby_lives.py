@@ -21,15 +21,15 @@ from topics.bucket.ownership.owner_object import Ownership
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.settled_puts import SettledPuts
 from topics.bucket.standby.directory import prepare_directory
-from topics.bucket.standby.follower import Follower
+from topics.bucket.standby.followed_log import FollowedLog
+from topics.bucket.standby.round_follower import RoundFollower
 from topics.config import Settings
 from topics.engine.engine import Engine
-from topics.engine.following.live_replay import LiveReplay
-from topics.errors import ApiError, not_owner
+from topics.engine.standby.live_replay import LiveReplay
 from topics.runtime.instant import Instant
 from topics.runtime.window_clock import ClockMark
+from topics.standby import follow
 from topics.storage.files.datadir import DataDir
-from topics.storage.recovery.followed_log import FollowedLog
 from topics.storage.snapshots.clock_mark import write_mark
 
 URL = "s3://bucket/prefix"
@@ -40,12 +40,8 @@ POLL_MS = 500
 class StandbyLife(Life):
     """A standby while it is up."""
 
-    follower: Follower
+    follower: RoundFollower
     replay: LiveReplay
-
-
-def refusal() -> ApiError:
-    return not_owner("a standby takes no changes", "http://owner")
 
 
 @asynccontextmanager
@@ -65,13 +61,13 @@ async def following(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
-            replay = await engine.follow(refusal)
+            replay = await follow(engine)
             puts = SettledPuts(objects, offload, lambda state: None)
             ownership = Ownership(objects, puts, offload, "standby", lambda: False)
             takeover = Takeover(
                 objects, puts, ownership, dir_id="standby", url="", nonce="standby", clock=clock, offload=offload
             )
-            follower = Follower(
+            follower = RoundFollower(
                 note,
                 takeover,
                 replay,
@@ -110,7 +106,7 @@ async def opened_as_standby(fs: SimFs, config: Settings, now: Instant, look: Cal
     engine.store.lock("a look")
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
-        await engine.follow(refusal)
+        await follow(engine)
         nursery.start_soon(engine.delivery.scheduler.run)
         engine.open_for_business()
         found = await look(Life(engine, fs, clock))

@@ -26,6 +26,7 @@ restore_completion  copies the segments of a restored directory home
 bucket_segments   the cold store: segments that are read from objects of bases
 ownership/        who may write to the prefix
 bases/            making bases, and removing what nobody needs any more
+standby/          following the rounds of another daemon
 repair/           repairing local damage from the bucket
 offline/          restores and checks, without a daemon
 

@@ -26,6 +26,6 @@ groups/            groups of a log: making, changing, listing, deleting them
 consumers/         named consumers: their calls, and reads at their positions
 schedules/         records that are appended by the clock
 forwarding/        routers at work
-following/         the topics of a standby, which follow the log of another daemon
+standby/           the topics of a standby, which follow the log of another daemon
 delivery/          watch sessions and streams
 """

@@ -43,8 +43,6 @@ from topics.engine.consumers.unused import UnusedConsumers
 from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine_metrics import EngineMetrics
-from topics.engine.following.copy_sources import CopySources
-from topics.engine.following.live_replay import LiveReplay
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
@@ -154,11 +152,11 @@ class Engine:
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""
         self._commits = Commits(self.store, self.registry)
-        self._indexes = IndexCache(settings.cache_bytes)
+        self.indexes = IndexCache(settings.cache_bytes)
         self.loader = Loader(
             self.registry,
             self.store,
-            self._indexes,
+            self.indexes,
             self._background,
             fs=fs,
             clock=clock,
@@ -167,8 +165,8 @@ class Engine:
         )
         self._make_records()
         self._make_delivery()
-        self._file_holds = self._make_maintenance()
-        self._make_routing(self._file_holds)
+        self.file_holds = self._make_maintenance()
+        self._make_routing(self.file_holds)
         self._make_queues()
         self._make_redrives()
         self._make_answers()
@@ -268,7 +266,7 @@ class Engine:
             settings,
             self.store,
             registry,
-            self._indexes,
+            self.indexes,
             fs=self._fs,
             clock=self.clock,
             offload=offload,
@@ -286,7 +284,7 @@ class Engine:
             checkpoints,
             file_holds,
             self.loader.spans,
-            self._indexes,
+            self.indexes,
             self.loader.expire,
             self.home_moves,
             clock=self.clock,
@@ -523,7 +521,7 @@ class Engine:
 
         Raises `Damage` in strict mode, DataDirError, OSError, `UnknownFrameType`.
         """
-        await self._restore(await self.store.open())
+        await self.restore(await self.store.open())
         await self._offload.run(Pool.FILES, self.store.write_clock_mark)
         if self.store.layout_differs:
             await self.compactor.change_layout()
@@ -531,37 +529,8 @@ class Engine:
             for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
                 await self.compactor.checkpoint_at_start()
 
-    async def follow(self, refusal: Callable[[], ApiError]) -> LiveReplay:
-        """Rebuild everything from the disk of a standby, and return what goes on from there. Changes are refused with
-        what `refusal` makes; nothing is expired, evicted or forwarded. Raises like `recover`."""
-        self.registry.expires = False
-        self.forwarders.at_rest = True
-        recovered = await self.store.open_following(refusal)
-        await self._restore(recovered)
-        sources = CopySources(
-            self.registry,
-            self.store,
-            self.loader,
-            self.reclaimer,
-            self._file_holds,
-            self.compactor.replay_starts,
-            fs=self._fs,
-            offload=self._offload,
-        )
-        return LiveReplay(
-            recovered,
-            self.registry,
-            self.store,
-            self._indexes,
-            sources,
-            topic_lifecycle=self.topic_lifecycle,
-            routers=self.routers,
-            time=self.time,
-            status=self.status,
-            fs=self._fs,
-        )
-
-    async def _restore(self, recovered: RecoveredState) -> None:
+    async def restore(self, recovered: RecoveredState) -> None:
+        """Make live topics of what recovery has found."""
         await restore(
             recovered,
             store=self.store,

@@ -23,9 +23,9 @@ from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
 from topics.bucket.offline.restore_target import RestoreRefused, choose_target
 from topics.bucket.pins import pinned
+from topics.bucket.standby.followed_log import cut_to
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, join
-from topics.storage.recovery.followed_log import cut_to
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)

@@ -4,9 +4,8 @@ replay                one reading of everything: snapshot, manifests and log; th
 recovered_state       the result: topics, shards, and the columns that replay loads
 stored_parts          topics as snapshots and manifests have them
 log_layout            which files of the log count, shard by shard
-shard_replay          one shard, file by file, and the frames about it
+shard_replay          one shard, file by file, the frames about it, and one batch about a topic
 frame_batches         the frames of one file, as whole batches
-batch_replay          one batch about a topic, at a start and when a standby follows
 topic_catalog         which topics exist, and which one a batch is about
 topic_replay          what frames do to their topic
 transaction_replay    transactions: which count, and what is kept back until that is known
@@ -24,6 +23,5 @@ without_manifest      finding the files of a topic whose manifest cannot be read
 restored_copy         a directory that is a copy of another
 length_check          segment files that were cut short
 leftovers             removing the files that an interrupted daemon has left
-followed_log          the files of the log of a standby, which come piece by piece
 start_repairs         repairs from the bucket while the daemon starts
 """

@@ -38,7 +38,6 @@ from topics.runtime.instant import Instant
 from topics.storage.files.datadir import DataDir, DataDirError, FoundShard
 from topics.storage.files.fs import Fs
 from topics.storage.files.progress import Progress
-from topics.storage.recovery.batch_replay import BatchReplay
 from topics.storage.recovery.copy_replay import CopyReplay
 from topics.storage.recovery.log_end import WAL_FILE_BYTES, LogEnds
 from topics.storage.recovery.log_layout import LogLayout, ordinals_in, shards_with_files
@@ -55,7 +54,7 @@ from topics.storage.recovery.recovered_state import (
 )
 from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.schedule_replay import ScheduleReplay
-from topics.storage.recovery.shard_replay import ReplayTools, ShardReplay
+from topics.storage.recovery.shard_replay import BatchReplay, ReplayTools, ShardReplay
 from topics.storage.recovery.start_repairs import StartRepairs
 from topics.storage.recovery.stored_parts import StoredParts
 from topics.storage.recovery.substitute_snapshot import stand_in

@@ -2,7 +2,7 @@
 section 3, `docs/spec/crash.md` 2 to 5).
 
 Responsible for the order of its files, which must have no gap, for frames about the shard itself, and for passing
-batches about topics to `batch_replay`. If a file does not end in FileEnd, `log_end` judges.
+batches about topics to `topic_replay`. If a file does not end in FileEnd, `log_end` judges.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs
 from topics.storage.files.progress import Progress
 from topics.storage.recovery.bare_fillers import outstanding
-from topics.storage.recovery.batch_replay import BatchReplay
 from topics.storage.recovery.damage import Damage
 from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
 from topics.storage.recovery.log_end import LogEnds, OpenEnd
@@ -42,6 +41,39 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 _CLEAN_STOP: Final = int(FrameType.CLEAN_STOP)
+_TOPIC_DELETE: Final = int(FrameType.TOPIC_DELETE)
+
+
+class BatchReplay:
+    """Applies batches about topics, in the order of each shard: at a start, and when a standby follows the log of
+    another daemon (`topics.engine.standby`). Both go through this one door, so they cannot come to different states.
+    `topic_replay` says what the frames mean."""
+
+    def __init__(self, topics: TopicCatalog, transactions: TransactionReplay, schedules: ScheduleReplay) -> None:
+        self._topics = topics
+        self._transactions = transactions
+        self._schedules = schedules
+
+    def apply(self, shard: RecoveredShard, batch: FrameBatch) -> None:
+        """Apply a batch that was found in `shard`. Raises OSError, UnknownFrameType, and any exception for a malformed
+        payload."""
+        topics, file, first = self._topics, batch.file, batch.rows[0]
+        self._transactions.note(batch)
+        self._schedules.note(batch)
+        topic = topics.of_batch(batch)
+        if topic is None:
+            return
+        if topic.doomed:
+            if any(row[2] == _TOPIC_DELETE for row in batch.rows):
+                del topics.by_id[topic.id]
+            return
+        if (file.ordinal, first[0]) < topic.end:
+            # Frames before the topic's own position are in the snapshot already; a run may begin among them.
+            batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
+        if batch.rows:
+            topic.part = None
+            topic.end = LogPosition(file.ordinal, batch.end)
+            self._transactions.take(topic, shard, batch)
 
 
 class ReplayTools(NamedTuple):

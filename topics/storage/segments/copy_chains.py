@@ -3,7 +3,7 @@
 A Forwarded frame says where the bytes of its copies are, and also which seqs of which topic they were taken from. A
 directory that has the log of another one may not have those bytes in that place. It makes such copies anew from the
 records, as their readers see them: a restore offline (`topics.bucket.offline.restored_copies`), a standby while it
-follows (`topics.engine.following.copy_sources`). Pure.
+follows (`topics.engine.standby.copy_sources`). Pure.
 """
 
 from __future__ import annotations

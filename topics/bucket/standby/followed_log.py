@@ -2,7 +2,7 @@
 come piece by piece.
 
 Responsible for writing them durably, for reading the whole batches among them, and for cutting the files at a start to
-what is known to be whole. What batches mean is said by `batch_replay`.
+what is known to be whole. What batches mean is said by `topics.storage.recovery`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Follower`: the task that follows the rounds of a bucket (`docs/design/standby.md` section 3).
+"""`RoundFollower`: the task that follows the rounds of a bucket (`docs/design/standby.md` section 3).
 
 Theory of operation
 -------------------
@@ -33,12 +33,12 @@ from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.place import Place
 from topics.bucket.round_format import Round
 from topics.bucket.standby.directory import keep_note, mark_unfinished
+from topics.bucket.standby.followed_log import FileBatches, FollowedLog, LogBroken, LogPiece
 from topics.errors import ApiError
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
-from topics.storage.recovery.followed_log import FileBatches, FollowedLog, LogBroken, LogPiece
 from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.figures import StandbyFigures
 from topics.telemetry.logs import get_logger
@@ -53,7 +53,7 @@ RETRY_S: Final = 1.0
 
 
 class Followed(Protocol):
-    """The topics that rounds are applied to (`topics.engine.following`)."""
+    """The topics that rounds are applied to (`topics.engine.standby`)."""
 
     async def prepare(self, cut: Sequence[FileBatches]) -> None:
         """Do what a cut needs of the disk before it is applied. Raises OSError, ApiError."""
@@ -68,7 +68,7 @@ class Unfollowable(Exception):
     """This process cannot go on; the next start can. The message is a phrase."""
 
 
-class Follower:
+class RoundFollower:
     """Follows a bucket from the round in a note. `run` is a task."""
 
     def __init__(

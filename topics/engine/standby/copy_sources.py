@@ -109,9 +109,8 @@ class CopySources:
             return
         self._registry.unpin(self._pinned)
         self._pinned.clear()
-        for owner in self._owners:
-            if not self._reclaimer.is_removing(owner):
-                self._reclaimer.remove_topic(owner, None)
+        for owner in self._owners.keys() - {topic_id for topic_id, _ in self._reclaimer.removed}:
+            self._reclaimer.remove_topic(owner, None)
         self._owners.clear()
 
     def _copies_in(self, batch: FrameBatch) -> list[FrameCopies]:

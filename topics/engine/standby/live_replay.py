@@ -19,14 +19,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from topics.engine.following.copy_sources import CopySources
-from topics.engine.following.live_columns import LiveColumns
-from topics.engine.following.topic_views import TopicViews
+from topics.bucket.standby.followed_log import FileBatches
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import EngineStatus, Registry
+from topics.engine.standby.copy_sources import CopySources
+from topics.engine.standby.live_columns import LiveColumns
+from topics.engine.standby.topic_views import TopicViews
 from topics.engine.topic import Topic
 from topics.log.dumped_values import whole
 from topics.queue.leases import Leases
@@ -34,13 +35,12 @@ from topics.runtime.held_clock import HeldClock
 from topics.runtime.instant import Instant
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.files.fs import Fs
-from topics.storage.recovery.batch_replay import BatchReplay
 from topics.storage.recovery.copy_replay import CopyReplay
-from topics.storage.recovery.followed_log import FileBatches
 from topics.storage.recovery.frame_batches import FrameBatch
 from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredState, RecoveredTopic, StashedRecords
 from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.schedule_replay import ScheduleReplay
+from topics.storage.recovery.shard_replay import BatchReplay
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.recovery.topic_replay import TopicReplay
 from topics.storage.store import Store, follow
