@@ -67,9 +67,9 @@ async def prepare(settings: Settings, offload: Offload) -> BucketNote:
 async def follow(engine: Engine) -> LiveReplay:
     """Rebuild everything from the disk of a standby, and return what goes on from there. From here on the engine
     refuses changes, and nothing is expired, evicted or forwarded. Raises like `Engine.recover`."""
-    engine.registry.expires = False
+    engine.registry.follows = True
     engine.forwarders.at_rest = True
-    recovered = await engine.store.open_following(engine.status.not_owner)
+    recovered = await engine.store.open_following(engine.status.standby_refusal)
     await engine.restore(recovered)
     sources = CopySources(
         engine.registry,

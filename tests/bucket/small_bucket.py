@@ -202,6 +202,10 @@ class SmallBucket:
         """The round with the first byte of a file."""
         return self.begins[shard, ordinal]
 
+    async def begin_anew(self, reason: str) -> None:
+        """No round is missing here."""
+        raise AssertionError(reason)
+
     async def note_base(self, _number: int) -> None:
         """Nothing is done."""
 

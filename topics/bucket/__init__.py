@@ -13,7 +13,7 @@ container         the form that rounds, bases and packs have in common
 round_format      the bytes of a round
 base_format       the bytes of bases, pages and packs
 local_note        what the data directory knows of its bucket
-noted_place       what the data directory's note says of a running archive, and which log it keeps
+log_cuts          cuts of the log, and what counts when the bucket has one
 log_reader        the bytes of the log that rounds carry
 place             behind which round the archive goes on
 place_search      finding the place at which the archive goes on
@@ -21,10 +21,9 @@ backlog           how much log is kept for the bucket
 archive           the task that writes rounds
 pin_format        the content of pins
 pins              making, renewing and removing pins
-restore_note      from which bucket a directory was restored
-restore_completion  copies the segments of a restored directory home
 bucket_segments   the cold store: segments that are read from objects of bases
 ownership/        who may write to the prefix
+restored/         directories that were restored, until they need nothing more
 bases/            making bases, and removing what nobody needs any more
 standby/          following the rounds of another daemon
 repair/           repairing local damage from the bucket

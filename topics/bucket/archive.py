@@ -34,22 +34,22 @@ import trio
 from topics.bucket.backlog import Backlog
 from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location
+from topics.bucket.local_note import NotedPlace
+from topics.bucket.log_cuts import LogCuts, LogSource
 from topics.bucket.log_reader import ROUND_BYTES, LogGone, Piece, divided, measured, read_pieces, stretches
-from topics.bucket.noted_place import NotedPlace
 from topics.bucket.object_names import round_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreErrorKind
-from topics.bucket.ownership.owner_object import BucketRefused, Ownership
+from topics.bucket.ownership.lease import Lease
+from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms, Ownership
 from topics.bucket.place import Place, first_head, next_head
 from topics.bucket.place_search import PlaceSearch
 from topics.bucket.round_format import RoundHead, encode_round
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts, StoreState, TakenByOther, log_state
 from topics.config import Settings
-from topics.errors import ApiError
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import Fs
 from topics.storage.store import ReplayStart, Store
-from topics.storage.wal.batches import LogMark
 from topics.storage.wal.wal_files import LogPosition, WalFile
 from topics.telemetry.figures import BucketFigures
 from topics.telemetry.logs import get_logger
@@ -69,18 +69,11 @@ LONGEST_S: Final = 30.0
 NOTE_S: Final = 10.0
 """The note on disk is behind by at most so much (s), while rounds are written."""
 
+LEASE_CALLS: Final = 4
+"""So many calls of the store fit into a lease."""
+
 OWNER_ROUNDS: Final = 500
 """After so many rounds `owner` names a new one, if no base has done so."""
-
-
-class LogSource(Protocol):
-    """What the archive has to know of the topics (the registry)."""
-
-    next_topic_id: int
-
-    def copied_files(self) -> set[int]:
-        """Ids of the files that copies in other topics are made of."""
-        ...
 
 
 class Starts(Protocol):
@@ -109,6 +102,18 @@ def make_objects(settings: Settings, environ: Mapping[str, str], offload: Offloa
         raise BucketRefused(str(error)) from error
 
 
+def lease_terms(settings: Settings, environ: Mapping[str, str], offload: Offload, clock: Clock) -> LeaseTerms:
+    """Return how this daemon holds a lease: its calls of the store have a limit of their own, so that several fit into
+    a lease. Raises BucketRefused."""
+    timeout_s = min(settings.bucket_timeout_ms, settings.bucket_lease_ms // LEASE_CALLS) / 1000
+    try:
+        location = parse_location(settings.bucket, environ)
+        objects = BoundedObjects(open_objects(location, timeout_s), offload, timeout_s)
+    except (BucketLocationError, StoreError) as error:
+        raise BucketRefused(str(error)) from error
+    return LeaseTerms(settings.bucket_lease_ms, objects, clock.boottime_ms)
+
+
 class Archive:
     """The archive of one data directory. Made by the daemon if there is a bucket. `prepare` after recovery, before the
     writers run; then `run` is a task, and `finish` ends it."""
@@ -126,10 +131,12 @@ class Archive:
         offload: Offload,
         url: str = "",
         nonce: str | None = None,
+        dir_id: str | None = None,
         ownership: Ownership | None = None,
         place: Place | None = None,
     ) -> None:
-        """`ownership` and `place` are those of a prefix that was taken already (`topics.bucket.ownership.takeover`)."""
+        """`ownership` and `place` are those of a prefix that was taken already (`topics.bucket.ownership.takeover`).
+        `dir_id` is the id of a directory that has no note yet."""
         self.objects = objects
         self.decided = trio.Event()
         """Set when the bucket has been opened for the first time, or was refused."""
@@ -149,7 +156,7 @@ class Archive:
         self._puts = SettledPuts(objects, offload, self._show)
         self._ownership = ownership or Ownership(objects, self._puts, offload, self._nonce, self._keep_on)
         self._taken = place
-        self._noted = NotedPlace(store, fs, offload)
+        self._noted = NotedPlace(store, fs, offload, dir_id)
         self._place: Place | None = None
         self._backlog = Backlog(settings, store, fs, offload)
         self._given_up = False
@@ -159,12 +166,14 @@ class Archive:
         """Set, and replaced, when a cut is in the bucket, and when the state has changed."""
         self._stopping = False
         self._ended = trio.Event()
-        self._bytes_at_cut = 0
         self._archived_at_ms = clock.monotonic_ms()
         """When everything that was synced by then was in the bucket, as far as is known."""
         self._cut_number = 0
         self._owner_round = 0
         self._owner_due = False
+        self._base = 0
+        """The newest base that is known; 0 before."""
+        self._cuts = LogCuts(store, source, lambda: self._wake.set())  # noqa: PLW0108 (the event is replaced)
         self.figures = BucketFigures()
 
     # -- for others ------------------------------------------------------------------------------------------------
@@ -239,10 +248,29 @@ class Archive:
             await trio.sleep(pause_s)
             pause_s = LOOK_S  # a shard without room has its place where it is
 
+    async def vouch_for(self, positions: Sequence[LogPosition]) -> None:
+        """Wait until everything before these places can be restored from the bucket. Raises ArchiveStopped."""
+        await self.archived_to(positions)
+        while not self.is_restorable:
+            if self._ended.is_set():
+                raise ArchiveStopped("the archive has ended")
+            await self._news.wait()
+
+    @property
+    def is_restorable(self) -> bool:
+        """Return True if there is a base of the present history: what is in its rounds can be restored."""
+        place = self._place
+        return place is not None and 0 < place.history <= self._base
+
     async def note_base(self, number: int) -> None:
-        """There is a base for round `number`: with the next cut, `owner` names a recent round."""
+        """There is a base for round `number`: with the next cut, `owner` names a recent round. If it is the first of
+        the history, what waits for a round counts now."""
+        self._base = max(self._base, number)
         if number > self._owner_round:
             self._owner_due = True
+        self._release()
+        self._tell()
+        self._wake.set()
 
     def may_drop(self, file: WalFile) -> bool:
         """Return True if a file of the log is in the bucket, or is not kept for it."""
@@ -258,6 +286,7 @@ class Archive:
     async def prepare(self) -> None:
         """Read the note of the directory, before anything is appended. Raises BucketRefused, OSError."""
         await self._noted.read()
+        self._cuts.begin()
 
     async def run(self) -> None:
         """Write rounds until `finish`. Raises what nobody expects, and may be called again then."""
@@ -266,6 +295,10 @@ class Archive:
                 nursery.start_soon(self._watch_backlog)
                 pause = FIRST_S
                 while not self._stopping:
+                    if self._lease is not None and not self._lease.is_held:
+                        self._enter("refused", self._lease.reason)
+                        await self._rest(LONGEST_S)
+                        continue
                     try:
                         if self._place is None:
                             await self._open()
@@ -273,6 +306,8 @@ class Archive:
                         await self._work()
                     except (PlaceGivenUp, PutGivenUp):
                         self._place = None
+                        if self._lease is not None and not self._stopping:
+                            self._ownership.lose("its rounds cannot be continued")
                     except BucketRefused as error:
                         self._place = None
                         self._enter("refused", str(error))
@@ -349,7 +384,11 @@ class Archive:
             ends=ends,
             nonce=self._nonce,
             keep_on=self._keep_on,
+            is_blank=self._cuts.is_blank,
         )
+        held = self._ownership.held
+        if self._ownership.lease is not None and held is not None:
+            return await search.resume(self._noted.note, held, take=self._take)
         return await search.open(self._noted.note, take=self._take, url=self._url)
 
     # -- working ---------------------------------------------------------------------------------------------------
@@ -372,7 +411,11 @@ class Archive:
         due = trio.current_time() + self._settings.bucket_round_ms / 1000
         while not (self._stopping or self._given_up):
             now = trio.current_time()
-            if self._asked or (self._behind and (now >= due or self._new_bytes >= ROUND_BYTES)):
+            if (
+                self._asked
+                or (self._cuts.is_wanted and self.is_restorable)
+                or (self._behind and (now >= due or self._cuts.new_bytes >= ROUND_BYTES))
+            ):
                 break
             if not self._behind:
                 self._archived_at_ms = self._clock.monotonic_ms()
@@ -380,11 +423,6 @@ class Archive:
                 await self._wake.wait()
             self._wake = trio.Event()
         self._asked = False
-
-    @property
-    def _new_bytes(self) -> int:
-        """Bytes that were written since the last cut, about."""
-        return sum(writer.figures.bytes_written for writer in self._store.writers) - self._bytes_at_cut
 
     @property
     def _behind(self) -> bool:
@@ -405,9 +443,8 @@ class Archive:
             first = first_head(place, self._noted.keep_from, self._nonce, self._clock.now_ms())
             await self._write_round(place, first, [])
         began_ms = self._clock.monotonic_ms()
-        self._bytes_at_cut = sum(writer.figures.bytes_written for writer in self._store.writers)
         wall_ms = max(self._clock.now_ms(), place.wall_ms)
-        ends = await self._cut()
+        ends = await self._cuts.take()
         self._check_place()
         starts = place.positions
         assert starts is not None
@@ -436,32 +473,19 @@ class Archive:
             pieces = following
         self._archived_at_ms = began_ms
         self._cut_number = place.number
+        self._cuts.is_archived = True
+        self._release()
         if self.state != "working":
             self._enter("working")
         if trio.current_time() - self._noted.written_at >= NOTE_S:
             await self._note_place()
         self._tell()
 
-    async def _cut(self) -> list[LogPosition]:
-        """Return a place in each shard behind everything queued by now, when it is synced. A failed shard, and one that
-        waits for room, stays where it is synced now."""
-        writers = self._store.writers
-        marks: list[LogMark | None] = []
-        ends = [writer.synced_position()[0] for writer in writers]
-        for writer in writers:
-            try:
-                marks.append(writer.mark())
-            except ApiError:  # failed, or stopped
-                marks.append(None)
-        for shard, mark in enumerate(marks):
-            if mark is not None:
-                try:
-                    await mark.wait_synced()
-                except ApiError:
-                    continue
-                assert mark.position is not None
-                ends[shard] = mark.position
-        return ends
+    def _release(self) -> None:
+        """Tell what waits for the last cut, if the bucket has it and it can be restored."""
+        place = self._place
+        if place is not None and place.positions is not None and self.is_restorable:
+            self._cuts.release(place.positions)
 
     async def _write_round(self, place: Place, head: RoundHead, pieces: Sequence[Piece]) -> None:
         """Have a round in the bucket, and go on behind it. Raises PlaceGivenUp, PutGivenUp."""
@@ -472,6 +496,7 @@ class Archive:
             await self._puts.create(round_name(head.number), blob, self._keep_on)
         except (TakenByOther, ObjectTooLarge):
             log.warning("bucket_round_taken", round=head.number, epoch=head.epoch)
+            self._ownership.lose(f"round {head.number} of the bucket is another's")
             raise PlaceGivenUp from None
         self._check_place()
         place.begin(head, blob[-32:])
@@ -483,7 +508,14 @@ class Archive:
 
     def _keep_on(self) -> bool:
         """Return False if a put that has failed is not to be repeated."""
+        if self._lease is not None and not self._lease.is_held:
+            return False
         return not (self._stopping or (self._given_up and self._place is not None))
+
+    @property
+    def _lease(self) -> Lease | None:
+        """The lease under which this process owns the prefix; None without takeover."""
+        return self._ownership.lease
 
     async def _tell_owner(self, *, free: bool = False) -> None:
         try:
@@ -502,19 +534,26 @@ class Archive:
     # -- the backlog -----------------------------------------------------------------------------------------------
 
     async def _watch_backlog(self) -> None:
-        """Give the place up if the log that is kept for the bucket becomes too long."""
+        """Give the place up if the log that is kept for the bucket becomes too long. Tell clients that wait for it."""
         while True:
             await trio.sleep(1)
+            self._store.round_waits.tell_of_delay()
             keep = self._noted.keep_from
-            if keep is None or self._given_up:
-                continue
+            if keep is None or self._given_up or self._lease is not None:
+                continue  # with a lease appends end before the backlog is long
             with suppress(OSError):
                 reason = await self._backlog.exceeded(keep, is_working=self.state == "working")
                 if reason and self._noted.keep_from is keep:
                     await self._give_up(reason)
 
+    async def begin_anew(self, reason: str) -> None:
+        """The bucket has lost something that no round to come can bring back: begin another history, with all that the
+        data directory has."""
+        await self._give_up(reason)
+
     async def _give_up(self, reason: str) -> None:
         """Let the files of the log go. The next opening begins a history."""
+        self._ownership.lose(reason)
         self._given_up = True
         self._noted.forget()
         log.error(
@@ -561,6 +600,12 @@ class Archive:
         self._tell()
 
     def _tell(self) -> None:
+        problem = None
+        if self.state != "working":
+            problem = self.problem or "it is not open"
+        elif not self.is_restorable:
+            problem = "it has no base of the present history yet"
+        self._store.round_waits.set_away(problem)
         self._news.set()
         self._news = trio.Event()
 

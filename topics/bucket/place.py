@@ -24,6 +24,8 @@ class Place:
     """How far the rounds have the log, by shard; None if a history is to begin."""
     ends_cut: bool = True
     """Whether the round ends a cut."""
+    round_epoch: int = 0
+    """The epoch of the round."""
     is_begun: bool = False
     """Whether there is a round of this epoch."""
     history: int = 0
@@ -42,7 +44,7 @@ class Place:
 
     def _go_on(self, head: RoundHead, hash_: bytes) -> None:
         self.number, self.hash, self.wall_ms = head.number, hash_, head.wall_ms
-        self.ends_cut = head.ends_cut
+        self.ends_cut, self.round_epoch = head.ends_cut, head.epoch
         self.positions = [LogPosition(*position) for position in head.positions]
         if head.begins_history:
             self.history = head.number

@@ -66,7 +66,7 @@ class TopicSettings(TypedDict, total=False):
     cap_records: int
     cap_bytes: int
     discard: Literal["old", "reject"]
-    durability: Literal["ephemeral", "memory", "disk", "fsync"]
+    durability: Literal["ephemeral", "memory", "disk", "fsync", "remote"]
     durable: bool
     priority: int | None
     auto_priority: bool
@@ -88,6 +88,8 @@ class TopicSettings(TypedDict, total=False):
     segment_max_events: int | None
     segment_max_bytes: int | None
     segment_max_age_ms: int | None
+    keep_per_tag: int
+    null_ttl_ms: int
     retention: Literal["limits", "consumed"]
     order_by: Literal["tag", "node"] | None
 
@@ -160,14 +162,12 @@ def _names(node: str | Iterable[str]) -> list[str]:
 
 
 def health() -> ClientCall[results.Health]:
-    """The daemon's version and uptime. Answered also while the daemon is starting. Never repeated: raises
-    ConnectionFailed at once where no daemon answers."""
+    """The daemon's version and uptime, also while it starts. Never repeated: raises ConnectionFailed at once."""
     return ClientCall(method="GET", target="/v0/health", answer=results.Health, repeatable=True, probe=True)
 
 
 def ready() -> ClientCall[results.Ready]:
-    """Wait until the daemon serves. Raises Unavailable if it still does not when the client gives up repeating the
-    call (`Retry.give_up_after`)."""
+    """Wait until the daemon serves. Raises Unavailable if the client gives up before (`Retry.give_up_after`)."""
     return ClientCall(method="GET", target="/v0/ready", answer=results.Ready, repeatable=True)
 
 
@@ -745,7 +745,7 @@ def create_watch(
     include_data: bool = True,
     include_meta: bool = True,
     include_tags: bool = True,
-    consistency: Literal["eventual", "strong"] = "eventual",
+    consistency: Literal["eventual", "strong", "remote"] = "eventual",
     create: bool = False,
     prefixes: Mapping[str, Mapping[str, object]] | None = None,
     filter: Filter | None = None,

@@ -53,7 +53,9 @@ from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
 from topics.engine.operations.fence_removal import FenceRemovals
 from topics.engine.operations.judge import Judge
+from topics.engine.operations.latest_reads import LatestReads
 from topics.engine.operations.member_commits import MemberCommits
+from topics.engine.operations.null_expiry import NullExpiry
 from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
 from topics.engine.operations.stage_lifecycle import StageLifecycle
@@ -76,9 +78,12 @@ from topics.engine.redrives.letter_moves import LetterMoves
 from topics.engine.redrives.redrives import Redrives
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
+from topics.engine.restored_topics import KeptTopics, keep_only
 from topics.engine.schedules.firings import Firings
 from topics.engine.schedules.schedule_calls import ScheduleCalls
 from topics.engine.schedules.schedule_commits import ScheduleCommits
+from topics.engine.tables.scattered_records import ScatteredRecords
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Fanout, Topic
 from topics.engine.topic_states import TopicStates
 from topics.errors import ApiError, read_only
@@ -151,7 +156,7 @@ class Engine:
         self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""
-        self._commits = Commits(self.store, self.registry)
+        self._commits = Commits(self.store, self.registry, settings.admission_ms)
         self.indexes = IndexCache(settings.cache_bytes)
         self.loader = Loader(
             self.registry,
@@ -174,7 +179,10 @@ class Engine:
     def _make_records(self) -> None:
         """Topics, and what is done to their records."""
         settings, registry, commits, loader = self.settings, self.registry, self._commits, self.loader
-        self.ceilings = Ceilings(self.clock, registry, commits)
+        self.ceilings = Ceilings(self.clock, registry, commits, self.store.right)
+        self.tables = TopicTables(
+            self.clock, registry, commits=commits, loader=loader, offload=self._offload, background=self._background
+        )
         self.keys = IdempotencyKeys(settings, registry)
         self.topic_lifecycle = TopicLifecycle(
             settings,
@@ -184,6 +192,7 @@ class Engine:
             ceilings=self.ceilings,
             keys=self.keys,
             loader=loader,
+            tables=self.tables,
             background=self._background,
         )
         self.unique_jobs = UniqueJobs(settings, self.clock, registry, commits=commits, loader=loader, keys=self.keys)
@@ -200,6 +209,7 @@ class Engine:
             turns=self.turns,
             judge=judge,
             unique=self.unique_jobs,
+            kept=self.tables.records,
         )
         self._member_commits = MemberCommits(self.clock, registry, ceilings=self.ceilings, appends=self.appends)
         self.transactions = Transactions(
@@ -215,6 +225,9 @@ class Engine:
         self.fence_removals = FenceRemovals(settings, self.clock, registry, commits=commits)
         self.deletions = Deletions(
             settings, self.clock, registry, commits=commits, loader=loader, background=self._background
+        )
+        self._null_expiry = NullExpiry(
+            self.clock, registry, commits=commits, deletions=self.deletions, background=self._background
         )
         self.stages = StageLifecycle(
             settings,
@@ -403,6 +416,8 @@ class Engine:
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
         self.reach = Reach(registry, self.status)
         self.reads = Reads(self.settings, self.status, registry, loader, self.reach, catch_up=catch_up)
+        records = ScatteredRecords(loader, self.store, fs=self._fs, offload=self._offload, turns=self.turns)
+        self.latest = LatestReads(registry, loader, records, catch_up=catch_up)
         self.exports = Exports(self.status, registry, loader, self.reach, self.clock, self.turns, catch_up=catch_up)
         self._make_consumers()
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)
@@ -484,6 +499,7 @@ class Engine:
         self.groups.adopt_all()
         self.unique_jobs.adopt_all()
         self._consumed.note_all()
+        self.tables.trim_all()
 
     def start_draining(self) -> None:
         """No new work; long polls end with 503."""
@@ -502,9 +518,19 @@ class Engine:
             elif topic.groups is not None:
                 topic.groups.ring()
 
+    def fence(self, error: ApiError) -> None:
+        """Another process may own the data. Nothing changes any more, reads go on."""
+        self.registry.common.is_fenced = True
+        self.store.fence(error)
+        self.wake_all()
+
     async def quiesce(self) -> None:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone
-        included."""
+        included. What waits for a bucket that is away is not waited for: the next start archives it."""
+        if self.store.round_waits.is_away:
+            self.store.round_waits.fail(
+                ApiError("shutting_down", "the daemon is shutting down, and the bucket is away", retry_after_s=1)
+            )
         await self.topic_lifecycle.creations_ended()
         await self.stages.ended()
         await self.stage_commits.ended()
@@ -538,8 +564,16 @@ class Engine:
             topic_lifecycle=self.topic_lifecycle,
             routers=self.routers,
             reclaimer=self.reclaimer,
+            tables=self.tables,
         )
         self.length_check.pending = self.store.unchecked
+
+    async def keep_only(self, matches: Callable[[str], bool]) -> KeptTopics:
+        """Before requests are served: delete all topics but those whose names match (`restored_topics`). The shard
+        writers must be running. Raises ApiError."""
+        return await keep_only(
+            matches, registry=self.registry, topic_lifecycle=self.topic_lifecycle, schedules=self.schedules
+        )
 
     # -- what is scheduled -------------------------------------------------------------------------------------------
 
@@ -582,12 +616,13 @@ class Engine:
 
     def expire_unused(self) -> None:
         """Called every second: drop stages and consumers that nobody uses, forget commits and transactions whose window
-        is over, delete what is consumed."""
+        is over, delete what is consumed, and records with data null after their time."""
         self.stages.expire()
         self.stage_commits.expire()
         self.transactions.expire()
         self._unused.expire()
         self._consumed.work()
+        self._null_expiry.work()
 
     async def announce_last_checkpoint(self) -> None:
         """Before the writers of a clean stop end: what the checkpoint after them needs in the log."""

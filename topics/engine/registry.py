@@ -6,17 +6,19 @@ changing and deleting topics is the business of `topics.engine.operations.topic_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import trio
 from sortedcontainers import SortedDict
 
 from topics.engine.job_queue import JobQueue
-from topics.engine.topic import Topic, TopicTotals
+from topics.engine.topic import Topic
+from topics.engine.topic_totals import TopicTotals
 from topics.errors import ApiError, not_owner, throttled, topic_not_found
 from topics.log.retention import expire
 from topics.log.stages import StageTarget
+from topics.log.tables.kept_tags import KeptTags
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.runtime.clock import Clock
@@ -79,12 +81,14 @@ class EngineStatus:
     """The phase of the daemon's life, the progress of replay (0..1), and whether a shard is read-only. HTTP asks before
     every request."""
 
-    __slots__ = ("following", "next_cut", "phase", "read_only", "replay_progress", "started_ms")
+    __slots__ = ("following", "next_cut", "not_owner", "phase", "read_only", "replay_progress", "started_ms")
 
     def __init__(self, started_ms: int) -> None:
-        self.phase: Literal["starting", "replaying", "ready", "draining"] = "starting"
+        self.phase: Literal["starting", "replaying", "archiving", "ready", "draining"] = "starting"
         self.replay_progress = 0.0
         self.read_only = False
+        self.not_owner: ApiError | None = None
+        """The refusal while the daemon waits for the bucket of another owner; None otherwise."""
         self.started_ms = started_ms
         self.following: Callable[[], StandbyFigures] | None = None
         """On a standby, what it follows and how far; None on an owner."""
@@ -96,7 +100,7 @@ class EngineStatus:
         event, self.next_cut = self.next_cut, trio.Event()
         event.set()
 
-    def not_owner(self) -> ApiError:
+    def standby_refusal(self) -> ApiError:
         """The error with which a standby refuses changes."""
         owner = self.following().owner if self.following is not None else ""
         return not_owner("this daemon is a standby: it follows another one, and takes no changes", owner)
@@ -126,6 +130,8 @@ class Registry:
         """Topics that remember commits of stages."""
         self.remembering: set[Topic] = set()
         """Topics that remember keys of transactions."""
+        self.tables: dict[Topic, None] = {}
+        """Topics with `keep_per_tag`."""
         self.time_floor = 0
         """The highest time that was persisted or given out (ms): the clock of retention never shows less."""
         self.total_records = 0
@@ -142,10 +148,12 @@ class Registry:
         self.schedules = Schedules()
         self._deleted: dict[int, DeletedTopic] = {}
         self._pinned: dict[int, set[int]] = {}
+        self._cut: dict[Topic, int] = {}
+        """Topics in cuts that are not known to be in the bucket, and up to which seq."""
         self._clock = clock
         self._waiting_clock = waiting_clock or clock
-        self.expires = True
-        """False: floors move only as the log says (a standby)."""
+        self.follows = False
+        """True: topics change only as the log of another daemon says (a standby)."""
 
     @property
     def changed(self) -> set[Topic]:
@@ -180,6 +188,32 @@ class Registry:
                 starts[shard] = min(starts.get(shard, start), start)
         return starts
 
+    # -- the bucket --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_bucket(self) -> bool:
+        """Return True if the log is written to a bucket."""
+        return self.common.unarchived is not None
+
+    def begin_cuts(self) -> None:
+        """From here on note which topics have seqs that are not in the bucket: all, as far as is known."""
+        if self.common.unarchived is None:
+            self.common.unarchived = dict.fromkeys(self.by_id.values())
+
+    def begin_cut(self) -> None:
+        """Note up to which seq the topics go whose records are queued by now. Must be called in the step of the cut."""
+        assert self.common.unarchived is not None
+        self._cut.update((topic, topic.assigned) for topic in self.common.unarchived)
+        self.common.unarchived.clear()
+
+    def cut_archived(self, missing: Collection[int]) -> None:
+        """The bucket has the last cut, but for these shards."""
+        kept = {topic: seq for topic, seq in self._cut.items() if topic.shard in missing}
+        done, self._cut = self._cut, kept
+        for topic, seq in done.items():
+            if topic not in kept:
+                topic.note_archived(seq)
+
     def copied_files(self) -> set[int]:
         """Return the ids of the files that copies point to: they must stay as they are until the copies are in segments
         of their own (`docs/spec/crash.md` 18)."""
@@ -207,12 +241,16 @@ class Registry:
         topic = Topic(topic_id, name, config, shard, self.cache, self.common)
         if config.type == "queue":
             topic.set_queue(JobQueue(Leases()))
+        if config.keep_per_tag:
+            topic.log.kept = KeptTags(topic.log.losses)
         return topic
 
     def add(self, topic: Topic) -> None:
         """Let a topic be found."""
         self.by_id[topic.id] = topic
         self.remember(topic)
+        if topic.config.keep_per_tag:
+            self.tables[topic] = None
         if topic.stage is None:
             self.topics[topic.name] = topic
         else:
@@ -245,6 +283,7 @@ class Registry:
         self.attention.discard(topic)
         self.committed.discard(topic)
         self.remembering.discard(topic)
+        self.tables.pop(topic, None)
         self.common.copying.pop(topic, None)
         self.common.delayed.pop(topic, None)
         self.total_records -= topic.counted_records
@@ -314,7 +353,9 @@ class Registry:
 
     def expire(self, topic: Topic) -> None:
         """Advance the floors to now (`docs/spec/crash.md` 7). Raises NotLoaded."""
-        if self.expires and topic.config.ttl_ms and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
+        if self.follows or self.common.is_fenced:
+            return
+        if topic.config.ttl_ms and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
             self.account(topic)
 
     def touch(self, topic: Topic) -> None:

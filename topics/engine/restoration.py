@@ -16,7 +16,9 @@ from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Topic
+from topics.log.bucket_ceiling import BucketCeiling
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic
 from topics.storage.segments.topic_segments import SegmentSet
@@ -35,6 +37,7 @@ async def restore(
     topic_lifecycle: TopicLifecycle,
     routers: RouterLifecycle,
     reclaimer: Reclaimer,
+    tables: TopicTables,
 ) -> None:
     """Restore everything that recovery has found: schedules, topics, then their stages, then routers.
 
@@ -46,6 +49,8 @@ async def restore(
     targets_first = sorted(recovered.topics.values(), key=lambda found: found.stage is not None)
     for i, found in enumerate(targets_first, 1):
         topic = make_topic(found, store, registry, topic_lifecycle)
+        if not registry.follows:
+            await tables.restore(topic)
         if found.part is not None:
             _match_part(topic, registry)
         if i % SLICE == 0:
@@ -59,6 +64,10 @@ def make_topic(found: RecoveredTopic, store: Store, registry: Registry, topic_li
     """Make the live topic of one that replay has made, and let it be found. Its routers are adopted by the caller."""
     topic = registry.make(found.id, found.name, found.config, store.shard_of(found.id))
     _fill(topic, found)
+    if (store.right.lease is not None or registry.follows) and found.bucket_ceiling and found.stage is None:
+        topic.bucket_ceiling = BucketCeiling(found.bucket_ceiling, registry.monotonic_ms())
+    if registry.follows:
+        topic.log.kept = None  # records of tags are looked up: a table is for those who append
     topic_lifecycle.adopt(topic)
     if found.copies is not None:
         topic.copies = found.copies
@@ -71,6 +80,7 @@ def replayed_view(topic: Topic) -> RecoveredTopic:
     consumers; `take_over` brings the rest back."""
     found = RecoveredTopic(topic.id, topic.name, topic.config, topic.log)
     found.ceiling = topic.ceiling.highest
+    found.bucket_ceiling = topic.bucket_ceiling.queued if topic.bucket_ceiling is not None else 0
     found.end = topic.on_disk.applied_end or found.end
     found.keys, found.transactions, found.commit_keys = topic.keys, topic.transactions, topic.commit_keys
     found.last_write, found.last_read = topic.last_write_ms, topic.last_read_ms
@@ -104,6 +114,8 @@ def take_over(topic: Topic, found: RecoveredTopic, registry: Registry) -> None:
     known = topic.groups.by_name if topic.groups is not None else {}
     if known.keys() != found.groups.keys() or any(known[name].state is not one for name, one in found.groups.items()):
         topic.set_groups(TopicGroups(found.groups.values()))
+    ceiling = found.bucket_ceiling
+    topic.bucket_ceiling = BucketCeiling(ceiling, registry.monotonic_ms()) if ceiling and found.stage is None else None
     topic.copies = found.copies
     if found.copies is not None and found.copies.needs_files:
         registry.common.copying[topic] = None

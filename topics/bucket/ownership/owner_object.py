@@ -118,6 +118,12 @@ class Ownership:
         if self._keeper is not None:
             self._keeper.end()
 
+    def lose(self, reason: str) -> None:
+        """With a lease: give it up, because the prefix is another's, or this process cannot go on with it."""
+        if self.lease is not None:
+            self.lease.lose(reason)
+            self.abandon()
+
     async def tell(self, last: int, *, free: bool = False) -> None:
         """Name a recent round, and with `free` give the prefix up. Raises TakenByOther, ObjectMissing,
         PutGivenUp. With a lease a round is named by the next renewal."""

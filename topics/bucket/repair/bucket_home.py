@@ -67,13 +67,15 @@ class BucketHome:
             if self._own_note(reader) is None:
                 return None
             base = self._newest_base(reader)
-            entry = self._entry(reader, base, topic_id, first, salt) if base is not None else None
+            entry = segment_entry(reader, base, topic_id, first) if base is not None else None
+            if entry is not None and entry.salt != salt:
+                return None
             return self._copy(reader, base, topic_id, entry) if base is not None and entry is not None else None
         except BucketDamaged as error:
             log.error("bucket_object_damaged", object=error.name, problem=error.problem)
             return None
         except StoreError as error:
-            raise _unknown(error) from error
+            raise unanswered(error) from error
 
     def _newest_base(self, reader: BucketReader) -> Base | None:
         """Return the newest base, if it is of this directory."""
@@ -85,14 +87,18 @@ class BucketHome:
             base = self._base = reader.base(numbers[-1])
         return base if lineage(str(base.body.snapshot.get("identity"))) == lineage(self._identity()) else None
 
-    def _entry(self, reader: BucketReader, base: Base, topic_id: int, first: int, salt: int) -> SegmentEntry | None:
-        number = topic_id // PAGE_TOPICS
-        ref = next((ref for page, ref in base.body.pages if page == number), None)
-        if ref is None:
-            return None
-        topic = next((one for one in reader.page(base.head.number, number, ref) if one.id == topic_id), None)
-        found = topic.segments if topic is not None else []
-        return next((one for one in found if (one.first, one.salt) == (first, salt)), None)
+    def entry(self, topic_id: int, first: int) -> tuple[str, SegmentEntry | None]:
+        """Return the id of the bucket, and what the newest base says of the segment that begins at a seq, None if it
+        has none. Raises OSError if the bucket does not answer."""
+        reader = self._reader()
+        try:
+            base = self._newest_base(reader) if self._own_note(reader) is not None else None
+            return reader.bucket_id, segment_entry(reader, base, topic_id, first) if base is not None else None
+        except BucketDamaged as error:
+            log.error("bucket_object_damaged", object=error.name, problem=error.problem)
+            return "", None
+        except StoreError as error:
+            raise unanswered(error) from error
 
     def _copy(self, reader: BucketReader, base: Base, topic_id: int, entry: SegmentEntry) -> SegmentCopy | None:
         if entry.data is None or entry.idx is None or entry.tags is None:
@@ -119,7 +125,7 @@ class BucketHome:
         except BucketDamaged as error:
             log.error("bucket_object_damaged", object=error.name, problem=error.problem)
         except StoreError as error:
-            raise _unknown(error) from error
+            raise unanswered(error) from error
 
     def _log_bytes(
         self, reader: BucketReader, shard: int, ordinal: int, start: int, stop: int
@@ -174,6 +180,16 @@ class BucketHome:
         return BucketReader(self._objects, pause)
 
 
+def segment_entry(reader: BucketReader, base: Base, topic_id: int, first: int) -> SegmentEntry | None:
+    """Return what a base says of a segment; None if it has none. Raises BucketDamaged, StoreError."""
+    number = topic_id // PAGE_TOPICS
+    ref = next((ref for page, ref in base.body.pages if page == number), None)
+    if ref is None:
+        return None
+    topic = next((one for one in reader.page(base.head.number, number, ref) if one.id == topic_id), None)
+    return next((one for one in topic.segments if one.first == first), None) if topic is not None else None
+
+
 def _object(reader: BucketReader, name: SegmentName, kind: SegmentKind, file: SealedFile) -> bytes:
     """Return a file of a segment. Raises BucketDamaged, StoreError."""
     full = segment_name(name, kind)
@@ -183,5 +199,6 @@ def _object(reader: BucketReader, name: SegmentName, kind: SegmentKind, file: Se
     return data
 
 
-def _unknown(error: StoreError) -> OSError:
+def unanswered(error: StoreError) -> OSError:
+    """Return what a bucket that does not answer is to those who know files only."""
     return OSError(errno.EAGAIN, error.sentence)

@@ -13,6 +13,7 @@ Everything here blocks.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from contextlib import suppress
 from typing import Final
@@ -22,7 +23,7 @@ from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
 from topics.bucket.offline.restore_target import RestoreRefused, choose_target
-from topics.bucket.pins import pinned
+from topics.bucket.pins import pinned, remove_pin
 from topics.bucket.standby.followed_log import cut_to
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, join
@@ -99,10 +100,23 @@ def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStor
     for attempt in range(ATTEMPTS):
         pool = Workers(workers)
         try:
-            target = choose_target(reader)
+            target = choose_target(reader, map_heads=pool.map)
+            last = reader.round(target.round)
+            adopted = BucketNote(
+                bucket=last.head.bucket,
+                dir=secrets.token_hex(16),
+                epoch=last.head.epoch,
+                round=target.round,
+                hash=last.hash,
+                wall_ms=last.head.wall_ms,
+                positions=last.head.positions,
+            )
             with pinned(objects, target.base, time.time_ns() // 1_000_000) as pin:
-                restore = BucketRestore(fs, reader, root, pool, RestoreSource(url, pin), in_place=True, follows=True)
-                figures = restore.run(target)
+                source = RestoreSource(url, pin)
+                work = BucketRestore(fs, reader, root, pool, source, adopted=adopted, in_place=True, follows=True)
+                figures = work.run(target)
+            if not figures.left:
+                remove_pin(objects, pin)
             break
         except RestoreRefused as error:
             raise StandbyRefused(str(error)) from error
@@ -120,10 +134,7 @@ def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStor
         left=figures.left,
         ms=round((time.monotonic() - began) * 1000),
     )
-    datadir = DataDir(root)
-    note = read_note(fs, datadir, datadir.standby_path)
-    assert note is not None
-    return note
+    return adopted
 
 
 def keep_note(fs: Fs, datadir: DataDir, note: BucketNote) -> None:

@@ -105,6 +105,7 @@ class RoundFollower:
         self._offload = offload
         self._poll_s = poll_ms / 1000
         self._shards = len(note.positions)
+        self._dir = note.dir
         self._written = note.round
         """The last round whose bytes are written."""
         self._caught_up_ms = clock.now_ms()
@@ -184,7 +185,7 @@ class RoundFollower:
         self.place.files = dict(files)
         note = BucketNote(
             bucket=head.bucket,
-            dir="",
+            dir=self._dir,
             epoch=head.epoch,
             round=head.number,
             hash=found.hash,

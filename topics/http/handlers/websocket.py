@@ -375,7 +375,7 @@ class WebSocket:
         engine = self._engine
         self._grant.check_scope(KeyScope.WRITE)
         if engine.status.following is not None:
-            raise engine.status.not_owner()
+            raise engine.status.standby_refusal()
         publish = json_checks.decode_json(_publish, self._outer or raw)
         topic = check_topic_name(publish.topic)
         try:
@@ -397,6 +397,7 @@ class WebSocket:
         else:
             result = await self._append_with_config(topic, request, raw, perf)
         perf.server_total_ms = round((engine.clock.perf_ns() - began) / 1e6, 3)
+        engine.store.right.check()
         ack = append_answer(result, perf, return_seqs=publish.return_seqs)
         head = b'{"op":"ack",' if request_id is UNSET else b'{"op":"ack","request_id":%b,' % bytes(request_id)
         await self._answer(head + ack[1:])
