@@ -350,6 +350,13 @@ class Settings:
     )
 
     bucket: str = _url(BUCKET, "Bucket that has everything a second time; unset: none.")
+    role: str = _choice(
+        "owner",
+        ("owner", "standby"),
+        BUCKET,
+        "owner takes appends; standby follows the bucket of another daemon, and serves reads.",
+    )
+    bucket_poll_ms: int = _duration(500, 10, BUCKET, "How often a standby looks for the next round.")
     bucket_take: bool = _bool(False, BUCKET, "For one start: take the bucket, though it belongs to another directory.")
     bucket_round_ms: int = _duration(2000, 10, BUCKET, "Interval of rounds: at most so much is not in the bucket yet.")
     bucket_backlog_bytes: int = _size(

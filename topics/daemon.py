@@ -21,6 +21,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -59,10 +60,12 @@ if TYPE_CHECKING:
     from topics.bucket.bases.base_writer import BaseWriter
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
+    from topics.bucket.local_note import BucketNote
     from topics.bucket.ownership.lease import Lease
     from topics.bucket.ownership.start_claim import StartClaim
     from topics.bucket.repair.bucket_home import BucketHome
     from topics.bucket.restored.restore_completion import RestoreCompletion
+    from topics.standby import Standby
 
 log = get_logger(__name__)
 
@@ -102,6 +105,12 @@ EXIT_REFUSED: Final = 2
 EXIT_NOT_OWNER: Final = 3
 EXIT_AT_ONCE: Final = 130
 
+BEGIN_ANEW: Final = -1
+"""Not an exit code: the process begins again, with another directory (a standby)."""
+
+ANEW_S: Final = 5.0
+"""The wait before that (s), so that a failure that comes at each start does no harm."""
+
 
 class StartRefusal(Exception):
     """The daemon refuses to start: something must be mended first. The message is for the operator."""
@@ -120,6 +129,12 @@ def run(settings: Settings, cold: SegmentStore | None = None) -> int:
 
     `cold` is the store for old segments, in place of the directory that the settings name; tests use it.
     """
+    while (code := _run_once(settings, cold)) == BEGIN_ANEW:
+        time.sleep(ANEW_S)
+    return code
+
+
+def _run_once(settings: Settings, cold: SegmentStore | None) -> int:
     code = EXIT_FAILED
     try:
         code = trio.run(partial(_main, settings, cold), strict_exception_groups=True)
@@ -170,6 +185,7 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
     except KeysRefused as error:
         raise StartRefusal(str(error)) from None
     audit = _open_audit_log(settings)
+    note = await _prepare_standby(settings, offload) if settings.role == "standby" else None
     segments = _bucket_segments(settings) if cold is None else None
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold or segments, objects=segments)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -177,10 +193,22 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
         if not comes_from_bucket:
             _lock(engine)
         try:
-            daemon = Daemon(settings, engine, make_app(engine, keys, audit), audit, _listen(settings), segments)
+            daemon = Daemon(settings, engine, make_app(engine, keys, audit), audit, _listen(settings), segments, note)
             return await daemon.serve(signals)
         finally:
             engine.store.unlock()
+
+
+async def _prepare_standby(settings: Settings, offload: ThreadOffload) -> BucketNote:
+    """Have the directory of a standby. Raises StartRefusal, StartFailure."""
+    from topics.standby import BucketRefused, StandbyRefused, prepare  # noqa: PLC0415
+
+    try:
+        return await prepare(settings, offload)
+    except (StandbyRefused, BucketRefused) as error:
+        raise StartRefusal(str(error)) from error
+    except OSError as error:
+        raise StartFailure(f"the directory of the standby cannot be made now: {error}") from error
 
 
 def _lock(engine: Engine) -> None:
@@ -247,8 +275,9 @@ class Daemon:
         audit: AuditLog | None,
         sockets: list[socket.socket],
         segments: BucketSegments | None = None,
+        note: BucketNote | None = None,
     ) -> None:
-        """`segments` is the engine's cold store if that is a bucket."""
+        """`segments` is the engine's cold store if that is a bucket; `note` says where a standby goes on."""
         self.settings = settings
         self.engine = engine
         self.app = app
@@ -263,6 +292,9 @@ class Daemon:
         self._bases: BaseWriter | None = None
         self._claim: StartClaim | None = None
         self._is_fenced = False
+        self._note = note
+        self._standby: Standby | None = None
+        self._begins_anew = False
         self._failed = False
         self._draining = "requests"
         self._drain_began = self._stage_began = 0.0
@@ -280,20 +312,17 @@ class Daemon:
             self._write_port_file()
             storage = await daemon.start(_branch)
             await storage.start(self.engine.run)
-            self._make_home()
+            if self._note is not None:
+                self._standby = self._make_standby(self._note)
+            else:
+                self._make_home()
             claimed = await self._until_stopped(self._claim_bucket)
             if claimed and self._claim is not None:
                 daemon.start_soon(self._watch_lease, self._claim.lease)
             if not claimed or not await self._recover():
                 daemon.cancel_scope.cancel()
                 return self._stop_code
-            archive = await self._make_archive()
-            for writer in self.engine.store.writers:
-                storage.start_soon(self._vital, f"wal shard {writer.shard}", writer.run)
-            await self._keep_selected()
-            if archive is not None:
-                storage.start_soon(self._restarted, "archive", archive.run)
-                await self._settle_bucket(archive)
+            archive = await self._open_log(storage) if self._standby is None else None
             background = await daemon.start(_branch)
             background.start_soon(self._restarted, "compactor", self.engine.compactor.run)
             if archive is not None:
@@ -302,17 +331,17 @@ class Daemon:
                 daemon.cancel_scope.cancel()
                 return self._stop_code
             background.start_soon(self._restarted, "reclaimer", self.engine.reclaimer.run)
-            if self.engine.store.tiers.cold is not None:
-                background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
-                background.start_soon(self._restarted, "cold_directory", self.engine.store.cold_dir.watch)
             if self._segments is not None and (completion := self._make_completion(self._segments)) is not None:
                 background.start_soon(self._restarted, "restore_completion", completion.run)
             background.start_soon(self._restarted, "length_check", self.engine.length_check.run)
             background.start_soon(self._restarted, "free_space", self.engine.store.space.watch)
-            background.start_soon(self._vital, "housekeeping", self._housekeeping)
             storage.start_soon(self._vital, "delivery", self.engine.delivery.scheduler.run)
-            background.start_soon(self._restarted, "schedules", self.engine.firings.run)
             background.start_soon(self._restarted, "governor", self.engine.governor.run)
+            if self._standby is None:
+                self._start_owner(background)
+            else:
+                background.start_soon(self._follow, self._standby)
+                background.start_soon(self._vital, "housekeeping", self._look_after_clients)
             if self.audit is not None:
                 background.start_soon(self._restarted, "audit_summaries", self.audit.run)
             # The objects that imports and recovery have built stay; frozen, they are not visited by each collection.
@@ -336,7 +365,52 @@ class Daemon:
             daemon.cancel_scope.cancel()
         if self.audit is not None:
             await self.audit.summarize()
+        if self._begins_anew:
+            return BEGIN_ANEW
         return EXIT_FAILED if self._failed else EXIT_OK
+
+    async def _open_log(self, storage: trio.Nursery) -> Archive | None:
+        """Start what writes the log, here and in the bucket. Raises StartRefusal, StartFailure."""
+        archive = await self._make_archive()
+        for writer in self.engine.store.writers:
+            storage.start_soon(self._vital, f"wal shard {writer.shard}", writer.run)
+        await self._keep_selected()
+        if archive is not None:
+            storage.start_soon(self._restarted, "archive", archive.run)
+            await self._settle_bucket(archive)
+        return archive
+
+    def _start_owner(self, background: trio.Nursery) -> None:
+        """Start what an owner alone does by itself."""
+        if self.engine.store.tiers.cold is not None:
+            background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
+            background.start_soon(self._restarted, "cold_directory", self.engine.store.cold_dir.watch)
+        background.start_soon(self._vital, "housekeeping", self._housekeeping)
+        background.start_soon(self._restarted, "schedules", self.engine.firings.run)
+
+    def _make_standby(self, note: BucketNote) -> Standby:
+        """Raises StartRefusal."""
+        from topics.standby import BucketRefused, Standby  # noqa: PLC0415
+
+        try:
+            standby = Standby(self.settings, self.engine, note, self.port)
+        except BucketRefused as error:
+            raise StartRefusal(str(error)) from error
+        self._objects = standby.objects
+        return standby
+
+    async def _follow(self, standby: Standby) -> None:
+        """Follow the owner. If that ends, the process begins anew."""
+        await self._vital("standby", standby.run)
+        self._begins_anew = not self._failed
+        self._stop.set()
+
+    async def _look_after_clients(self) -> None:
+        """Do what is due by time alone on a standby."""
+        while True:
+            await trio.sleep(HOUSEKEEPING_MS / 1000)
+            self.engine.watch_sessions.expire_idle()
+            self.engine.watch_sessions.check_connections()
 
     async def _vital(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task without which the daemon cannot work: an unexpected exception in it stops the daemon in order."""
@@ -409,7 +483,7 @@ class Daemon:
             nursery.start_soon(self._show_progress)
             try:
                 with building():
-                    await engine.recover()
+                    await (engine.recover() if self._standby is None else self._standby.recover())
             except (Damage, DataDirError, UnknownFrameType) as error:
                 raise StartRefusal(str(error)) from error
             except OSError as error:
@@ -485,7 +559,7 @@ class Daemon:
         """With takeover: become the owner of the bucket before anything is recovered. Raises StartRefusal,
         StartFailure."""
         settings, engine = self.settings, self.engine
-        if self._objects is None or not settings.bucket_takeover:
+        if self._objects is None or not settings.bucket_takeover or self._standby is not None:
             return
         from topics.bucket.archive import lease_terms  # noqa: PLC0415
         from topics.bucket.object_store import StoreError  # noqa: PLC0415
@@ -715,8 +789,9 @@ class Daemon:
         await self._served.wait()
         self._enter_stage("commits in flight")
         await self.engine.quiesce()
-        self.engine.ceilings.lower_all()
-        self.engine.ceilings.lower_bucket_ceilings()
+        if self._standby is None:
+            self.engine.ceilings.lower_all()
+            self.engine.ceilings.lower_bucket_ceilings()
         await self.engine.announce_last_checkpoint()
         for writer in self.engine.store.writers:
             self._enter_stage(f"wal shard {writer.shard}")

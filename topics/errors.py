@@ -44,6 +44,7 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "shutting_down": 503,
     "read_only": 503,
     "not_owner": 503,
+    "behind": 503,
 }
 
 

@@ -71,6 +71,7 @@ class FakeStatus:
     phase: str = "ready"
     replay_progress: float = 1.0
     read_only: bool = False
+    following: Any = None
 
 
 @dataclass
@@ -82,6 +83,11 @@ class FakeTopic:
     fences: dict[str, int] = field(default_factory=dict)
 
 
+class FakeReach:
+    async def wait(self, places: Any, deadline: float) -> None:
+        """An owner has everything."""
+
+
 class FakeEngine:
     """Topics in memory. `before` runs ahead of every call that may wait; what it raises is raised."""
 
@@ -91,6 +97,7 @@ class FakeEngine:
         self.clock = SystemClock()
         self.status = FakeStatus(self.clock.monotonic_ms())
         self.metrics = SimpleNamespace(figures=partial(self._call, "figures"), bucket=None)
+        self.reach = FakeReach()
         self.topics: dict[str, FakeTopic] = {}
         self.routers: dict[str, RouterState] = {}
         self.appends: list[AppendRequest] = []

@@ -25,6 +25,7 @@ bucket_segments   the cold store: segments that are read from objects of bases
 ownership/        who may write to the prefix
 restored/         directories that were restored, until they need nothing more
 bases/            making bases, and removing what nobody needs any more
+standby/          following the rounds of another daemon
 repair/           repairing local damage from the bucket
 offline/          restores and checks, without a daemon
 

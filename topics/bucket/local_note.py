@@ -52,10 +52,11 @@ class BucketNote(msgspec.Struct, kw_only=True):
     """Shard and ordinal of files of the log, and the round that has their first byte."""
 
 
-def read_note(fs: Fs, datadir: DataDir) -> BucketNote | None:
-    """Return the note, None if there is none. Raises BadNote, OSError. Blocking."""
+def read_note(fs: Fs, datadir: DataDir, path: str | None = None) -> BucketNote | None:
+    """Return the note, None if there is none. `path` is that of another file of this form: `meta/standby`. Raises
+    BadNote, OSError. Blocking."""
     try:
-        blob = fs.read(datadir.bucket_path)
+        blob = fs.read(path or datadir.bucket_path)
     except FileNotFoundError:
         return None
     try:
@@ -70,11 +71,11 @@ def read_note(fs: Fs, datadir: DataDir) -> BucketNote | None:
         raise BadNote(f"it does not decode: {error}") from error
 
 
-def write_note(fs: Fs, datadir: DataDir, note: BucketNote) -> None:
+def write_note(fs: Fs, datadir: DataDir, note: BucketNote, path: str | None = None) -> None:
     """Replace the note, durably. Raises OSError. Blocking."""
     body = cbor2.dumps(msgspec.to_builtins(note, builtin_types=(bytes,)), canonical=True)
     blob = cbor2.dumps({"note": body, "xxh3": xxhash.xxh3_64_intdigest(body)}, canonical=True)
-    write_atomic(fs, datadir.bucket_path, blob)
+    write_atomic(fs, path or datadir.bucket_path, blob)
 
 
 class NotedPlace:

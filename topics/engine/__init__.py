@@ -10,6 +10,7 @@ topic_totals       what topics and commits keep over all topics
 topic              a live topic, and `Commit`: a change on its way through its shard
 transaction        a transaction until its end: its commits are published or undone together
 commits            queues a decided change at its shard if that can take it, and bounds the waits of clients for changes
+reach              whether a standby has got as far as a reader has
 doubts             names whose last change has failed, so that only a restart tells its outcome
 ceilings           the seqs that a topic may give out before the next synced reserve
 idempotency_keys   keys of appends over all topics
@@ -29,5 +30,6 @@ consumers/         named consumers: their calls, and reads at their positions
 tables/            topics that keep the newest records of each tag
 schedules/         records that are appended by the clock
 forwarding/        routers at work
+standby/           the topics of a standby, which follow the log of another daemon
 delivery/          watch sessions and streams
 """

@@ -64,6 +64,7 @@ from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
 from topics.engine.operations.unique_jobs import UniqueJobs
+from topics.engine.reach import Reach
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
 from topics.engine.restored_topics import KeptTopics, keep_only
@@ -77,6 +78,7 @@ from topics.engine.topic_states import TopicStates
 from topics.errors import ApiError, read_only
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
+from topics.runtime.held_clock import HeldClock
 from topics.runtime.offload import Offload, Pool
 from topics.runtime.turns import Turns
 from topics.sched.governor import Governor, GovernorControls
@@ -91,6 +93,7 @@ from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.maintenance.relocator import Relocator
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.recovery.length_check import LengthCheck
+from topics.storage.recovery.recovered_state import RecoveredState
 from topics.storage.segments.segment_store import ObjectSegments, SegmentStore
 from topics.storage.snapshots.snapshot import KEPT
 from topics.storage.store import Store
@@ -124,28 +127,30 @@ class Engine:
         self.clock = clock
         self.status = EngineStatus(clock.monotonic_ms())
         self.turns = Turns()
+        self.time = HeldClock(clock)
+        """The time by which topics are judged: on a standby that of the last round."""
         self.store: Store = Store(
             settings,
             fs=fs,
-            clock=clock,
+            clock=self.time,
             offload=offload,
             on_failure=self._shard_failed,
             cold=cold,
             objects=objects,
         )
         self.cache = PayloadCache(settings.cache_bytes)
-        self.registry = Registry(clock, self.store.windows, self.cache)
+        self.registry = Registry(self.time, self.store.windows, self.cache, clock)
         self.fs = self._fs = fs
         self.offload = self._offload = offload
         self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""
         self._commits = Commits(self.store, self.registry, settings.admission_ms)
-        self._indexes = IndexCache(settings.cache_bytes)
+        self.indexes = IndexCache(settings.cache_bytes)
         self.loader = Loader(
             self.registry,
             self.store,
-            self._indexes,
+            self.indexes,
             self._background,
             fs=fs,
             clock=clock,
@@ -154,7 +159,8 @@ class Engine:
         )
         self._make_records()
         self._make_delivery()
-        self._make_routing(self._make_maintenance())
+        self.file_holds = self._make_maintenance()
+        self._make_routing(self.file_holds)
         self._make_jobs()
         self._make_answers()
 
@@ -261,7 +267,7 @@ class Engine:
             settings,
             self.store,
             registry,
-            self._indexes,
+            self.indexes,
             fs=self._fs,
             clock=self.clock,
             offload=offload,
@@ -279,7 +285,7 @@ class Engine:
             checkpoints,
             file_holds,
             self.loader.spans,
-            self._indexes,
+            self.indexes,
             self.loader.expire,
             self.home_moves,
             clock=self.clock,
@@ -337,10 +343,11 @@ class Engine:
     def _make_answers(self) -> None:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
-        self.reads = Reads(self.settings, self.status, registry, loader, catch_up=catch_up)
+        self.reach = Reach(registry, self.status)
+        self.reads = Reads(self.settings, self.status, registry, loader, self.reach, catch_up=catch_up)
         records = ScatteredRecords(loader, self.store, fs=self._fs, offload=self._offload, turns=self.turns)
         self.latest = LatestReads(registry, loader, records, catch_up=catch_up)
-        self.exports = Exports(self.status, registry, loader, self.clock, self.turns, catch_up=catch_up)
+        self.exports = Exports(self.status, registry, loader, self.reach, self.clock, self.turns, catch_up=catch_up)
         self._make_consumers()
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)
         self.metrics = EngineMetrics(
@@ -391,7 +398,7 @@ class Engine:
         commits = ScheduleCommits(self.settings, self.clock, self.registry, self.store, self._commits)
         self.firings = Firings(self.clock, self.registry, self.appends, commits)
         self.schedules = ScheduleCalls(
-            self.settings, self.clock, self.registry, appends=self.appends, commits=commits, firings=self.firings
+            self.settings, self.time, self.registry, appends=self.appends, commits=commits, firings=self.firings
         )
 
     def _look_after(self, topic: Topic) -> None:
@@ -412,6 +419,8 @@ class Engine:
             self.store.cold.take_time()
         self.status.replay_progress = 1.0
         self.wake_all()
+        if self.time.is_held:
+            return  # a standby: nothing is done by time
         self.forwarders.start_all()
         for topic in self.registry.topics.values():
             self.queues.look_after(topic)
@@ -465,8 +474,18 @@ class Engine:
 
         Raises `Damage` in strict mode, DataDirError, OSError, `UnknownFrameType`.
         """
+        await self.restore(await self.store.open())
+        await self._offload.run(Pool.FILES, self.store.write_clock_mark)
+        if self.store.layout_differs:
+            await self.compactor.change_layout()
+        elif self.store.salvaged or self.store.short_of_snapshots:
+            for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
+                await self.compactor.checkpoint_at_start()
+
+    async def restore(self, recovered: RecoveredState) -> None:
+        """Make live topics of what recovery has found."""
         await restore(
-            await self.store.open(),
+            recovered,
             store=self.store,
             registry=self.registry,
             topic_lifecycle=self.topic_lifecycle,
@@ -475,12 +494,6 @@ class Engine:
             tables=self.tables,
         )
         self.length_check.pending = self.store.unchecked
-        await self._offload.run(Pool.FILES, self.store.write_clock_mark)
-        if self.store.layout_differs:
-            await self.compactor.change_layout()
-        elif self.store.salvaged or self.store.short_of_snapshots:
-            for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
-                await self.compactor.checkpoint_at_start()
 
     async def keep_only(self, matches: Callable[[str], bool]) -> KeptTopics:
         """Before requests are served: delete all topics but those whose names match (`restored_topics`). The shard

@@ -135,6 +135,7 @@ class EngineMetrics:
             router_failures=self._forwarders.failures,
             restarts=dict(self._restarts),
             delivery=self._delivery_figures(),
+            standby=self._status.following() if self._status.following is not None else None,
             bucket=self.bucket() if self.bucket is not None else None,
         )
 

@@ -568,6 +568,17 @@ class BucketState(Struct, kw_only=True):
     base_age_ms: int
 
 
+class StandbyState(Struct, kw_only=True):
+    """How far a standby has followed its owner."""
+
+    state: Literal["opening", "following", "waiting"]
+    owner: str | None
+    epoch: int
+    round: int
+    at: int
+    lag_ms: int
+
+
 class ReadyAnswer(Struct, kw_only=True):
     """The answer to `GET /v0/ready` when the daemon is ready."""
 
@@ -575,6 +586,7 @@ class ReadyAnswer(Struct, kw_only=True):
     wal_replay_complete: bool
     topics: int
     bucket: BucketState | UnsetType = UNSET
+    standby: StandbyState | UnsetType = UNSET
 
 
 class ShardPosition(Struct, kw_only=True):

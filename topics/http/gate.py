@@ -81,6 +81,9 @@ _OWN_LIMITS: Final = frozenset(
 )
 """Limits whose refusals are counted here. The engine counts the refusals of the others."""
 
+STANDBY: Final = (b"topics-role", b"standby")
+"""The header of every answer of a standby."""
+
 COUNTED_FROM: Final = 4 << 10
 """Bytes from which on an answer over HTTP/1.1 is counted while it waits to be sent."""
 
@@ -149,6 +152,8 @@ class Gate:
                 (b"x-request-id", call.request_id.encode()),
                 *self._origins.headers(call.headers),
             ]
+            if self._engine.status.following is not None:
+                call.answer_headers.append(STANDBY)
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             try:
                 response = await self._answer(call)
@@ -312,6 +317,8 @@ class Gate:
             call.audited, call.params = True, found.unchecked()
         if refusal is not None and not found.route.always_open:
             raise refusal
+        if self._engine.status.following is not None and found.route.changes:
+            raise self._engine.status.standby_refusal()
         if call.changes:
             self._engine.store.right.check()
         self._let_in(call, found)

@@ -10,7 +10,8 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -47,6 +48,7 @@ from topics.storage.recovery.substitute_snapshot import NoSnapshot
 from topics.storage.recovery.verdicts import (
     Verdict,
     decide,
+    drop_orphans,
     drop_stages,
     note_damage,
     note_decisions,
@@ -61,6 +63,7 @@ from topics.storage.snapshots.manifests import Manifests
 from topics.storage.snapshots.snapshot import ReplayPosition, set_damaged_aside
 from topics.storage.wal import frames
 from topics.storage.wal.batches import ControlBatch, SyncRequest
+from topics.storage.wal.followed_shard import FollowedShard
 from topics.storage.wal.frames import FrameType, UnsealedFrames, joined
 from topics.storage.wal.group_writes import GroupWrites
 from topics.storage.wal.round_waits import RoundWaits
@@ -77,6 +80,8 @@ FEW_TOPICS: Final = 8
 
 SHOWN: Final = 10
 """Examples in a log line."""
+
+W = TypeVar("W", bound=ShardWriter)
 
 MAX_REPAIRS: Final = 10_000
 """Damaged ranges that one salvage gives up before it refuses: a log with more is beyond repair."""
@@ -171,6 +176,48 @@ class Store:
         """
         return await self._offload.run(Pool.CPU, self._open_blocking)
 
+    async def open_following(self, refusal: Callable[[], ApiError]) -> RecoveredState:
+        """Recover the directory of a standby, of which the log goes on: nothing is decided and nothing is logged. The
+        writers take nothing; `refusal` makes the error for that. Raises like `open`."""
+        return await self._offload.run(Pool.CPU, partial(self._open_following_blocking, refusal))
+
+    def _open_following_blocking(self, refusal: Callable[[], ApiError]) -> RecoveredState:
+        fs, began_ns = self._fs, self._clock.perf_ns()
+        self.boot_id = fs.boot_id()
+        witness = self._witness = Witness(fs, self.datadir)
+        log.info("recovering", directory=self.datadir.root, mode="standby")
+        self.cold_dir.look_at_start()
+        recovered = self._replay(follows=True)
+        raise_format(fs, self.datadir)
+        self._adopt(recovered)
+        with understood(f"the log of {self.datadir.root}"):
+            settle_queues(recovered)
+        drop_orphans(recovered)
+        self._log_found(recovered, {}, (self._clock.perf_ns() - began_ns) / 1e6)
+        fs.sync_dir(self.datadir.meta_dir)
+        self._sync_manifests(recovered.directories)
+        witness.prepare()
+        witness.begin()
+        for shard in recovered.shards:
+            writer = self._make_writer(shard.shard, len(recovered.shards), FollowedShard)
+            if shard.file is None:
+                raise DataDirError(f"{shard.directory} has no file of the log")
+            writer.refusal = refusal
+            follow(writer, shard)
+            self.writers.append(writer)
+        for topic_id in recovered.directories & recovered.topics.keys():
+            tidy_topic(fs, self.datadir, topic_id, recovered.topics[topic_id].segments)
+        remove_unknown_topics(self.tiers.hot, recovered.topics.keys() | recovered.copied_topics)
+        self.cold_dir.join_at_start(recovered)
+        recovered.columns.forget_all()
+        return recovered
+
+    def _adopt(self, recovered: RecoveredState) -> None:
+        self.files = recovered.files
+        self.manifests.adopt(recovered.directories, recovered.generations)
+        self.snapshot_number = recovered.snapshot_number
+        self._starts = recovered.starts
+
     def _open_blocking(self) -> RecoveredState:
         fs, began_ns = self._fs, self._clock.perf_ns()
         self.boot_id = fs.boot_id()
@@ -182,10 +229,7 @@ class Store:
         recovered = self._recover()
         raise_format(fs, self.datadir)
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
-        self.files = recovered.files
-        self.manifests.adopt(recovered.directories, recovered.generations)
-        self.snapshot_number = recovered.snapshot_number
-        self._starts = recovered.starts
+        self._adopt(recovered)
         taken_over = restored_copy.is_taken_over(fs, self.datadir.root)
         restored_now = not taken_over and restored_copy.is_restored(fs, self.datadir.root, recovered, self.identity)
         self.restored = restored_now
@@ -319,10 +363,13 @@ class Store:
         shard = next((one.shard for one in found if one.path == directory), None)
         return shard is not None and repair_log(self.repairs, self._fs, shard, damage.where)
 
-    def _replay(self) -> RecoveredState:
+    def _replay(self, *, follows: bool = False) -> RecoveredState:
         """Read everything once. The window clock continues from where the last process left it."""
         clock, mark = self._clock, read_mark(self._fs, self.datadir)
-        window = resumed(mark, wall=clock.now_ms(), boottime=clock.boottime_ms(), boot=self.boot_id)
+        if follows and mark is not None:  # time passes with the rounds
+            window = mark.window + max(clock.now_ms() - mark.wall, 0)
+        else:
+            window = resumed(mark, wall=clock.now_ms(), boottime=clock.boottime_ms(), boot=self.boot_id)
         now = Instant(clock.monotonic_ms(), window)
         recovered = replay.recover(
             self._fs,
@@ -334,6 +381,7 @@ class Store:
             file_bytes=self._settings.wal_file_bytes,
             without_snapshot=self._rebuilt,
             repairs=self.repairs,
+            follows=follows,
         )
         self.windows.start(recovered.now)
         return recovered
@@ -365,7 +413,7 @@ class Store:
         Once they are synced, recovery after another crash decides the same (`docs/spec/crash.md` 2).
         """
         fs = self._fs
-        writer = self._make_writer(number, shards)
+        writer = self._make_writer(number, shards, ShardWriter)
         if found is not None and found.file is not None:
             secure_end(fs, found, boot_id=self.boot_id)
         opening = self._opening_frames(found, verdicts, shards)
@@ -378,7 +426,7 @@ class Store:
         self.writers.append(writer)
         return opening, len(verdicts_frames(verdicts)) + 1
 
-    def _make_writer(self, number: int, shards: int) -> ShardWriter:
+    def _make_writer(self, number: int, shards: int, kind: type[W]) -> W:
         """Make the directory of a shard, and its writer. Blocking."""
         fs = self._fs
         directory = self.datadir.shard_dir(number, shards)
@@ -388,7 +436,7 @@ class Store:
         for name in fs.listdir(directory):
             if name.endswith(".log" + TEMPORARY_SUFFIX):
                 fs.unlink(f"{directory}/{name}")  # left by an interrupted recovery
-        return ShardWriter(
+        return kind(
             shard=number,
             directory=directory,
             fs=fs,
@@ -427,7 +475,7 @@ class Store:
         self.writers = []
         self._starts = {number: ReplayPosition(*start.position, start.frames) for number, start in enumerate(starts)}
         for number, start in enumerate(starts):
-            writer = self._make_writer(number, shards)
+            writer = self._make_writer(number, shards, ShardWriter)
             writer.create(start.frames)
             self.writers.append(writer)
         for writer in self.writers:
@@ -549,6 +597,13 @@ class Store:
         """Return a number for a new snapshot."""
         self.snapshot_number += 1
         return self.snapshot_number
+
+
+def follow(writer: FollowedShard, shard: RecoveredShard) -> None:
+    """Tell what stands for a writer how far the log is applied."""
+    assert shard.file is not None
+    file_end = shard.last_frame if shard.ended else None
+    writer.follow(shard.file, shard.end, shard.frame_count, shard.last_seqs, file_end)
 
 
 def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[str, Any]]]:

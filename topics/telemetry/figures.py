@@ -89,6 +89,29 @@ class WalFigures:
 
 
 @dataclass(slots=True)
+class StandbyFigures:
+    """A daemon that follows the bucket of another one. Counts are since the start of the process."""
+
+    state: Literal["opening", "following", "waiting"] = "following"
+    """`waiting` is for the store or the disk."""
+    problem: str = ""
+    """Why it waits; for an operator."""
+    owner: str = ""
+    """Where the owner answers; empty if that is not known."""
+    epoch: int = 0
+    round: int = 0
+    """The last round that is applied."""
+    wall_ms: int = 0
+    """When its cut was taken (epoch ms): the time of what is shown."""
+    lag_ms: int = 0
+    """Since when there may be rounds that are not applied."""
+    rounds: int = 0
+    frames: int = 0
+    apply_ms: float = 0.0
+    """How long the loop was held by applying rounds, in all."""
+
+
+@dataclass(slots=True)
 class BucketFigures:
     """The archive in the bucket. Counts are since the start of the process."""
 
@@ -275,4 +298,5 @@ class EngineFigures:
     """The cold directory is known to belong to this daemon, or there is none."""
     delivery: DeliveryFigures = field(default_factory=DeliveryFigures)
     bucket: BucketFigures | None = None
+    standby: StandbyFigures | None = None
     """None without a bucket."""

@@ -100,7 +100,7 @@ async def test_only_the_places_of_single_records_are_read(monkeypatch: pytest.Mo
         topic.blocks.clear()
         for span in topic.log.stored.all():
             if span.loaded:
-                life.engine._indexes.forget_columns(span)
+                life.engine.indexes.forget_columns(span)
                 span.detach()
 
         async def nothing(*_: Any) -> None:
@@ -119,7 +119,7 @@ async def test_an_overwrite_of_stored_records_loads_no_columns(monkeypatch: pyte
         topic = life.engine.registry.topics["t"]
         for span in topic.log.stored.all():
             if span.loaded:
-                life.engine._indexes.forget_columns(span)
+                life.engine.indexes.forget_columns(span)
                 span.detach()
         await life.append("t", *[{"data": -i, "tag": f"k{i:03}"} for i in range(3, 80, 7)])
         assert not any(span.loaded for span in topic.log.stored.all())

@@ -85,7 +85,7 @@ async def test_columns_that_were_read_before_a_flag_was_written_do_not_bring_a_r
         span = topic.log.stored.all()[1]
         for one in topic.log.stored.all():
             if one.loaded:
-                life.engine._indexes.forget_columns(one)
+                life.engine.indexes.forget_columns(one)
                 one.detach()
         offload.late = trio.Event()
         read = Called(nursery, partial(life.engine.loader.columns, topic, (span,)))

@@ -114,10 +114,13 @@ class BucketRestore:
         selection: TopicSelection | None = None,
         in_place: bool = False,
         adopted: BucketNote | None = None,
+        follows: bool = False,
     ) -> None:
         """`selection`: the first start is to delete all other topics. `adopted`: the directory takes the place of the
         owner's, and knows its bucket from the beginning. `in_place`: a disk is mounted at `root`, so nothing can be
-        renamed to it, and it is filled where it is."""
+        renamed to it, and it is filled where it is. `follows`: the directory is that of a standby, which goes on with
+        the source's seqs, ids and log; `adopted` becomes the note of the last round (`meta/standby`)."""
+        self._follows = follows
         self.progress = Progress()
         self.source = source
         """If it is set before `run`, sealed segments are left in the bucket. Without it everything is copied."""
@@ -159,7 +162,8 @@ class BucketRestore:
         with self._unfinished():
             base = self._reader.base(target.base)
             snapshot = snapshot_of(base)
-            snapshot.next_topic_id = max(snapshot.next_topic_id, self._first_new_id(base))
+            if not self._follows:
+                snapshot.next_topic_id = max(snapshot.next_topic_id, self._first_new_id(base))
             for directory in (self._datadir.meta_dir, self._datadir.wal_dir, self._datadir.topics_dir):
                 self._fs.mkdir(directory)
             has_copies = self._write_log(base, target)
@@ -176,9 +180,13 @@ class BucketRestore:
                 bucket = self._reader.bucket_id
                 note = RestoreNote(url=self.source.url, bucket=bucket, base=target.base, pin=self.source.pin)
                 self._write(self._datadir.restore_path, encode_restore_note(note))
-            if self._adopted is not None:
-                write_note(self._fs, self._datadir, self._adopted)
-            self._write(join(self._partial, MARK), b"" if self._adopted is None else TAKEN_OVER)
+            if self._follows:
+                assert self._adopted is not None
+                write_note(self._fs, self._datadir, self._adopted, self._datadir.standby_path)
+            else:
+                if self._adopted is not None:
+                    write_note(self._fs, self._datadir, self._adopted)
+                self._write(join(self._partial, MARK), b"" if self._adopted is None else TAKEN_OVER)
             self._fs.sync_all(self._partial)
             self._write(self._datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
             self._fs.sync_all(self._partial)

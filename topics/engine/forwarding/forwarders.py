@@ -130,6 +130,8 @@ class Forwarders:
         self._scheduler = scheduler
         self._is_busy = is_busy
         """Returns True if the files of a segment are being replaced."""
+        self.at_rest = False
+        """True: nothing is forwarded, because the log comes from elsewhere (a standby)."""
         self.forwarders: dict[str, Forwarder] = {}
         """The forwarders by router name."""
         self.is_in_cycle: Callable[[str], bool] | None = None
@@ -205,7 +207,7 @@ class Forwarders:
         asked = False
         while not forwarder.closed and not forwarder.blocked and forwarder.router.cursor < target:
             fanout = forwarder.source.fanout
-            if self._status.phase != "ready" or fanout is None or self._scheduler.is_paused(fanout):
+            if self.at_rest or self._status.phase != "ready" or fanout is None or self._scheduler.is_paused(fanout):
                 return
             if not asked and self._waits_for_sync(forwarder) and self._bound(forwarder) < target:
                 asked = True
@@ -227,7 +229,7 @@ class Forwarders:
         """Do one turn of the routers of a topic, in one step of the loop."""
         source = fanout.topic
         audience = fanout.audience
-        if self._status.phase != "ready" or source.working is not None or source.deleted:
+        if self.at_rest or self._status.phase != "ready" or source.working is not None or source.deleted:
             return ServiceResult(1, False)  # marked again at the end of that work
         began = self._clock.perf_ns()
         cost = 0

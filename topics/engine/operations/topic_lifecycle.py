@@ -106,6 +106,12 @@ class TopicLifecycle:
         self._keys.forget(topic)
         self._forget_targets(topic)
 
+    def replace_config(self, topic: Topic, config: TopicConfig) -> None:
+        """Take over the config that replay has found for a topic (a standby)."""
+        self._forget_targets(topic)
+        topic.config = config
+        self._note_targets(topic)
+
     def _note_targets(self, topic: Topic) -> None:
         for field, target in targets_of(topic.config).items():
             self._targets.setdefault(target, set()).add((topic.id, field))

@@ -17,6 +17,7 @@ from topics.engine.delivery.feed import WITHDRAWN
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.delivery.watch_session import WatchSession
 from topics.engine.engine import Engine
+from topics.engine.reach import STREAM_WAIT_S, KnownPlace
 from topics.errors import ApiError, unauthorized
 from topics.http.answer_types import WatchAnswer
 from topics.http.answers.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
@@ -44,6 +45,7 @@ class Streams:
                 call.grant.check_name(part)
         await engine.routers.catch_up(engine.watch_sessions.names_of(request, covered))
         session, topics = engine.watch_sessions.open(engine.consumers.placed(request), call.key.digest, covered)
+        await self._reach(session)
         answer = WatchAnswer(
             wid=session.wid,
             stream_url=f"/v0/watch/{session.wid}",
@@ -61,6 +63,7 @@ class Streams:
         for name in session.names:
             call.grant.check_name(name)
         await self._engine.routers.catch_up([feed.name for feed in session.feeds])
+        await self._reach(session)
         return await self._open(call, session, _last_event_id(call))
 
     async def stream(self, call: Call) -> EventStream:
@@ -70,7 +73,13 @@ class Streams:
         await self._engine.routers.catch_up((topic,))
         request = self._engine.consumers.placed(request)
         session = self._engine.watch_sessions.stream_of(topic, request, _last_event_id(call))
+        await self._reach(session)
         return await self._open(call, session, None)
+
+    async def _reach(self, session: WatchSession) -> None:
+        """On a standby, wait until it has got as far as the client has. Raises `503 behind`."""
+        places = [KnownPlace(feed.name, feed.position) for feed in session.feeds]
+        await self._engine.reach.wait(places, trio.current_time() + STREAM_WAIT_S)
 
     async def _open(self, call: Call, session: WatchSession, last_event_id: str | None) -> EventStream:
         if not accepts_events(call.headers.get(b"accept")):

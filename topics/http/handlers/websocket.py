@@ -23,6 +23,7 @@ from topics.engine.delivery import feed as feeds
 from topics.engine.delivery.feed import Feed
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.engine import Engine
+from topics.engine.reach import KnownPlace
 from topics.errors import ApiError, invalid, throttled
 from topics.http.access.key_access import KeyAccess
 from topics.http.answers.websocket_messages import MESSAGES
@@ -324,6 +325,8 @@ class WebSocket:
         if not await self._room():
             return
         found = watch_sessions.resolve(outbox, self._engine.consumers.placed(request))
+        places = [KnownPlace(feed.name, feed.position) for feed, _ in found]
+        await self._engine.reach.wait(places, trio.current_time())
         outbox.put(encode(_SubscribeAnswer(op="subscribed", request_id=request_id, topics=_starts(found))))
         for feed, _ in found:
             watch_sessions.subscribe(outbox, feed)
@@ -371,6 +374,8 @@ class WebSocket:
     async def _publish(self, raw: bytes, request_id: RequestId) -> None:
         engine = self._engine
         self._grant.check_scope(KeyScope.WRITE)
+        if engine.status.following is not None:
+            raise engine.status.standby_refusal()
         publish = json_checks.decode_json(_publish, self._outer or raw)
         topic = check_topic_name(publish.topic)
         try:

@@ -21,6 +21,15 @@ DAEMON_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "wal_replay_complete": Fact("Always true in this answer."),
         "topics": seq("The number of topics."),
         "bucket": Fact("The archive in the bucket; only with one."),
+        "standby": Fact("How far a standby has followed its owner; only on one."),
+    },
+    answer_types.StandbyState: {
+        "state": Fact("`waiting` for the bucket or the disk, `opening` before anything is known of the bucket."),
+        "owner": Fact("The URL of the daemon that takes changes; null if it is not known."),
+        "epoch": seq("The epoch of the last round that is applied."),
+        "round": seq("The last round that is applied."),
+        "at": seq("The time of what is shown: when that round was cut (epoch ms)."),
+        "lag_ms": seq("Since when there may be rounds that are not applied. Beyond 60 s the daemon is not ready."),
     },
     answer_types.BucketState: {
         "state": Fact("`waiting` for the store, `refused` by it: nothing is archived meanwhile; the log says why."),

@@ -84,6 +84,11 @@ class DataDir:
         return join(self.meta_dir, "bucket")
 
     @property
+    def standby_path(self) -> str:
+        """Up to which round of the bucket the log of a standby is whole (`topics.bucket.standby`)."""
+        return join(self.meta_dir, "standby")
+
+    @property
     def restore_path(self) -> str:
         """From which bucket the directory was restored, while segments of it are still there."""
         return join(self.meta_dir, "restore")

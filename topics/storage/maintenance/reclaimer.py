@@ -100,7 +100,8 @@ class Reclaimer:
         self._offload = offload
         self.cold = ColdRemoval(source, checkpoints, file_holds, offload=offload)
         self._cold_flags = ColdFlags(source, checkpoints, file_holds, offload=offload)
-        self._removed: deque[tuple[int, SegmentSet | None]] = deque()
+        self.removed: deque[tuple[int, SegmentSet | None]] = deque()
+        """Topics whose directories are to be removed."""
         self._cold_attention: dict[LiveTopic, None] = {}
         """Topics with work on their cold segments."""
         self._later = Appointments()
@@ -126,7 +127,7 @@ class Reclaimer:
 
     def remove_topic(self, topic_id: int, segment_set: SegmentSet | None) -> None:
         """Have the directories of a deleted topic removed."""
-        self._removed.append((topic_id, segment_set))
+        self.removed.append((topic_id, segment_set))
 
     async def pass_over(self) -> int:
         """Do one scan of both tiers, and all the work found. Return the number of pieces of work. Raises like the
@@ -151,18 +152,18 @@ class Reclaimer:
         """
         done = 0
         failure: OSError | ApiError | None = None
-        for _ in range(len(self._removed)):
-            topic_id, segment_set = self._removed[0]
+        for _ in range(len(self.removed)):
+            topic_id, segment_set = self.removed[0]
             if self._file_holds.needed_segments(topic_id):
-                self._removed.rotate(-1)
+                self.removed.rotate(-1)
                 continue
             try:
                 await self._remove_directories(topic_id, segment_set)
                 done += 1
             except OSError as error:
                 failure = failure or error
-                self._removed.append((topic_id, segment_set))
-            self._removed.popleft()
+                self.removed.append((topic_id, segment_set))
+            self.removed.popleft()
         for topic in list(self._file_holds.littered):
             try:
                 await self._clear_away(topic)
@@ -423,6 +424,9 @@ class Reclaimer:
     async def _remove_directories(self, topic_id: int, segment_set: SegmentSet | None) -> None:
         tiers = self._checkpoints.tiers
         async with self._file_holds.files_of(segment_set):
+            if self._file_holds.needed_segments(topic_id):  # a standby has made copies meanwhile
+                self.removed.append((topic_id, segment_set))
+                return
             await self._offload.run(Pool.FILES, partial(tiers.hot.delete_topic, topic_id))
             self._checkpoints.forget_files(topic_id)
             for segment in segment_set.segments if segment_set is not None else ():

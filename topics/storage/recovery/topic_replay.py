@@ -191,6 +191,7 @@ class TopicReplay:
         for first, n in payload.get(EMPTIED, ()):
             named = range(whole(first), whole(first) + whole(n))
             self._columns.run(topic, partial(topic.log.delete_seqs, named))
+            topic.jobs_gone(named)
 
     def _delete(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         bound, before, after = payload["bound"], payload.get("before_seq"), payload.get("after_seq")
@@ -241,8 +242,11 @@ class TopicReplay:
             hit = array("Q", [seq for seq in seqs if seq < log_.tags.known_from and first <= seq <= end])
             if hit:
                 self._columns.run(topic, partial(log_.delete_seqs, hit))
-        rest = self._columns.run(topic, partial(log_.tags.matching, match, before_seq=before, bound=bound))
-        self._columns.run(topic, partial(log_.delete_seqs, rest[bisect_right(rest, after) :]))
+                topic.jobs_gone(hit)
+        found = self._columns.run(topic, partial(log_.tags.matching, match, before_seq=before, bound=bound))
+        rest = found[bisect_right(found, after) :]
+        self._columns.run(topic, partial(log_.delete_seqs, rest))
+        topic.jobs_gone(rest)
 
     # -- other state of a topic --------------------------------------------------------------------------------------
 

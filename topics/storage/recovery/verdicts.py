@@ -90,6 +90,13 @@ def drop_stages(recovered: RecoveredState, verdicts: dict[int, list[Verdict]], s
         others.append(Verdict(stage.id, None, 0, dropped=stage.name))
 
 
+def drop_orphans(recovered: RecoveredState) -> None:
+    """Drop the stages whose target was deleted, as the owner of the log has done with the target (a standby)."""
+    for topic in list(recovered.topics.values()):
+        if topic.stage is not None and topic.stage.target_id not in recovered.topics:
+            del recovered.topics[topic.id]
+
+
 def _stages_gone(recovered: RecoveredState) -> list[RecoveredTopic]:
     """Return the stages that cannot continue (`docs/spec/crash.md` 23): the target was deleted; or the stage was
     committed and its deletion has not reached the disk; or some of its records are or may be lost, so that no commit

@@ -12,6 +12,7 @@ segment_reader   columns and bytes of a span, from hot or cold files
 single_records   bytes of single records, without the columns of their span
 segment_pointer  the file that says in which objects of a bucket a segment is
 segment_store    the interface to the place of sealed segments, and a directory that implements it
+copy_chains      the copies of one frame, and how they follow from the records that they were taken from
 copy_frames      copies on disk: the Forwarded frame, and reading the frames that copies point to
 stand_ins        the bytes of copies whose sources a restored directory has elsewhere, or not in a file of their own
 mended_files     making damaged files of a segment whole with a copy from a second home
