@@ -141,3 +141,26 @@ async def test_a_start_takes_away_what_an_interrupted_change_has_left(monkeypatc
         async with living(CONFIG, fs=fs) as life:
             await settle()
             assert [data for _, data in await rows(life)] == [20, 21, 2, 12, 22]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_what_was_taken_away_is_in_the_log_and_not_found_out_again(
+    stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: Any) -> None:
+        """A start looks for no surplus."""
+
+    monkeypatch.setattr(TableTrim, "_look_at", nothing)
+    fs = SimFs()
+    async with living(CONFIG, fs=fs) as life:
+        await life.put("t", keep_per_tag=2)
+        await life.append("t", *[{"data": i, "tag": f"k{i % 4}"} for i in range(12)])
+        if stored:
+            await life.compactor.checkpoint()
+        await life.append("t", {"data": 12, "tag": "k0"}, {"data": None, "tag": "k1"})
+        left = await rows(life)
+        killed = fs.after_process_kill()
+    assert [data for _, data in left] == [6, 7, 8, 10, 11, 12, None]
+    async with living(CONFIG, fs=killed) as life:
+        await settle()
+        assert await rows(life) == left
