@@ -45,6 +45,7 @@ from topics.model import (
 )
 from topics.runtime.clock import SystemClock
 from topics.runtime.turns import Turns
+from topics.storage.wal.write_right import WriteRight
 from topics.telemetry.figures import EngineFigures, RouterFigures, TopicFigures
 
 NO_ROUTER = RouterState(
@@ -71,6 +72,7 @@ class FakeStatus:
     phase: str = "ready"
     replay_progress: float = 1.0
     read_only: bool = False
+    not_owner: ApiError | None = None
 
 
 @dataclass
@@ -114,6 +116,7 @@ class FakeEngine:
         registry = part(caps_of="caps_of")
         registry.topics = self.topics
         parts = SimpleNamespace(
+            store=SimpleNamespace(right=WriteRight()),
             settings=self.settings,
             status=self.status,
             clock=self.clock,
