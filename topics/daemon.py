@@ -192,11 +192,20 @@ def _lock(engine: Engine) -> None:
 
 
 def is_empty(root: str) -> bool:
-    """Return True if there is no data directory, or nothing in it but what a file system makes."""
+    """Return True if there is no data directory, nothing in it but what a file system makes, or a restore that was
+    interrupted."""
+    from topics.bucket.offline.bucket_restore import UNFINISHED  # noqa: PLC0415
+
     try:
-        return not set(os.listdir(root)) - {"lost+found"}
+        names = set(os.listdir(root)) - {"lost+found"}
     except FileNotFoundError:
         return True
+    return not names or UNFINISHED in names
+
+
+def is_mount_point(root: str) -> bool:
+    """Return True if a disk is mounted at the directory."""
+    return os.path.ismount(root)
 
 
 def _bucket_segments(settings: Settings) -> BucketSegments | None:
@@ -513,6 +522,7 @@ class Daemon:
                 take=settings.bucket_take,
                 show=show,
                 copies_all=settings.cold_dir is not None,
+                in_place=is_mount_point(engine.store.datadir.root),
             )
             await claim.run(is_empty=comes_from_bucket)
         except (BucketRefused, BucketDamaged) as error:
