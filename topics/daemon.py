@@ -454,7 +454,7 @@ class Daemon:
         """Have damage repaired from the bucket, if there is one. Raises StartRefusal."""
         engine = self.engine
         if not self.settings.bucket:
-            self._mend_pointers()
+            _mend_pointers(engine, self._segments, self._home)
             return
         from topics.bucket.archive import make_objects  # noqa: PLC0415
         from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
@@ -467,19 +467,7 @@ class Daemon:
         store = engine.store
         self._home = BucketHome(self._objects, engine.fs, store.datadir, lambda: store.identity, engine.clock)
         store.home = engine.loader.spans.repairs.home = self._home
-        self._mend_pointers()
-
-    def _mend_pointers(self) -> None:
-        """Have pointers to segments in a bucket that are damaged made anew."""
-        if self._segments is None:
-            return
-        from topics.bucket.repair.pointer_home import PointerHome  # noqa: PLC0415
-
-        store = self.engine.store
-        home = PointerHome(
-            self.engine.fs, store.datadir, self._home, self.settings.bucket or "", self._segments.store_at
-        )
-        self._segments.remake = home.pointer
+        _mend_pointers(engine, self._segments, self._home)
 
     async def _claim_bucket(self) -> None:
         """With takeover: become the owner of the bucket before anything is recovered. Raises StartRefusal,
@@ -737,6 +725,16 @@ class Daemon:
         now = trio.current_time()
         log.info("drain_stage", done=self._draining, ms=round((now - self._stage_began) * 1000))
         self._draining, self._stage_began = name, now
+
+
+def _mend_pointers(engine: Engine, segments: BucketSegments | None, home: BucketHome | None) -> None:
+    """Have pointers to segments in a bucket that are damaged made anew. `home` is the daemon's own bucket."""
+    if segments is None:
+        return
+    from topics.bucket.repair.pointer_home import PointerHome  # noqa: PLC0415
+
+    found = PointerHome(engine.fs, engine.store.datadir, home, engine.settings.bucket, segments.store_at)
+    segments.remake = found.pointer
 
 
 async def _branch(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
