@@ -33,10 +33,23 @@ from topics import __version__
 from topics.auth.key_file import KeysRefused, read_keys
 from topics.bucket.bounded_objects import MOST_CHANGES, MOST_READS
 from topics.config import Settings
+from topics.daemon_start import (
+    StartFailure,
+    StartRefusal,
+    bucket_segments,
+    claimed,
+    is_empty,
+    listening_sockets,
+    lock,
+    made_completion,
+    mend_pointers,
+    opened_audit_log,
+    prepared_standby,
+)
 from topics.engine.engine import Engine
-from topics.errors import ApiError, not_owner
+from topics.errors import ApiError
 from topics.http.app import make_app
-from topics.http.connections.server import Server, open_listener, port_of, serve
+from topics.http.connections.server import Server, port_of, serve
 from topics.http.gate import Gate
 from topics.http.handlers.control_plane import load_late
 from topics.runtime.clock import SystemClock
@@ -44,7 +57,7 @@ from topics.runtime.garbage_collector import building
 from topics.runtime.offload import Pool, ThreadOffload
 from topics.runtime.process_limits import limit_arenas, raise_file_limit
 from topics.storage.cold.cold_store import MOST_HANGING, MOST_HANGING_CHANGES
-from topics.storage.files.datadir import DataDir, DataDirError
+from topics.storage.files.datadir import DataDirError
 from topics.storage.files.fs import OsFs
 from topics.storage.files.mounts import kernel_warning
 from topics.storage.recovery.damage import Damage
@@ -64,7 +77,6 @@ if TYPE_CHECKING:
     from topics.bucket.ownership.lease import Lease
     from topics.bucket.ownership.start_claim import StartClaim
     from topics.bucket.repair.bucket_home import BucketHome
-    from topics.bucket.restored.restore_completion import RestoreCompletion
     from topics.standby import Standby
 
 log = get_logger(__name__)
@@ -110,14 +122,6 @@ BEGIN_ANEW: Final = -1
 
 ANEW_S: Final = 5.0
 """The wait before that (s), so that a failure that comes at each start does no harm."""
-
-
-class StartRefusal(Exception):
-    """The daemon refuses to start: something must be mended first. The message is for the operator."""
-
-
-class StartFailure(Exception):
-    """The start has failed for a reason that may pass, such as a full disk; the message is for the operator."""
 
 
 E = TypeVar("E", bound=Exception)
@@ -184,93 +188,21 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
         keys = read_keys(settings.api_keys, settings.api_keys_file)
     except KeysRefused as error:
         raise StartRefusal(str(error)) from None
-    audit = _open_audit_log(settings)
-    note = await _prepare_standby(settings, offload) if settings.role == "standby" else None
-    segments = _bucket_segments(settings) if cold is None else None
+    audit = opened_audit_log(settings)
+    note = await prepared_standby(settings, offload) if settings.role == "standby" else None
+    segments = bucket_segments(settings) if cold is None else None
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold or segments, objects=segments)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         comes_from_bucket = bool(settings.bucket) and settings.bucket_takeover and is_empty(str(settings.data_dir))
         if not comes_from_bucket:
-            _lock(engine)
+            lock(engine)
         try:
-            daemon = Daemon(settings, engine, make_app(engine, keys, audit), audit, _listen(settings), segments, note)
+            daemon = Daemon(
+                settings, engine, make_app(engine, keys, audit), audit, listening_sockets(settings), segments, note
+            )
             return await daemon.serve(signals)
         finally:
             engine.store.unlock()
-
-
-async def _prepare_standby(settings: Settings, offload: ThreadOffload) -> BucketNote:
-    """Have the directory of a standby. Raises StartRefusal, StartFailure."""
-    from topics.standby import BucketRefused, StandbyRefused, prepare  # noqa: PLC0415
-
-    try:
-        return await prepare(settings, offload)
-    except (StandbyRefused, BucketRefused) as error:
-        raise StartRefusal(str(error)) from error
-    except OSError as error:
-        raise StartFailure(f"the directory of the standby cannot be made now: {error}") from error
-
-
-def _lock(engine: Engine) -> None:
-    """Lock the data directory. Raises StartRefusal."""
-    try:
-        engine.store.lock(f"pid {os.getpid()}")
-    except DataDirError as error:
-        raise StartRefusal(str(error)) from error
-
-
-def is_empty(root: str) -> bool:
-    """Return True if there is no data directory, nothing in it but what a file system makes, or a restore that was
-    interrupted."""
-    from topics.bucket.offline.bucket_restore import UNFINISHED  # noqa: PLC0415
-
-    try:
-        names = set(os.listdir(root)) - {"lost+found"}
-    except FileNotFoundError:
-        return True
-    return not names or UNFINISHED in names
-
-
-def is_mount_point(root: str) -> bool:
-    """Return True if a disk is mounted at the directory."""
-    return os.path.ismount(root)
-
-
-def _bucket_segments(settings: Settings) -> BucketSegments | None:
-    """Return the store of segments that are in a bucket; None if there can be none. Raises StartRefusal."""
-    datadir = DataDir(str(settings.data_dir))
-    is_restored = os.path.exists(datadir.restore_path)
-    if settings.cold_dir is not None:
-        if is_restored:
-            raise StartRefusal(
-                f"{datadir.restore_path} says that segments of this directory are in the bucket that it was restored "
-                "from, and with TOPICS_COLD_DIR they cannot be read. Unset TOPICS_COLD_DIR until they have been copied "
-                "home: then the file is gone"
-            )
-        return None
-    if not settings.bucket and not is_restored and not os.path.exists(datadir.bucket_path):
-        return None
-    from topics.bucket.bucket_segments import BucketSegments, opener  # noqa: PLC0415
-
-    return BucketSegments(OsFs(), datadir.root, opener(os.environ, settings.cold_timeout_ms / 1000))
-
-
-def _open_audit_log(settings: Settings) -> AuditLog | None:
-    if settings.audit_log is None:
-        return None
-    audit = AuditLog(settings.audit_log)
-    try:
-        audit.open()
-    except OSError as error:
-        raise StartRefusal(f"TOPICS_AUDIT_LOG={settings.audit_log}: {error.strerror or error}") from error
-    return audit
-
-
-def _listen(settings: Settings) -> list[socket.socket]:
-    try:
-        return open_listener(settings.host, settings.port)
-    except OSError as error:
-        raise StartRefusal(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
 
 
 class Daemon:
@@ -340,7 +272,10 @@ class Daemon:
                 daemon.cancel_scope.cancel()
                 return self._stop_code
             background.start_soon(self._restarted, "reclaimer", self.engine.reclaimer.run)
-            if self._segments is not None and (completion := self._make_completion(self._segments)) is not None:
+            if (
+                self._segments is not None
+                and (completion := made_completion(self.engine, self._segments, self._has_base)) is not None
+            ):
                 background.start_soon(self._restarted, "restore_completion", completion.run)
             background.start_soon(self._restarted, "length_check", self.engine.length_check.run)
             background.start_soon(self._restarted, "free_space", self.engine.store.space.watch)
@@ -537,7 +472,7 @@ class Daemon:
         """Have damage repaired from the bucket, if there is one. Raises StartRefusal."""
         engine = self.engine
         if not self.settings.bucket:
-            self._mend_pointers()
+            mend_pointers(engine, self._segments, self._home)
             return
         from topics.bucket.archive import make_objects  # noqa: PLC0415
         from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
@@ -550,19 +485,7 @@ class Daemon:
         store = engine.store
         self._home = BucketHome(self._objects, engine.fs, store.datadir, lambda: store.identity, engine.clock)
         store.home = engine.loader.spans.repairs.home = self._home
-        self._mend_pointers()
-
-    def _mend_pointers(self) -> None:
-        """Have pointers to segments in a bucket that are damaged made anew."""
-        if self._segments is None:
-            return
-        from topics.bucket.repair.pointer_home import PointerHome  # noqa: PLC0415
-
-        store = self.engine.store
-        home = PointerHome(
-            self.engine.fs, store.datadir, self._home, self.settings.bucket or "", self._segments.store_at
-        )
-        self._segments.remake = home.pointer
+        mend_pointers(engine, self._segments, self._home)
 
     async def _claim_bucket(self) -> None:
         """With takeover: become the owner of the bucket before anything is recovered. Raises StartRefusal,
@@ -571,9 +494,9 @@ class Daemon:
         if self._objects is None or not self.settings.bucket_takeover or self._standby is not None:
             return
         comes_from_bucket = is_empty(engine.store.datadir.root)
-        claim = self._claim = await _claimed(engine, self._objects, self._url, is_empty=comes_from_bucket)
+        claim = self._claim = await claimed(engine, self._objects, self._url, is_empty=comes_from_bucket)
         if comes_from_bucket:
-            _lock(engine)
+            lock(engine)
         if self._home is not None:
             self._home.has_answered = True
         engine.store.right.lease = claim.lease
@@ -677,31 +600,8 @@ class Daemon:
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 
-    def _make_completion(self, segments: BucketSegments) -> RestoreCompletion | None:
-        """Make what completes a restore, if segments are still in the bucket that the directory was restored from.
-        Raises StartRefusal."""
-        from topics.bucket.restored.restore_completion import RestoreCompletion  # noqa: PLC0415
-        from topics.bucket.restored.restore_note import BadRestoreNote, read_restore_note  # noqa: PLC0415
-
-        engine = self.engine
-        try:
-            note = read_restore_note(engine.fs, engine.store.datadir)
-        except (BadRestoreNote, OSError) as error:
-            raise StartRefusal(f"{engine.store.datadir.restore_path} cannot be read: {error}") from error
-        if note is None:
-            return None
-        return RestoreCompletion(
-            note,
-            engine.registry.by_id,
-            engine.home_moves,
-            segments,
-            fs=engine.fs,
-            datadir=engine.store.datadir,
-            clock=engine.clock,
-            offload=engine.offload,
-            has_base=lambda: self._bases is not None and self._bases.has_base,
-            has_room=lambda: engine.store.space.shortage is None,
-        )
+    def _has_base(self) -> bool:
+        return self._bases is not None and self._bases.has_base
 
     async def _archive_recovered(self, archive: Archive) -> None:
         """With takeover, or topics of the class `remote`: wait until all that was recovered is in the bucket. Before
@@ -789,44 +689,6 @@ class Daemon:
         now = trio.current_time()
         log.info("drain_stage", done=self._draining, ms=round((now - self._stage_began) * 1000))
         self._draining, self._stage_began = name, now
-
-
-async def _claimed(engine: Engine, objects: BoundedObjects, url: str, *, is_empty: bool) -> StartClaim:
-    """Take the prefix, and return the claim. Meanwhile all calls are refused. Raises StartRefusal, StartFailure."""
-    from topics.bucket.archive import lease_terms  # noqa: PLC0415
-    from topics.bucket.object_store import StoreError  # noqa: PLC0415
-    from topics.bucket.offline.bucket_reader import BucketDamaged  # noqa: PLC0415
-    from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
-    from topics.bucket.ownership.start_claim import StartClaim  # noqa: PLC0415
-    from topics.bucket.settled_puts import PutGivenUp  # noqa: PLC0415
-
-    settings, datadir = engine.settings, engine.store.datadir
-
-    def show(problem: str, owner: str) -> None:
-        engine.status.not_owner = not_owner(f"this daemon waits for the bucket: {problem}", owner)
-
-    try:
-        claim = StartClaim(
-            objects,
-            lease_terms(settings, os.environ, engine.offload, engine.clock),
-            engine.fs,
-            datadir,
-            clock=engine.clock,
-            offload=engine.offload,
-            url=url,
-            bucket_url=settings.bucket,
-            take=settings.bucket_take,
-            show=show,
-            copies_all=settings.cold_dir is not None,
-            in_place=is_mount_point(datadir.root),
-        )
-        await claim.run(is_empty=is_empty)
-    except (BucketRefused, BucketDamaged) as error:
-        raise StartRefusal(str(error)) from error
-    except (StoreError, PutGivenUp, OSError, ApiError) as error:
-        raise StartFailure(f"the bucket cannot be taken now: {error}") from error
-    engine.status.not_owner = None
-    return claim
 
 
 async def _branch(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:

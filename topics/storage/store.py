@@ -193,7 +193,7 @@ class Store:
         with understood(f"the log of {self.datadir.root}"):
             settle_queues(recovered)
         drop_orphans(recovered)
-        self._log_found(recovered, {}, (self._clock.perf_ns() - began_ns) / 1e6)
+        log_found(recovered, {}, (self._clock.perf_ns() - began_ns) / 1e6, salvaged=self.salvaged)
         fs.sync_dir(self.datadir.meta_dir)
         self._sync_manifests(recovered.directories)
         witness.prepare()
@@ -250,7 +250,7 @@ class Store:
             drop_stages(recovered, verdicts, shards)
         if restored_now:
             log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored_copy.SKIPPED_SEQS)
-        self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)
+        log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6, salvaged=self.salvaged)
         by_number = {shard.shard: shard for shard in recovered.shards}
         # First make durable what recovery relied on: it may have seen names that are not on disk yet.
         self.short_of_snapshots = recovered.snapshots_damaged
@@ -286,47 +286,6 @@ class Store:
         self.cold_dir.join_at_start(recovered)
         recovered.columns.forget_all()
         return recovered
-
-    def _log_found(self, recovered: RecoveredState, verdicts: dict[int, list[Verdict]], ms: float) -> None:
-        """Log what recovery has found, and what was lost. (Damage is logged where it is found.)"""
-        nothing = ReplayPosition(0, 0, 0)
-        before = sum(recovered.starts.get(shard.shard, nothing).frames for shard in recovered.shards)
-        log.info(
-            "log_replayed",
-            snapshot=recovered.snapshot_number,
-            shards=len(recovered.shards),
-            torn_ends=[shard.shard for shard in recovered.shards if shard.truncated is not None],
-            failed_before=sorted(recovered.failed),
-            frames=sum(shard.frame_count for shard in recovered.shards) - before,
-            topics=len(recovered.topics),
-            topics_replayed=len(recovered.replayed),
-            salvaged=self.salvaged,
-            ms=round(ms),
-        )
-        every = list(itertools.chain.from_iterable(verdicts.values()))
-        decisions = [decision for verdict in every for decision in verdict.decisions]
-        if decisions:
-            undone = sum(decision.undone for decision in decisions)
-            log.info("transactions_decided", batches=len(decisions), undone=undone)
-        stages = [verdict.dropped for verdict in every if verdict.dropped is not None]
-        if stages:
-            log.info("stages_dropped", stages=len(stages), examples=stages[:SHOWN])
-        lost = [
-            (recovered.topics[verdict.topic_id], *span)
-            for verdict in every
-            for span in (*filter(None, [verdict.hole]), *((first, last) for first, last, _ in verdict.copies))
-        ]
-        if lost:
-            by_class = Counter(topic.config.durability for topic, _, _ in lost)
-            kept = by_class.keys() & {"disk", *SYNCED_CLASSES}
-            (log.warning if kept else log.info)(
-                "seqs_lost",
-                topics=len({topic.id for topic, _, _ in lost}),
-                seqs=sum(last - first + 1 for _, first, last in lost),
-                by_class=dict(by_class),
-                examples=[f"{topic.name} {first}..{last}" for topic, first, last in lost[:SHOWN]],
-                consequence="readers are told by a tombstone; seqs that were only reserved are among them",
-            )
 
     def _recover(self) -> RecoveredState:
         for directory in self._shard_directories():
@@ -597,6 +556,48 @@ class Store:
         """Return a number for a new snapshot."""
         self.snapshot_number += 1
         return self.snapshot_number
+
+
+def log_found(recovered: RecoveredState, verdicts: dict[int, list[Verdict]], ms: float, *, salvaged: bool) -> None:
+    """Log what recovery has found, and what was lost. (Damage is logged where it is found.)"""
+    nothing = ReplayPosition(0, 0, 0)
+    before = sum(recovered.starts.get(shard.shard, nothing).frames for shard in recovered.shards)
+    log.info(
+        "log_replayed",
+        snapshot=recovered.snapshot_number,
+        shards=len(recovered.shards),
+        torn_ends=[shard.shard for shard in recovered.shards if shard.truncated is not None],
+        failed_before=sorted(recovered.failed),
+        frames=sum(shard.frame_count for shard in recovered.shards) - before,
+        topics=len(recovered.topics),
+        topics_replayed=len(recovered.replayed),
+        salvaged=salvaged,
+        ms=round(ms),
+    )
+    every = list(itertools.chain.from_iterable(verdicts.values()))
+    decisions = [decision for verdict in every for decision in verdict.decisions]
+    if decisions:
+        undone = sum(decision.undone for decision in decisions)
+        log.info("transactions_decided", batches=len(decisions), undone=undone)
+    stages = [verdict.dropped for verdict in every if verdict.dropped is not None]
+    if stages:
+        log.info("stages_dropped", stages=len(stages), examples=stages[:SHOWN])
+    lost = [
+        (recovered.topics[verdict.topic_id], *span)
+        for verdict in every
+        for span in (*filter(None, [verdict.hole]), *((first, last) for first, last, _ in verdict.copies))
+    ]
+    if lost:
+        by_class = Counter(topic.config.durability for topic, _, _ in lost)
+        kept = by_class.keys() & {"disk", *SYNCED_CLASSES}
+        (log.warning if kept else log.info)(
+            "seqs_lost",
+            topics=len({topic.id for topic, _, _ in lost}),
+            seqs=sum(last - first + 1 for _, first, last in lost),
+            by_class=dict(by_class),
+            examples=[f"{topic.name} {first}..{last}" for topic, first, last in lost[:SHOWN]],
+            consequence="readers are told by a tombstone; seqs that were only reserved are among them",
+        )
 
 
 def follow(writer: FollowedShard, shard: RecoveredShard) -> None:
