@@ -24,6 +24,7 @@ Durability = Literal["ephemeral", "memory", "disk", "fsync"]
 Retention = Literal["limits", "consumed"]
 Scope = Literal["queued", "unfinished", "window"]
 OrderBy = Literal["tag", "node"]
+Compression = Literal["zstd", "off"]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +84,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of this and the next two: the limit of the topic's segments, None for that of the daemon."""
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
+    compression: Compression | None = None
+    """Whether sealed segments are packed; None for the daemon's setting."""
 
     def __hash__(self) -> int:  # a schema cannot be hashed
         return hash((self.type, self.ttl_ms, self.cap_records, self.cap_bytes, self.durability, self.dead_letter))
@@ -120,6 +123,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET
     segment_max_age_ms: int | UnsetType | None = UNSET
+    compression: Compression | UnsetType | None = UNSET
 
 
 class UniqueIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

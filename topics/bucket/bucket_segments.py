@@ -27,6 +27,7 @@ from topics.bucket.object_store import ObjectMissing, ObjectStore, StoreError, S
 from topics.storage.cache.read_windows import ReadWindows
 from topics.storage.files.datadir import parse_segment_file, segment_name
 from topics.storage.files.fs import Fs
+from topics.storage.segments.packed_reads import PackedReads
 from topics.storage.segments.segment_pointer import (
     BadPointer,
     PointedFile,
@@ -103,6 +104,7 @@ class BucketSegments:
         self.windows = ReadWindows()
         """What was read ahead of `.data`."""
         self._hot = DirectorySegmentStore(fs, root)
+        self._packed = PackedReads()
         self._open_at = open_at
         self._lock = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
@@ -204,6 +206,16 @@ class BucketSegments:
         raise OSError(errno.EROFS, "the objects of a bucket do not change: deletions stay in the part")
 
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+        file = self._file(topic_id, name)[3]
+        if not file.unpacked:
+            return self.read_stored(topic_id, name, offset, length)
+        read = partial(self.read_stored, topic_id, name)
+        table = self._packed.table(read, file.size)
+        if table is None or table.header.length != file.unpacked:
+            raise OSError(errno.EIO, f"the object of {name} of topic {topic_id:016x} is not packed as its pointer says")
+        return self._packed.read(table, read, offset, length)
+
+    def read_stored(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
         first, pointer, kind, file = self._file(topic_id, name)
         length = min(length, file.size - offset)
         if length <= 0:
@@ -251,6 +263,9 @@ class BucketSegments:
         return True
 
     def length(self, topic_id: int, name: str) -> int:
+        return self._file(topic_id, name)[3].length
+
+    def stored_length(self, topic_id: int, name: str) -> int:
         return self._file(topic_id, name)[3].size
 
     def topics(self) -> list[int]:

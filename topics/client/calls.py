@@ -88,6 +88,7 @@ class TopicSettings(TypedDict, total=False):
     segment_max_events: int | None
     segment_max_bytes: int | None
     segment_max_age_ms: int | None
+    compression: Literal["zstd", "off"] | None
     retention: Literal["limits", "consumed"]
     order_by: Literal["tag", "node"] | None
 

@@ -35,4 +35,4 @@ class OwnSegments:
 
 
 def _pointed(file: SealedFile) -> PointedFile:
-    return PointedFile(file.size, file.hash)
+    return PointedFile(*file)

@@ -24,6 +24,7 @@ from topics.runtime.clock import Clock
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
 from topics.storage.segments.mended_files import SegmentCopy
+from topics.storage.segments.packed_reads import unpacked
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -103,7 +104,7 @@ class BucketHome:
                 deleted = content
         name = SegmentName(topic_id, entry.first, entry.epoch, entry.salt)
         return SegmentCopy(
-            _object(reader, name, "data", entry.data),
+            _unpacked(_object(reader, name, "data", entry.data), name, entry.data),
             _object(reader, name, "idx", entry.idx),
             _object(reader, name, "tags", entry.tags),
             deleted,
@@ -181,6 +182,14 @@ def _object(reader: BucketReader, name: SegmentName, kind: SegmentKind, file: Se
     if len(data) != file.size or hashlib.sha256(data).digest() != file.hash:
         raise BucketDamaged(full, "it has another hash than the base says")
     return data
+
+
+def _unpacked(data: bytes, name: SegmentName, file: SealedFile) -> bytes:
+    """Return the unpacked form of a `.data`. Raises BucketDamaged."""
+    try:
+        return unpacked(data, file.unpacked) if file.unpacked else data
+    except ValueError as error:
+        raise BucketDamaged(segment_name(name, "data"), str(error)) from None
 
 
 def _unknown(error: StoreError) -> OSError:

@@ -187,6 +187,9 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "segment_max_events": _limit("segment_max_events", "Records of a segment"),
     "segment_max_bytes": _limit("segment_max_bytes", "Bytes of a segment's records"),
     "segment_max_age_ms": _limit("segment_max_age_ms", "Age at which a segment is sealed; 0 is off"),
+    "compression": Fact(
+        "Whether sealed segments are compressed (`zstd`) or not (`off`); null for the daemon's setting."
+    ),
     "retention": Fact(
         "Logs: with `consumed`, records that all consumers, groups and routers of the topic have passed are deleted, "
         "once there is a consumer or a group."

@@ -1,0 +1,87 @@
+"""`.del`: which records of a packed segment were deleted after it was packed (`docs/design/packed_segments.md`).
+
+A byte of a packed file is never written again, so the delete flags that a plain `.data` gets in place are listed here.
+The file is cumulative: each has all positions of the one before. It is written under another name and renamed, so after
+a crash there is one or the other. All integers are little-endian.
+
+    off  size  field
+      0     8  magic       b"TOPICSD1"
+      8     8  generation  that of the packed file; the file says nothing about any other
+     16     4  count
+     20   4 n  positions   of delete flags that are set, in the unpacked form, ascending
+      .     8  xxh3_64     over everything before, with the seed generation
+
+All of it stands there twice, one behind the other: a deleted record must not come back because of one damaged byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable
+from typing import Final
+
+import xxhash
+
+from topics.log.dumped_values import from_little_endian, little_endian
+
+MAGIC: Final = b"TOPICSD1"
+
+MOST_POSITIONS: Final = 1 << 21
+"""More than a segment has slots."""
+
+DELETIONS_HEAD_BYTES: Final = 20
+_HEAD: Final = struct.Struct("<8sQI")
+_SUM: Final = struct.Struct("<Q")
+
+
+class DeletionsDamaged(Exception):
+    """Neither copy of the list verifies."""
+
+
+def encode_deletions(generation: int, positions: Iterable[int]) -> bytes:
+    """Return the content of a `.del`."""
+    listed = array("I", sorted(set(positions)))
+    assert len(listed) <= MOST_POSITIONS
+    one = _HEAD.pack(MAGIC, generation, len(listed)) + little_endian(listed)
+    one += _SUM.pack(xxhash.xxh3_64_intdigest(one, generation))
+    return one + one
+
+
+def decode_deletions(blob: bytes, generation: int) -> array[int] | None:
+    """Return the positions in a `.del`; None if it is about another generation. Raises DeletionsDamaged."""
+    copies = [_decoded(blob, 0), _decoded(blob, len(blob) // 2)]
+    found = next((copy for copy in copies if copy is not None), None)
+    if found is None:
+        raise DeletionsDamaged
+    return found[1] if found[0] == generation else None
+
+
+def is_about(head: bytes, generation: int) -> bool:
+    """Return True if the first `DELETIONS_HEAD_BYTES` of a `.del` say that it is about this generation."""
+    return head[:8] == MAGIC and int.from_bytes(head[8:16], "little") == generation
+
+
+def deletions_are_about(blob: bytes, generation: int) -> bool:
+    """Return True if a `.del` is about this generation, or so damaged that nobody knows."""
+    copies = [copy for copy in (_decoded(blob, 0), _decoded(blob, len(blob) // 2)) if copy is not None]
+    return not copies or any(copy[0] == generation for copy in copies)
+
+
+def deletions_are_whole(blob: bytes) -> bool:
+    """Return True if both copies verify, and are the same."""
+    half = len(blob) // 2
+    return len(blob) % 2 == 0 and blob[:half] == blob[half:] and _decoded(blob, 0) is not None
+
+
+def _decoded(blob: bytes, at: int) -> tuple[int, array[int]] | None:
+    """Return generation and positions of the copy at this offset; None if it does not verify."""
+    if len(blob) < at + DELETIONS_HEAD_BYTES or blob[at : at + 8] != MAGIC:
+        return None
+    _, generation, count = _HEAD.unpack_from(blob, at)
+    end = at + DELETIONS_HEAD_BYTES + 4 * count
+    if count > MOST_POSITIONS or len(blob) < end + _SUM.size:
+        return None
+    if _SUM.unpack_from(blob, end)[0] != xxhash.xxh3_64_intdigest(blob[at:end], generation):
+        return None
+    return generation, from_little_endian("I", blob[at + DELETIONS_HEAD_BYTES : end])
