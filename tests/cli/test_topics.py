@@ -26,6 +26,7 @@ CONFIG = {
     **{"retry": None, "priority_aging_ms": 60_000, "max_in_flight": 0, "rate": None, "order_by": None},
     "max_in_flight_per_key": None,
     **{"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},
+    "compression": None,
 }
 STATE = {
     **{"topic": "orders", "type": "log", "epoch": 3, "head_seq": 12345, "earliest_seq": 346, "next_seq": 12346},
@@ -151,6 +152,8 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
             {"segment_max_events": 5, "segment_max_bytes": 4096, "segment_max_age_ms": 3_600_000},
         ),
         ("--segment-max-age off", {"segment_max_age_ms": 0}),
+        ("--compression off", {"compression": "off"}),
+        ("--compression daemon", {"compression": None}),
         (
             "--segment-max-events daemon --segment-max-bytes daemon --segment-max-age daemon",
             {"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},

@@ -71,6 +71,7 @@ CASES = {
             segment_max_events=7,
             segment_max_bytes=1024,
             segment_max_age_ms=None,
+            compression="zstd",
         ),
         "PUT /v0/topics/a",
         body={
@@ -96,6 +97,7 @@ CASES = {
             "segment_max_events": 7,
             "segment_max_bytes": 1024,
             "segment_max_age_ms": None,
+            "compression": "zstd",
         },
         repeatable=True,
     ),

@@ -39,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "segment_max_events": None,
     "segment_max_bytes": None,
     "segment_max_age_ms": None,
+    "compression": None,
 }
 U64_MAX = 2**64 - 1
 NUMBERS = ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"]
@@ -134,6 +135,7 @@ WRONG_OF_FIELDS: list[tuple[list[str], list[Any]]] = [
     (["durability"], ["Disk", "strong", "", 1, True]),
     (["priority"], ["1", 1.5, True, []]),
     (["order_by"], ["", "key", "Tag", 1, True, [], {}, "tag"]),
+    (["compression"], ["", "gzip", "ZSTD", 1, True, [], {}]),
     (["max_in_flight_per_key"], ["", 1, True, [], {"by": "tag", "max": 1}]),
     (["lease_ms", "claim_jitter_ms"], ["1", 1.5, None, True]),
     (["dead_letter", "completed"], ["", "-x", "a b", "x" * 256, "a>b", 1, True, []]),

@@ -12,7 +12,6 @@ for nothing, and is done again at the next pass.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -204,7 +203,7 @@ class Packer:
         return any(span.segment is segment for span in topic.log.stored.all())
 
     async def _made(self, store: SegmentStore, segment: Segment, *, cold: bool) -> Packing | None:
-        """Return the packed file of a segment; None if that is of no use. Raises OSError."""
+        """Return the packed file of a segment; None if that is of no use, or the file is damaged. Raises OSError."""
         name = segment_name(segment.first, "data")
         packing = Packing(PackHeader(self._new_generation(), segment.first, segment.data_bytes, BLOCK_BYTES))
         for at in range(0, segment.data_bytes, SLICE_BYTES):
@@ -212,9 +211,7 @@ class Packer:
             read = partial(store.read_range, segment.topic_id, name, at, length)
             data = await self._offload.run(Pool.COLD_READ if cold else Pool.HOT_READ, read)
             if len(data) != length:
-                raise OSError(
-                    errno.EIO, f"segment {segment.first} of topic {segment.topic_id} has less bytes than counted"
-                )
+                return None  # the file was cut short: its records are lost, and nothing is to be saved
             await self._offload.run(Pool.CPU, partial(packing.add, data))
             is_last = at + length == segment.data_bytes
             if (is_last or at + length >= TRIAL_BYTES) and packing.size > WORTH * (at + length):

@@ -23,7 +23,7 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.offline.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
 from topics.storage.offline.topic_parts import StoredHole
 from topics.storage.segments.data_files import deletions_path
-from topics.storage.segments.deletion_file import deletions_are_about, deletions_are_whole
+from topics.storage.segments.deletion_file import decode_deletions, deletions_are_whole
 from topics.storage.segments.index_format import (
     HOLE_LOST,
     HOLE_SOURCE_TRIM,
@@ -234,7 +234,8 @@ class SegmentCheck:
         except FileNotFoundError:
             return
         header, _ = header_of(read, size)
-        if header is None or not deletions_are_about(blob, header.generation):
+        found = decode_deletions(blob)
+        if header is None or (found is not None and found.generation != header.generation):
             yield Finding(listed.path, None, "is about another file than .data: it says nothing", "note")
         elif not deletions_are_whole(blob):
             yield Finding(listed.path, None, "its two copies differ, or do not verify", "damage")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -35,8 +35,11 @@ _HEAD: Final = struct.Struct("<8sQI")
 _SUM: Final = struct.Struct("<Q")
 
 
-class DeletionsDamaged(Exception):
-    """Neither copy of the list verifies."""
+class Deletions(NamedTuple):
+    """What a `.del` says: positions of delete flags, ascending, in the unpacked form of the file of a generation."""
+
+    generation: int
+    positions: array[int]
 
 
 def encode_deletions(generation: int, positions: Iterable[int]) -> bytes:
@@ -48,24 +51,9 @@ def encode_deletions(generation: int, positions: Iterable[int]) -> bytes:
     return one + one
 
 
-def decode_deletions(blob: bytes, generation: int) -> array[int] | None:
-    """Return the positions in a `.del`; None if it is about another generation. Raises DeletionsDamaged."""
-    copies = [_decoded(blob, 0), _decoded(blob, len(blob) // 2)]
-    found = next((copy for copy in copies if copy is not None), None)
-    if found is None:
-        raise DeletionsDamaged
-    return found[1] if found[0] == generation else None
-
-
-def is_about(head: bytes, generation: int) -> bool:
-    """Return True if the first `DELETIONS_HEAD_BYTES` of a `.del` say that it is about this generation."""
-    return head[:8] == MAGIC and int.from_bytes(head[8:16], "little") == generation
-
-
-def deletions_are_about(blob: bytes, generation: int) -> bool:
-    """Return True if a `.del` is about this generation, or so damaged that nobody knows."""
-    copies = [copy for copy in (_decoded(blob, 0), _decoded(blob, len(blob) // 2)) if copy is not None]
-    return not copies or any(copy[0] == generation for copy in copies)
+def decode_deletions(blob: bytes) -> Deletions | None:
+    """Return what a `.del` says; None if neither copy verifies."""
+    return _decoded(blob, 0) or _decoded(blob, len(blob) // 2)
 
 
 def deletions_are_whole(blob: bytes) -> bool:
@@ -74,8 +62,8 @@ def deletions_are_whole(blob: bytes) -> bool:
     return len(blob) % 2 == 0 and blob[:half] == blob[half:] and _decoded(blob, 0) is not None
 
 
-def _decoded(blob: bytes, at: int) -> tuple[int, array[int]] | None:
-    """Return generation and positions of the copy at this offset; None if it does not verify."""
+def _decoded(blob: bytes, at: int) -> Deletions | None:
+    """Return what the copy at this offset says; None if it does not verify."""
     if len(blob) < at + DELETIONS_HEAD_BYTES or blob[at : at + 8] != MAGIC:
         return None
     _, generation, count = _HEAD.unpack_from(blob, at)
@@ -84,4 +72,4 @@ def _decoded(blob: bytes, at: int) -> tuple[int, array[int]] | None:
         return None
     if _SUM.unpack_from(blob, end)[0] != xxhash.xxh3_64_intdigest(blob[at:end], generation):
         return None
-    return generation, from_little_endian("I", blob[at + DELETIONS_HEAD_BYTES : end])
+    return Deletions(generation, from_little_endian("I", blob[at + DELETIONS_HEAD_BYTES : end]))

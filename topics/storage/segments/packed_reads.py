@@ -40,7 +40,7 @@ class PackedReads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tables: OrderedDict[tuple[PackHeader, int], BlockTable] = OrderedDict()
+        self._tables: OrderedDict[PackHeader, BlockTable] = OrderedDict()
         self._table_bytes = 0
         self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._block_bytes = 0
@@ -50,23 +50,27 @@ class PackedReads:
         header, is_copy = header_of(read, size)
         if header is None:
             return None
-        key = header, size
-        if not is_copy:
-            with self._lock:
-                known = self._tables.get(key)
-                if known is not None:
-                    self._tables.move_to_end(key)
-                    return known
+        known = self.known_table(header) if not is_copy else None
+        if known is not None:
+            return known
         found = table_of(read, size)
         if found is not None and not found.problems:
             with self._lock:
-                if key not in self._tables:
+                if header not in self._tables:
                     self._table_bytes += _ENTRY_BYTES * found.found
-                self._tables[key] = found
+                self._tables[header] = found
                 while self._table_bytes > MOST_TABLES_BYTES and len(self._tables) > 1:
                     _, gone = self._tables.popitem(last=False)
                     self._table_bytes -= _ENTRY_BYTES * gone.found
         return found
+
+    def known_table(self, header: PackHeader) -> BlockTable | None:
+        """Return the blocks of the file that begins with this header, if they are in memory."""
+        with self._lock:
+            known = self._tables.get(header)
+            if known is not None:
+                self._tables.move_to_end(header)
+            return known
 
     def read(self, table: BlockTable, read: Read, offset: int, length: int) -> bytes:
         """Return `length` bytes of the unpacked form from `offset` on; fewer at its end. Raises what `read` raises."""
