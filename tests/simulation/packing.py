@@ -11,6 +11,9 @@ from topics.config import Settings
 from topics.storage.maintenance import packer, segment_rewrite
 from topics.storage.segments.packed_format import MIN_BLOCK_BYTES
 
+WORTH = 1e9
+"""Every packed file is small enough."""
+
 
 @contextmanager
 def tiny_packing(settings: Settings) -> Iterator[None]:
@@ -20,7 +23,7 @@ def tiny_packing(settings: Settings) -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packer, "MIN_BYTES", 1)
-        patch.setattr(packer, "WORTH", 1e9)
+        patch.setattr(packer, "WORTH", WORTH)
         for module in (packer, segment_rewrite):
             patch.setattr(module, "BLOCK_BYTES", MIN_BLOCK_BYTES)
         yield
