@@ -190,7 +190,9 @@ class BucketSegments:
         """Forget the bytes that were read of a segment, which may not verify: the next reads ask the bucket. Raises
         FileNotFoundError, OSError. Blocking."""
         pointer = self.pointer(topic_id, first)
-        self.windows.forget(object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), "data"))
+        wanted = object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), "data")
+        self.windows.forget(wanted)
+        self._packed.forget(f"{pointer.bucket} {wanted}")
 
     def is_own(self, pointer: SegmentPointer) -> bool:
         """Return True if a pointer is into the bucket that the daemon writes to."""
@@ -206,11 +208,12 @@ class BucketSegments:
         raise OSError(errno.EROFS, "the objects of a bucket do not change: deletions stay in the part")
 
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
-        file = self._file(topic_id, name)[3]
+        first, pointer, kind, file = self._file(topic_id, name)
         if not file.unpacked:
             return self.read_stored(topic_id, name, offset, length)
         read = partial(self.read_stored, topic_id, name)
-        table = self._packed.table(read, file.size)
+        wanted = object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), kind)
+        table = self._packed.object_table(f"{pointer.bucket} {wanted}", read, file.size)
         if table is None or table.header.length != file.unpacked:
             raise OSError(errno.EIO, f"the object of {name} of topic {topic_id:016x} is not packed as its pointer says")
         return self._packed.read(table, read, offset, length)

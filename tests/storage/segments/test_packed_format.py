@@ -26,6 +26,7 @@ from topics.storage.segments.packed_format import (
     encode_pack_header,
     packed,
     packed_bytes,
+    table_at_end,
     table_of,
 )
 from topics.storage.segments.packed_reads import PackedReads, pack_problems, packed_length, unpacked
@@ -117,6 +118,15 @@ def test_reading_from_front_to_back_unpacks_each_block_once_and_a_single_read_as
     assert (read.reads, read.read_bytes) in ((0, 0), (1, table.sizes[5]))
     again = reads.table(read, len(read.data))
     assert again is table, "the table is kept"
+    read.reads = 0
+    by_name = PackedReads()
+    assert by_name.object_table("a", read, len(read.data)) == table
+    assert read.reads == 1, "the end has all of it"
+    assert by_name.object_table("a", read, len(read.data)) == table
+    assert read.reads == 1
+    by_name.forget("a")
+    assert by_name.object_table("a", read, len(read.data)) == table
+    assert read.reads == 2
 
 
 @pytest.mark.parametrize("size", [1, MIN_BLOCK_BYTES, 3 * MIN_BLOCK_BYTES - 5])
@@ -136,6 +146,9 @@ def test_every_changed_byte_is_found_and_no_wrong_byte_is_read(size: int) -> Non
             assert all(blocks[i] == bytes(len(good[i])) for i in bad), at
             assert len(bad) <= 1, f"byte {at} costs {len(bad)} blocks"
             assert list(pack_problems(Bytes(bytes(changed)), len(changed))), f"nobody finds the change of byte {at}"
+            table = table_at_end(Bytes(bytes(changed)), len(changed))
+            assert table is not None
+            assert PackedReads().read(table, Bytes(bytes(changed)), 0, size) == found
 
 
 def test_a_file_that_was_cut_short_has_its_first_blocks() -> None:

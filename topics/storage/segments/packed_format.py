@@ -59,6 +59,9 @@ BLOCK_BYTES: Final = 64 << 10
 LEVEL: Final = 3
 """Of zstd. Level 6 makes flights 7 % smaller and takes three times as long."""
 
+TAIL_BYTES: Final = 32 << 10
+"""Has the table of a file of 64 MiB, and that of one of 128 MiB."""
+
 MIN_BLOCK_BYTES: Final = 4 << 10
 MAX_BLOCK_BYTES: Final = 1 << 20
 
@@ -229,7 +232,25 @@ def table_of(read: Read, size: int) -> BlockTable | None:
         listed = _followed(read, size, header)
     if not is_copy and decode_pack_header(read(size - PACK_HEADER_BYTES, PACK_HEADER_BYTES)) != header:
         problems.append("the header at the end is damaged or missing")
-    sizes, sums = listed
+    return _table(header, *listed, problems)
+
+
+def table_at_end(read: Read, size: int) -> BlockTable | None:
+    """Return the same with one read as a rule, of the end of the file. The header in front is not looked at, unless
+    the end is damaged."""
+    begin = max(0, size - TAIL_BYTES)
+    tail = read(begin, size - begin)
+    header = decode_pack_header(tail[-PACK_HEADER_BYTES:])
+
+    def read_tail(offset: int, length: int) -> bytes:
+        at = offset - begin
+        return tail[at : at + length] if at >= 0 else read(offset, length)
+
+    listed = _listed(read_tail, size, header) if header is not None else None
+    return table_of(read, size) if header is None or listed is None else _table(header, *listed, ())
+
+
+def _table(header: PackHeader, sizes: array[int], sums: array[int], problems: Iterable[str]) -> BlockTable:
     begins = accumulate((BLOCK_HEAD_BYTES + one for one in sizes), initial=PACK_HEADER_BYTES + BLOCK_HEAD_BYTES)
     offsets = array("Q", [at for at, _ in zip(begins, sizes, strict=False)])
     return BlockTable(header, offsets, sizes, sums, tuple(problems))

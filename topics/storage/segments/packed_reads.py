@@ -22,6 +22,7 @@ from topics.storage.segments.packed_format import (
     decode_pack_header,
     header_of,
     open_block,
+    table_at_end,
     table_of,
 )
 
@@ -40,7 +41,7 @@ class PackedReads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tables: OrderedDict[PackHeader, BlockTable] = OrderedDict()
+        self._tables: OrderedDict[PackHeader | str, BlockTable] = OrderedDict()
         self._table_bytes = 0
         self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._block_bytes = 0
@@ -54,23 +55,44 @@ class PackedReads:
         if known is not None:
             return known
         found = table_of(read, size)
-        if found is not None and not found.problems:
-            with self._lock:
-                if header not in self._tables:
-                    self._table_bytes += _ENTRY_BYTES * found.found
-                self._tables[header] = found
-                while self._table_bytes > MOST_TABLES_BYTES and len(self._tables) > 1:
-                    _, gone = self._tables.popitem(last=False)
-                    self._table_bytes -= _ENTRY_BYTES * gone.found
+        self._keep_table(header, found)
         return found
 
-    def known_table(self, header: PackHeader) -> BlockTable | None:
-        """Return the blocks of the file that begins with this header, if they are in memory."""
-        with self._lock:
-            known = self._tables.get(header)
-            if known is not None:
-                self._tables.move_to_end(header)
+    def object_table(self, name: str, read: Read, size: int) -> BlockTable | None:
+        """Return the blocks of an object of `size` bytes, whose name stands for the same bytes for ever; None if it is
+        not packed. One read, once."""
+        known = self.known_table(name)
+        if known is not None:
             return known
+        found = table_at_end(read, size)
+        self._keep_table(name, found)
+        return found
+
+    def known_table(self, key: PackHeader | str) -> BlockTable | None:
+        """Return the blocks of the file that begins with a header, or has a name, if they are in memory."""
+        with self._lock:
+            known = self._tables.get(key)
+            if known is not None:
+                self._tables.move_to_end(key)
+            return known
+
+    def forget(self, name: str) -> None:
+        """Forget the blocks of an object: what was read of it may not verify."""
+        with self._lock:
+            gone = self._tables.pop(name, None)
+            if gone is not None:
+                self._table_bytes -= _ENTRY_BYTES * gone.found
+
+    def _keep_table(self, key: PackHeader | str, found: BlockTable | None) -> None:
+        if found is None or found.problems:
+            return
+        with self._lock:
+            if key not in self._tables:
+                self._table_bytes += _ENTRY_BYTES * found.found
+            self._tables[key] = found
+            while self._table_bytes > MOST_TABLES_BYTES and len(self._tables) > 1:
+                _, gone = self._tables.popitem(last=False)
+                self._table_bytes -= _ENTRY_BYTES * gone.found
 
     def read(self, table: BlockTable, read: Read, offset: int, length: int) -> bytes:
         """Return `length` bytes of the unpacked form from `offset` on; fewer at its end. Raises what `read` raises."""
