@@ -322,6 +322,28 @@ def test_what_is_flagged_while_it_is_packed_is_packed_by_the_next_pass() -> None
     assert not unexpected(world)
 
 
+def test_a_segment_that_is_sealed_while_the_reclaimer_looks_is_packed_by_its_next_look() -> None:
+    async def scenario(life: Life) -> None:
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
+        await append(life, "t", b'"x"')
+        await everything_packed(life)
+        for _ in range(10):
+            await append(life, "t", b'"x"')
+        seen: list[bool] = []
+
+        def look(op: object) -> None:
+            seen.append(life.engine.registry.topics["t"] in life.engine.registry.changed)
+            life.engine.registry.attention.clear()
+
+        life.fs.inject(Fault(name="pwrite", path=f"{ROOT}/topics/*.data", hook=look, times=1))
+        await life.compactor.checkpoint()
+        assert seen == [False]
+        await life.reclaimer.hot_pass()
+        assert await life.reclaimer.packer.pass_over() == 1
+
+    assert World(config=replace(PACKED, cold_dir=None)).live(scenario)
+
+
 def test_a_failure_of_one_file_delays_no_other_and_is_not_tried_for_ever() -> None:
     async def scenario(life: Life) -> None:
         await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))

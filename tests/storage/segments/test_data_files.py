@@ -10,7 +10,7 @@ from tests.simulation.disk import SimFs
 from topics.storage.files.fs import write_all
 from topics.storage.segments.data_files import DataFiles, deletions_path
 from topics.storage.segments.deletion_file import (
-    Deletions,
+    DeletionList,
     decode_deletions,
     deletions_are_whole,
     encode_deletions,
@@ -85,7 +85,7 @@ def test_no_changed_byte_of_a_list_brings_a_record_back(count: int) -> None:
     positions = [100 * i for i in range(count)]
     blob = encode_deletions(5, positions)
     assert deletions_are_whole(blob)
-    said = Deletions(5, array("I", positions))
+    said = DeletionList(5, array("I", positions))
     assert decode_deletions(blob) == said
     for at in range(len(blob)):
         for flip in (1, 0xFF):

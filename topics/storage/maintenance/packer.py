@@ -28,7 +28,7 @@ from topics.storage.maintenance.cold_removal import is_away
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
-from topics.storage.segments.packed_format import BLOCK_BYTES, PackHeader, Packing
+from topics.storage.segments.packed_format import BLOCK_BYTES, PackedFile, PackHeader
 from topics.storage.segments.segment_format import MIN_FRAME_BYTES
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.topic_segments import Segment, SegmentSet
@@ -202,10 +202,10 @@ class Packer:
             return False
         return any(span.segment is segment for span in topic.log.stored.all())
 
-    async def _made(self, store: SegmentStore, segment: Segment, *, cold: bool) -> Packing | None:
+    async def _made(self, store: SegmentStore, segment: Segment, *, cold: bool) -> PackedFile | None:
         """Return the packed file of a segment; None if that is of no use, or the file is damaged. Raises OSError."""
         name = segment_name(segment.first, "data")
-        packing = Packing(PackHeader(self._new_generation(), segment.first, segment.data_bytes, BLOCK_BYTES))
+        packing = PackedFile(PackHeader(self._new_generation(), segment.first, segment.data_bytes, BLOCK_BYTES))
         for at in range(0, segment.data_bytes, SLICE_BYTES):
             length = min(SLICE_BYTES, segment.data_bytes - at)
             read = partial(store.read_range, segment.topic_id, name, at, length)
@@ -220,6 +220,6 @@ class Packer:
         return packing
 
 
-def _put(store: SegmentStore, segment: Segment, packing: Packing) -> None:
+def _put(store: SegmentStore, segment: Segment, packing: PackedFile) -> None:
     """Write a packed file in the place of a plain one. Blocking."""
     store.put(segment.topic_id, segment_name(segment.first, "data"), packing.finished())

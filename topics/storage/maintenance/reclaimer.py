@@ -67,6 +67,12 @@ SMALL: Final = 4
 
 SLICE_TOPICS: Final = 256
 
+HOT_KINDS: Final = ("data", "idx", "tags", "del", "idx.cold", "tags.cold", "object")
+"""The files that a segment may have in the data directory."""
+
+COLD_KINDS: Final = HOT_KINDS[:4]
+"""Those that it may have in a cold directory."""
+
 PURGE_SHARE: Final = 3
 """With a bucket, a segment may hold deleted bytes for a third of its retention."""
 
@@ -323,8 +329,7 @@ class Reclaimer:
                 return [span]
         sealed = _sealed_in(topic, tried, cold=cold)
         events, size = limits_of(topic.config, self._settings, len(topic.log.stored.all())).after()
-        group: list[Span] = []
-        total = slots = 0
+        group, total, slots = list[Span](), 0, 0
         for span in sealed:
             segment = _sealed(span)
             assert segment is not None
@@ -388,7 +393,7 @@ class Reclaimer:
                 if segment.first in self._file_holds.needed_segments(topic.id):
                     continue
                 if segment.first not in kept:
-                    names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "del")]
+                    names = [segment_name(segment.first, kind) for kind in COLD_KINDS]
                     await self._offload.run(Pool.COLD_FILES, partial(delete_all, cold, segment.topic_id, names))
                 async with self._file_holds.files_of(segment_set):
                     if segment.first not in kept:
@@ -410,10 +415,7 @@ class Reclaimer:
         log.info("segment_dropped", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
 
     async def _remove_hot_files(self, segment: Segment) -> None:
-        names = [
-            segment_name(segment.first, kind)
-            for kind in ("data", "idx", "tags", "del", "idx.cold", "tags.cold", "object")
-        ]
+        names = [segment_name(segment.first, kind) for kind in HOT_KINDS]
         await self._offload.run(Pool.FILES, partial(delete_all, self._checkpoints.tiers.hot, segment.topic_id, names))
 
     async def _clear_away(self, topic: LiveTopic) -> None:
@@ -475,8 +477,7 @@ class Reclaimer:
             work = await self._prepare(topic, segment_set, group)
             if work is None or topic.deleted:
                 return None
-            first = work.old[0].first
-            copies = [segment_name(first, "idx.cold"), segment_name(first, "tags.cold")]
+            copies = [segment_name(work.old[0].first, kind) for kind in ("idx.cold", "tags.cold")]
             # Derived files are removed before their `.data` is replaced (`docs/spec/crash.md` 12), the hot copies as
             # late as possible, because without them columns have to be read from the cold store.
             ready = partial(delete_all, tiers.hot, topic.id, copies)
@@ -525,9 +526,8 @@ class Reclaimer:
         old = [span.segment for span in group if isinstance(span.segment, Segment)]
         tags = [await self._loader.tags(topic, segment) for segment in old]
         work = Replacement(group, old, plan, tags, self._checkpoints.new_salt())
-        if packs_new(self._settings, topic.config, old, work.data_bytes):
-            return work._replace(generation=self._checkpoints.new_salt())
-        return work
+        is_packed = packs_new(self._settings, topic.config, old, work.data_bytes)
+        return work._replace(generation=self._checkpoints.new_salt()) if is_packed else work
 
     def _lose_track(self, topic: LiveTopic, work: Replacement) -> None:
         """Detach the columns after a failed write: from now on only the files tell where records are."""
@@ -555,7 +555,7 @@ class Reclaimer:
             sealed=True,
             tier=old[0].tier,
             salt=work.salt,
-            packed=written.stored if work.generation is not None else None,
+            packed=written.packed,
         )
         for span, segment in zip(group, old, strict=True):
             self._cache.forget(span, segment)

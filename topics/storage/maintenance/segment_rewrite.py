@@ -70,8 +70,8 @@ class Replacement(NamedTuple):
 class WrittenFiles(NamedTuple):
     """What was written."""
 
-    stored: int
-    """Bytes of `.data` on disk."""
+    packed: int | None
+    """Bytes of `.data` on disk if it is packed."""
     derived: list[bytes]
     """`.idx` and `.tags`."""
 
@@ -148,7 +148,7 @@ def write_replacement(store: SegmentStore, work: Replacement, ready: Callable[[]
     if store.exists(first.topic_id, segment_name(first.first, "del")):
         store.delete(first.topic_id, segment_name(first.first, "del"))
     put_all(store, first.topic_id, names, [index, blob])
-    return WrittenFiles(stored, [index, blob])
+    return WrittenFiles(stored if work.generation is not None else None, [index, blob])
 
 
 def _then(chunks: Iterator[bytes], ready: Callable[[], None] | None) -> Iterator[bytes]:

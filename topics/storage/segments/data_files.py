@@ -18,7 +18,7 @@ from typing import Final
 from topics.storage.files.fs import File, Fs
 from topics.storage.segments.deletion_file import (
     DELETIONS_HEAD_BYTES,
-    Deletions,
+    DeletionList,
     decode_deletions,
     encode_deletions,
 )
@@ -32,7 +32,7 @@ DATA_SUFFIX: Final = ".data"
 MOST_PATHS: Final = 10_000
 """Packed files that are remembered as such."""
 
-UNREADABLE: Final = Deletions(0, array("I"))
+UNREADABLE: Final = DeletionList(0, array("I"))
 """Stands for a `.del` of which neither copy verifies."""
 
 _NONE: Final[array[int]] = array("I")
@@ -52,7 +52,7 @@ class DataFiles:
         self._reads = PackedReads()
         self._lock = threading.Lock()
         self._packed: OrderedDict[str, None] = OrderedDict()
-        self._lists: OrderedDict[str, tuple[bytes, Deletions]] = OrderedDict()
+        self._lists: OrderedDict[str, tuple[bytes, DeletionList]] = OrderedDict()
         """By path, with the head of the file that it was read from: a later one has another count."""
 
     def read(self, path: str, offset: int, length: int) -> bytes:
@@ -114,7 +114,7 @@ class DataFiles:
             if len(self._packed) > MOST_PATHS:
                 self._packed.popitem(last=False)
 
-    def _listed(self, path: str) -> Deletions | None:
+    def _listed(self, path: str) -> DeletionList | None:
         """Return what the `.del` of a file says; None if there is none. Raises OSError."""
         listed = deletions_path(path)
         try:
@@ -136,7 +136,7 @@ class DataFiles:
                     self._lists.popitem(last=False)
         return found or UNREADABLE
 
-    def _positions(self, path: str, table: BlockTable, listed: Deletions | None) -> array[int]:
+    def _positions(self, path: str, table: BlockTable, listed: DeletionList | None) -> array[int]:
         """Return the positions of the delete flags that were set since a file was packed, given what its `.del` says.
         Raises OSError if they are not known any more."""
         if listed is UNREADABLE:

@@ -35,7 +35,7 @@ _HEAD: Final = struct.Struct("<8sQI")
 _SUM: Final = struct.Struct("<Q")
 
 
-class Deletions(NamedTuple):
+class DeletionList(NamedTuple):
     """What a `.del` says: positions of delete flags, ascending, in the unpacked form of the file of a generation."""
 
     generation: int
@@ -51,7 +51,7 @@ def encode_deletions(generation: int, positions: Iterable[int]) -> bytes:
     return one + one
 
 
-def decode_deletions(blob: bytes) -> Deletions | None:
+def decode_deletions(blob: bytes) -> DeletionList | None:
     """Return what a `.del` says; None if neither copy verifies."""
     return _decoded(blob, 0) or _decoded(blob, len(blob) // 2)
 
@@ -62,7 +62,7 @@ def deletions_are_whole(blob: bytes) -> bool:
     return len(blob) % 2 == 0 and blob[:half] == blob[half:] and _decoded(blob, 0) is not None
 
 
-def _decoded(blob: bytes, at: int) -> Deletions | None:
+def _decoded(blob: bytes, at: int) -> DeletionList | None:
     """Return what the copy at this offset says; None if it does not verify."""
     if len(blob) < at + DELETIONS_HEAD_BYTES or blob[at : at + 8] != MAGIC:
         return None
@@ -72,4 +72,4 @@ def _decoded(blob: bytes, at: int) -> Deletions | None:
         return None
     if _SUM.unpack_from(blob, end)[0] != xxhash.xxh3_64_intdigest(blob[at:end], generation):
         return None
-    return Deletions(generation, from_little_endian("I", blob[at + DELETIONS_HEAD_BYTES : end]))
+    return DeletionList(generation, from_little_endian("I", blob[at + DELETIONS_HEAD_BYTES : end]))

@@ -141,7 +141,7 @@ def decode_pack_header(data: bytes) -> PackHeader | None:
 # ----------------------------------------------------------------- writing
 
 
-class Packing:
+class PackedFile:
     """A packed file that is being made, in memory."""
 
     def __init__(self, header: PackHeader) -> None:
@@ -190,7 +190,7 @@ class Packing:
 
 def packed(chunks: Iterable[bytes], header: PackHeader) -> Iterator[bytes]:
     """Yield the packed file of an unpacked form, given in chunks, which together are as long as the header says."""
-    packing = Packing(header)
+    packing = PackedFile(header)
     for chunk in chunks:
         packing.add(chunk)
         yield from packing.taken()

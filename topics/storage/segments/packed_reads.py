@@ -43,7 +43,7 @@ class PackedReads:
         self._lock = threading.Lock()
         self._tables: OrderedDict[PackHeader | str, BlockTable] = OrderedDict()
         self._table_bytes = 0
-        self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._blocks: OrderedDict[tuple[PackHeader, int], bytes] = OrderedDict()
         self._block_bytes = 0
 
     def table(self, read: Read, size: int) -> BlockTable | None:
@@ -124,7 +124,7 @@ class PackedReads:
             yield open_block(table, number, bytes(stored[at : at + table.sizes[number]]))
 
     def _known(self, table: BlockTable, number: int) -> bytes | None:
-        key = table.header.generation, number
+        key = table.header, number
         with self._lock:
             found = self._blocks.get(key)
             if found is not None:
@@ -134,7 +134,7 @@ class PackedReads:
     def _keep(self, table: BlockTable, number: int, block: bytes | None) -> None:
         if block is None:
             return
-        key = table.header.generation, number
+        key = table.header, number
         with self._lock:
             if key not in self._blocks:
                 self._block_bytes += len(block)
