@@ -30,6 +30,7 @@ from benchmarks import (
     selective,
     small,
     spark,
+    tables,
     watch,
     ws,
 )
@@ -371,6 +372,14 @@ _ALL = (
         minutes=1.5,
     ),
     Part(
+        "tables",
+        "Tables",
+        "Topics with `keep_per_tag`: a table that is overwritten ten times, its space, its memory and its pages.",
+        tables.run,
+        (),
+        minutes=12,
+    ),
+    Part(
         "cold",
         "Cold segments",
         "Appends and long polls while eight readers go through segments in a cold store: a directory, the same with"
@@ -414,7 +423,7 @@ _ALL = (
             ),
             "restore-large",
         ),
-        minutes=8.0,
+        minutes=12.0,
     ),
     Part(
         "recovery",

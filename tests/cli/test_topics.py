@@ -27,6 +27,7 @@ CONFIG = {
     "max_in_flight_per_key": None,
     **{"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},
     "compression": None,
+    **{"keep_per_tag": 0, "null_ttl_ms": 86_400_000},
 }
 STATE = {
     **{"topic": "orders", "type": "log", "epoch": 3, "head_seq": 12345, "earliest_seq": 346, "next_seq": 12346},
@@ -109,7 +110,7 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
     here.daemon.on("GET", "/v0/routers", {"routers": []})
     here.daemon.on("GET", "/v0/routers", {"routers": [ROUTER]})
     shown = json.loads(here("show", "orders", "--json").out)
-    assert shown == STATE | {"queue": None, "fences": {}, "routers_in": [], "routers_out": [ROUTER]}
+    assert shown == STATE | {"bucket_seq": None, "queue": None, "fences": {}, "routers_in": [], "routers_out": [ROUTER]}
 
 
 # ----------------------------------------------------------------- create and set
@@ -154,6 +155,8 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
         ("--segment-max-age off", {"segment_max_age_ms": 0}),
         ("--compression off", {"compression": "off"}),
         ("--compression daemon", {"compression": None}),
+        ("--keep-per-tag 1 --null-ttl 2h", {"keep_per_tag": 1, "null_ttl_ms": 7_200_000}),
+        ("--keep-per-tag 0 --null-ttl none", {"keep_per_tag": 0, "null_ttl_ms": 0}),
         (
             "--segment-max-events daemon --segment-max-bytes daemon --segment-max-age daemon",
             {"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},

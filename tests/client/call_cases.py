@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from topics.client import calls, consumer_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
+from topics.client import (
+    calls,
+    consumer_calls,
+    group_calls,
+    job_calls,
+    latest_calls,
+    pause_calls,
+    redrive_calls,
+    schedule_calls,
+)
 from topics.client.calls import ClientCall
 from topics.client.results import NewAppend, NewRecord
 
@@ -596,6 +605,24 @@ CASES = {
         calls.commit("a", ["s", "t:1"], "k"),
         "POST /v0/topics/a/commit",
         body={"stages": ["s", "t:1"], "idempotency_key": "k"},
+        repeatable=True,
+    ),
+    "latest": said(
+        latest_calls.latest("a", "x y", include_meta=False),
+        "GET /v0/topics/a/latest",
+        [("tag", "x y"), ("include_meta", "false")],
+        repeatable=True,
+    ),
+    "latest_page": said(
+        latest_calls.latest_page("a"),
+        "GET /v0/topics/a/latest",
+        [("prefix", ""), ("page_size", "100")],
+        repeatable=True,
+    ),
+    "latest_page, of a prefix": said(
+        latest_calls.latest_page("a", "x", page_size=7, cursor="c", include_tags=False, max_batch_bytes=5),
+        "GET /v0/topics/a/latest",
+        [("prefix", "x"), ("page_size", "7"), ("cursor", "c"), ("include_tags", "false"), ("max_batch_bytes", "5")],
         repeatable=True,
     ),
     "record": said(calls.record("a", 7), "GET /v0/topics/a/records/7", repeatable=True),

@@ -7,6 +7,7 @@ job_operations   those of the calls on queues, groups and schedules
 fact             a fact about a field
 daemon_facts     those of health, readiness and checkpoints
 job_facts        those of the calls that look at jobs, retry and cancel them
+latest_facts     those of the newest records of tags
 field_facts      the meaning, the range and the unit of each field
 docs_page        the page at `/v0/docs`
 strict_names     refusing unknown names in requests that ask for it
