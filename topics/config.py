@@ -382,6 +382,9 @@ class Settings:
     segment_max_events: int = _count(10_000, 1, 1_000_000, SEGMENTS, "Records of a segment.")
     segment_max_bytes: int = _size(64 * MIB, 1 * KIB, 1 * GIB, SEGMENTS, "Bytes of a segment's records.")
     segment_max_age_ms: int = _duration(3_600_000, 0, SEGMENTS, "Age at which a segment is sealed; 0 is off.")
+    segment_compression: str = _choice(
+        "zstd", ("zstd", "off"), SEGMENTS, "Whether sealed segments are packed; topics may say otherwise."
+    )
     rewrite_live_ratio: float = _share(0.5, SEGMENTS, "A segment with a smaller share of live bytes is rewritten.")
     hot_retain_segments: int = _count(4, 0, MAX_COUNT, SEGMENTS, "Newest sealed segments of a topic that stay hot.")
     hot_retain_bytes: int = _size(

@@ -1,8 +1,7 @@
 """What requests carry and what the engine answers, as msgspec Structs (`docs/spec/api.md` sections 2 to 9).
 
 Nothing is checked here. Ranges and sizes are checked in `topics.log.topic_config` and `topics.http.requests`. Times in
-`ts` fields and deadlines are milliseconds since the Unix epoch, fields ending in `_ms` are milliseconds, and sizes are
-bytes.
+`ts` fields and deadlines are epoch ms, fields ending in `_ms` are milliseconds, and sizes are bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ Consistency = Literal["eventual", "strong", "remote"]
 Retention = Literal["limits", "consumed"]
 Scope = Literal["queued", "unfinished", "window"]
 OrderBy = Literal["tag", "node"]
+Compression = Literal["zstd", "off"]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,9 +87,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     schema: msgspec.Raw | None = None
     """The JSON of a schema for `data` (`docs/spec/consumers.md` section 6), without blanks."""
     segment_max_events: int | None = None
-    """Of this and the next two: the limit of the topic's segments, None for that of the daemon."""
+    """This and the next three are about the topic's segments; None is what the daemon's settings say."""
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
+    compression: Compression | None = None
     keep_per_tag: int = 0
     null_ttl_ms: int = 86_400_000
 
@@ -129,6 +130,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET
     segment_max_age_ms: int | UnsetType | None = UNSET
+    compression: Compression | UnsetType | None = UNSET
     keep_per_tag: int | UnsetType = UNSET
     null_ttl_ms: int | UnsetType = UNSET
 

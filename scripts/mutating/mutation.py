@@ -22,6 +22,7 @@ Subsystem = Literal[
     "recovery",
     "reclaimer",
     "relocator",
+    "packing",
     "routers",
     "queues",
     "groups",

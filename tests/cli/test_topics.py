@@ -26,6 +26,7 @@ CONFIG = {
     **{"retry": None, "priority_aging_ms": 60_000, "max_in_flight": 0, "rate": None, "order_by": None},
     "max_in_flight_per_key": None,
     **{"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},
+    "compression": None,
     **{"keep_per_tag": 0, "null_ttl_ms": 86_400_000},
 }
 STATE = {
@@ -152,6 +153,8 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
             {"segment_max_events": 5, "segment_max_bytes": 4096, "segment_max_age_ms": 3_600_000},
         ),
         ("--segment-max-age off", {"segment_max_age_ms": 0}),
+        ("--compression off", {"compression": "off"}),
+        ("--compression daemon", {"compression": None}),
         ("--keep-per-tag 1 --null-ttl 2h", {"keep_per_tag": 1, "null_ttl_ms": 7_200_000}),
         ("--keep-per-tag 0 --null-ttl none", {"keep_per_tag": 0, "null_ttl_ms": 0}),
         (

@@ -80,6 +80,7 @@ CASES = {
             segment_max_events=7,
             segment_max_bytes=1024,
             segment_max_age_ms=None,
+            compression="zstd",
         ),
         "PUT /v0/topics/a",
         body={
@@ -105,6 +106,7 @@ CASES = {
             "segment_max_events": 7,
             "segment_max_bytes": 1024,
             "segment_max_age_ms": None,
+            "compression": "zstd",
         },
         repeatable=True,
     ),

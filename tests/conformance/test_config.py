@@ -39,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "segment_max_events": None,
     "segment_max_bytes": None,
     "segment_max_age_ms": None,
+    "compression": None,
     "keep_per_tag": 0,
     "null_ttl_ms": 86400000,
 }
@@ -136,6 +137,7 @@ WRONG_OF_FIELDS: list[tuple[list[str], list[Any]]] = [
     (["durability"], ["Disk", "strong", "", 1, True]),
     (["priority"], ["1", 1.5, True, []]),
     (["order_by"], ["", "key", "Tag", 1, True, [], {}, "tag"]),
+    (["compression"], ["", "gzip", "ZSTD", 1, True, [], {}]),
     (["max_in_flight_per_key"], ["", 1, True, [], {"by": "tag", "max": 1}]),
     (["lease_ms", "claim_jitter_ms"], ["1", 1.5, None, True]),
     (["dead_letter", "completed"], ["", "-x", "a b", "x" * 256, "a>b", 1, True, []]),

@@ -126,7 +126,8 @@ class LifePlan(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All of it. `settings` are those of every life; `routers` are the options of each router by its name."""
+    """All of it. `settings` are those of every life, and `packs`, which is 1 if sealed segments are packed; `routers`
+    are the options of each router by its name."""
 
     seed: int
     settings: dict[str, int]
@@ -199,6 +200,7 @@ class _Maker:
             "hot_retain_segments": rng.choice((1, 2)),
             "delivery_workers": rng.choice((1, 2)),
             "max_scan": self.wishes.choice((1, 3, 20, 10_000)),
+            "packs": random.Random(f"packing {self.seed}").choice((0, 1)),
         }
         return Plan(self.seed, settings, rng.random() < 0.7, routers, lives)
 

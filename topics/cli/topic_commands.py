@@ -150,8 +150,8 @@ _OFF_AT_0: Final = frozenset(
 )
 
 DAEMON: Final = "daemon"
-"""A limit of segments that is that of the daemon."""
-_LIMITS: Final = frozenset({"segment_max_events", "segment_max_bytes", "segment_max_age_ms"})
+"""A setting of segments that is that of the daemon."""
+_LIMITS: Final = frozenset({"segment_max_events", "segment_max_bytes", "segment_max_age_ms", "compression"})
 
 
 def print_routers(routers: list[RouterState]) -> None:
@@ -330,6 +330,11 @@ _CONFIG_OPTIONS: Final = (
         "segment_max_age_ms",
         type=Limit(Duration(off=True)),
         help="Age at which a segment is sealed; `daemon` for its setting.",
+    ),
+    click.option(
+        "--compression",
+        type=click.Choice(["zstd", "off", DAEMON]),
+        help="Whether sealed segments are compressed; `daemon` for its setting.",
     ),
 )
 """An option for each setting of a topic that can be changed, named after its field in the interface."""

@@ -1,6 +1,7 @@
 """The Python client (`docs/client.md`): the whole of `/v0`, for programs that block and for those on trio or asyncio.
 
     sync, concurrent          `Client` and `AsyncClient`: the I/O of both, and their lists of methods
+    given_settings            the settings of topics and routers, as calls take them
     calls                     each call of `/v0`, as a value that both clients send
     consumer_calls            the calls on named consumers
     schedule_calls            the calls on schedules

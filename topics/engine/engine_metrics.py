@@ -30,6 +30,7 @@ from topics.model import Durability
 from topics.runtime.clock import Clock
 from topics.sched.governor import Governor
 from topics.sched.workers import Scheduler
+from topics.storage.segments.topic_segments import Segment
 from topics.storage.store import Store
 from topics.telemetry.figures import BucketFigures, DeliveryFigures, EngineFigures, TopicFigures, WalFigures
 
@@ -113,6 +114,9 @@ class EngineMetrics:
             topics_truncated=len(names) > METRIC_TOPICS,
             throttled=dict(registry.throttled),
             segments=census.segments,
+            segments_packed=census.packed,
+            segment_bytes=census.segment_bytes,
+            segment_stored_bytes=census.stored_bytes,
             cold_hanging=cold.hanging if cold is not None else 0,
             cold_timeouts=cold.timeouts if cold is not None else 0,
             cold_usable=self._store.cold_dir.is_ours,
@@ -156,7 +160,7 @@ class EngineMetrics:
             if topic.segment_set is not None:
                 counted += len(topic.segment_set.segments)
                 for segment in topic.segment_set.segments:
-                    census.segments[segment.tier] += 1
+                    census.count(segment)
         return census
 
     def _wal_figures(self) -> WalFigures:
@@ -196,5 +200,13 @@ class _Census:
     def __init__(self) -> None:
         self.by_class = dict.fromkeys(get_args(Durability), 0)
         self.segments = {"hot": 0, "cold": 0}
+        self.packed = self.segment_bytes = self.stored_bytes = 0
         self.queue_topics = 0
         self.queue_leases = 0
+
+    def count(self, segment: Segment) -> None:
+        """Count a segment."""
+        self.segments[segment.tier] += 1
+        self.packed += bool(segment.packed)
+        self.segment_bytes += segment.data_bytes
+        self.stored_bytes += segment.stored_bytes

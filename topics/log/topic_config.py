@@ -60,7 +60,9 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "durability": get_args(Durability),
     "retention": ("limits", "consumed"),
     "order_by": ("tag", "node"),
+    "compression": ("zstd", "off"),
 }
+_MAY_BE_NULL: Final = frozenset({"order_by", "compression"})
 
 TARGETS: Final = ("dead_letter", "completed")
 """Fields that name another topic, to which the daemon appends. That is not the topic itself, and not `ephemeral`."""
@@ -70,6 +72,7 @@ _LATER: Final[Mapping[str, object]] = {
     "segment_max_events": None,
     "segment_max_bytes": None,
     "segment_max_age_ms": None,
+    "compression": None,
     "retry": None,
     "priority_aging_ms": TopicConfig().priority_aging_ms,
     "max_in_flight": 0,
@@ -112,7 +115,7 @@ def resolve_config(
         name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET
     }
     for name, value in present.items():
-        if name in _CHOICES and value not in _CHOICES[name] and (name != "order_by" or value is not None):
+        if name in _CHOICES and value not in _CHOICES[name] and (name not in _MAY_BE_NULL or value is not None):
             raise invalid(name, f"must be one of {', '.join(_CHOICES[name])}")
         if name in _U64_FIELDS and not 0 <= value <= MAX_U64:
             raise invalid(name, "must be between 0 and 2^64 - 1")

@@ -290,6 +290,12 @@ class EngineFigures:
     """How many calls were refused, by the limit."""
     segments: dict[str, int] = field(default_factory=dict)
     """How many segments there are, by tier."""
+    segments_packed: int = 0
+    """How many of them are packed."""
+    segment_bytes: int = 0
+    """The bytes of the `.data` of all of them, unpacked."""
+    segment_stored_bytes: int = 0
+    """The same as they are stored."""
     cold_hanging: int = 0
     """Calls of the cold store that were given up and have not returned yet."""
     cold_timeouts: int = 0

@@ -7,6 +7,7 @@ log_writes   the log and the writing of it
 directories  the data directory, and the reserves of seqs
 snapshots    checkpoints, and what a start makes of them and of the log
 segments     segments: how they are written, rewritten, moved, and what is evicted
+packing      packed segments
 routers      routers
 groups       groups of a log
 queues       queues and what makes their jobs
@@ -29,6 +30,7 @@ from mutating.table.delivery import DELIVERY, SOCKETS
 from mutating.table.directories import CEILINGS, DIRECTORIES
 from mutating.table.groups import GROUPS
 from mutating.table.log_writes import WAL
+from mutating.table.packing import PACKING
 from mutating.table.pressure import PRESSURE, TURNS
 from mutating.table.queues import QUEUES
 from mutating.table.reading import FILTERS, RAW_BYTES, READING
@@ -50,6 +52,7 @@ MUTATIONS: Final = (
     *RECLAIMER,
     *SEGMENTS,
     *RELOCATOR,
+    *PACKING,
     *ROUTERS,
     *QUEUES,
     *GROUPS,

@@ -25,6 +25,7 @@ from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, join
 from topics.storage.recovery.restored_copy import MARK, inode_of
 from topics.storage.segments.mended_files import SegmentCopy
+from topics.storage.segments.packed_reads import unpacked
 from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
@@ -113,7 +114,7 @@ class BucketHome:
                 deleted = content
         name = SegmentName(topic_id, entry.first, entry.epoch, entry.salt)
         return SegmentCopy(
-            _object(reader, name, "data", entry.data),
+            _unpacked(_object(reader, name, "data", entry.data), name, entry.data),
             _object(reader, name, "idx", entry.idx),
             _object(reader, name, "tags", entry.tags),
             deleted,
@@ -237,6 +238,14 @@ def _object(reader: BucketReader, name: SegmentName, kind: SegmentKind, file: Se
     if len(data) != file.size or hashlib.sha256(data).digest() != file.hash:
         raise BucketDamaged(full, "it has another hash than the base says")
     return data
+
+
+def _unpacked(data: bytes, name: SegmentName, file: SealedFile) -> bytes:
+    """Return the unpacked form of a `.data`. Raises BucketDamaged."""
+    try:
+        return unpacked(data, file.unpacked) if file.unpacked else data
+    except ValueError as error:
+        raise BucketDamaged(segment_name(name, "data"), str(error)) from None
 
 
 def unanswered(error: StoreError) -> OSError:

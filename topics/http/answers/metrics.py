@@ -114,6 +114,9 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
         ("tier",),
         (((tier,), count) for tier, count in sorted(figures.segments.items())),
     )
+    yield _gauge("segments_packed", "Segments that are packed", figures.segments_packed)
+    yield _gauge("segment_bytes", "Bytes of the records in segments, unpacked", figures.segment_bytes)
+    yield _gauge("segment_stored_bytes", "Bytes of these records as they are stored", figures.segment_stored_bytes)
     yield _gauge(
         "cold_usable", "Whether the cold directory is this daemon's, as far as it is known", int(figures.cold_usable)
     )

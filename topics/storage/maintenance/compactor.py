@@ -109,7 +109,7 @@ class Compactor:
         self._file_holds = file_holds
         self._fs = fs
         self._offload = offload
-        self.files = CheckpointFiles(store, source, checkpoints, file_holds, fs=fs, offload=offload)
+        self.files = CheckpointFiles(settings, store, source, checkpoints, file_holds, fs=fs, offload=offload)
         self.keeper: LogKeeper | None = None
         """Who is asked before a file of the log is removed."""
         self._lock = trio.Lock()

@@ -84,6 +84,8 @@ class StartRepairs:
             log.error("segment_not_repaired", topic=topic, first=segment.first, problem=str(problem))
             return False
         put_mended(self._store, segment, files)
+        if files.data is not None:
+            segment.packed = None
         self.repaired += 1
         self.repaired_bytes += files.taken
         log_repaired(topic, segment, files)

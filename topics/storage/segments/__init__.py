@@ -6,6 +6,10 @@ tag_summary        a Bloom filter of the tags of a segment
 tag_directory    in which parts of `.tags` the tags are, and the checksums of those parts
 tags_format      the byte layout of `.tags`
 flag_patches     what flagging deleted records means for `.data` and `.idx`
+packed_format    the byte layout of packed `.data` files
+packed_reads     reading the unpacked form of packed files
+deletion_file    the byte layout of `.del`, the deletions in a packed `.data`
+data_files       `.data` files as readers see them, packed or not, with their deletions
 topic_segments   the segments of one topic, and how records are divided among them
 segment_scan     reading a `.data` file from front to back
 segment_reader   columns and bytes of a span, from hot or cold files
