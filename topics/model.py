@@ -336,6 +336,8 @@ class ReadRequest(msgspec.Struct, kw_only=True):
     gathered: Callable[[int], None] | None = None
     consumer: ConsumerRead | None = None
     """Where the read begins, instead of `from_seq`."""
+    touch: bool = True
+    """The read counts as a use of the topic, which raises its automatic priority."""
 
 
 class ConsumerPatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -495,6 +497,8 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     lenient: bool = False
     create: bool = False
     """Wait for topics that do not exist yet."""
+    touch: bool = True
+    """Delivery counts as a use of the topics, which raises their automatic priority."""
     filter: Filter | None = None
     """What the records of all topics must match."""
     filters: Mapping[str, tuple[Filter, ...]] = {}
@@ -555,6 +559,9 @@ class RouterState(msgspec.Struct, frozen=True, kw_only=True):
 class DeleteRequest(msgspec.Struct, kw_only=True):
     """The body of a deletion of records (`docs/spec/api.md` section 6). `match` is the client's JSON value and has not
     been checked."""
+
+    dry_run: bool = False
+    """Count the records, and delete none."""
 
     after_seq: int | UnsetType = UNSET
     before_seq: int | UnsetType = UNSET
@@ -748,7 +755,7 @@ class TopicState(msgspec.Struct, kw_only=True):
 
 
 class TopicSummary(msgspec.Struct, kw_only=True):
-    """One topic in a list of topics."""
+    """One topic in a list of topics. `queue`: the counters of a queue, in a list of queues."""
 
     topic: str
     type: TopicType
@@ -760,3 +767,4 @@ class TopicSummary(msgspec.Struct, kw_only=True):
     durable: bool
     durability: Durability
     effective_priority: int
+    queue: QueueState | UnsetType = UNSET

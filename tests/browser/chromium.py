@@ -64,6 +64,8 @@ FLAGS = [
     "--no-proxy-server",
 ]
 
+KEY_CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "Backspace": 8, "ArrowUp": 38, "ArrowDown": 40, " ": 32}
+
 # For /bin/sh, which is handed the socket as its standard input, and becomes the browser.
 PIPES_ON_3_AND_4 = 'exec "$@" 3<&0 4>&0 </dev/null'
 
@@ -215,9 +217,38 @@ class Page:
             userGesture=True,
         )
 
-    def set_width(self, pixels: int) -> None:
+    def set_width(self, pixels: int, height: int = 800) -> None:
         """As on a screen of this width."""
-        self._call("Emulation.setDeviceMetricsOverride", width=pixels, height=800, deviceScaleFactor=1, mobile=False)
+        self._call("Emulation.setDeviceMetricsOverride", width=pixels, height=height, deviceScaleFactor=1, mobile=False)
+
+    def set_dark(self, *, dark: bool) -> None:
+        """As on a system whose colours are dark."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def picture(self) -> bytes:
+        """The page as it is seen, as PNG."""
+        return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
+
+    def press(self, key: str, text: str = "", modifiers: int = 0) -> None:
+        """Press a key of the keyboard and let it go: `Tab`, `Enter`, `ArrowDown`, or a character. `modifiers`: 8 is
+        Shift."""
+        code = KEY_CODES.get(key, ord(key.upper()[0]))
+        typed = text or (key if len(key) == 1 else "\r" if key == "Enter" else "")
+        event = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        self._call("Input.dispatchKeyEvent", type="keyDown", **event, **({"text": typed} if typed else {}))
+        self._call("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def type(self, text: str) -> None:
+        """Type a text where the focus is."""
+        self._call("Input.insertText", text=text)
+
+    def hide(self, *, hidden: bool) -> None:
+        """As if the person looked at another tab, or came back."""
+        self.value_of(
+            f"Object.defineProperty(document, 'hidden', {{value: {str(hidden).lower()}, configurable: true}});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
 
     def value_of(self, expression: str, *, within_s: float = 20) -> Any:
         """What a JavaScript expression is in the page; of a promise, what it comes to."""

@@ -5,7 +5,8 @@ a client should see:
 
     topic_lifecycle  topics created, reconfigured, deleted      topic_states  the state of a topic, the list
     appends          one append: seqs, frames, publication      deletions     one deletion of records
-    reads            one diff and its long poll                 exports       all of a range, slice by slice
+    reads            one diff and its long poll                 backward_reads the newest records below a seq
+                                                                exports       all of a range, slice by slice
     stages           stages, and appends to them                stage_commits what was staged, published
     transactions     appends to several topics, all or none
     routers          routers created, deleted; catching up      forwarding    who forwards for them
@@ -49,6 +50,7 @@ from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
+from topics.engine.operations.backward_reads import BackwardReads
 from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
 from topics.engine.operations.fence_removal import FenceRemovals
@@ -396,6 +398,7 @@ class Engine:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
         self.reads = Reads(self.settings, self.status, registry, loader, catch_up=catch_up)
+        self.backward_reads = BackwardReads(self.settings, registry, loader, catch_up=catch_up)
         self.exports = Exports(self.status, registry, loader, self.clock, self.turns, catch_up=catch_up)
         self._make_consumers()
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)

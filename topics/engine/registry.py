@@ -26,6 +26,7 @@ from topics.schedules.schedules import Schedules
 from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.store import ReplayStart
+from topics.telemetry.figures import Traffic
 
 LIVE_MS: Final = 100
 """How long after an append (ms) the daemon counts as busy (`Registry.lively`)."""
@@ -124,6 +125,11 @@ class Registry:
         self._deleted: dict[int, DeletedTopic] = {}
         self._pinned: dict[int, set[int]] = {}
         self._clock = clock
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has come in and gone out since the start."""
+        return self.common.traffic
 
     @property
     def changed(self) -> set[Topic]:

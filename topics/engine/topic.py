@@ -39,6 +39,7 @@ from topics.storage.snapshots.disk_state import DiskState
 from topics.storage.snapshots.snapshot import TopicPart, dump_rows
 from topics.storage.wal.frames import NOTHING, UnsealedFrames, offsets_of
 from topics.storage.wal.wal_files import LogPosition, WalFile
+from topics.telemetry.figures import Traffic
 
 F = TypeVar("F")
 
@@ -77,10 +78,13 @@ class TopicTotals:
         "in_doubt",
         "is_synced",
         "news",
+        "traffic",
         "when_synced",
     )
 
     def __init__(self) -> None:
+        self.traffic = Traffic()
+        """What has come in and gone out since the start."""
         self.bytes_on_the_way = 0
         """Of commits that have been decided and not published yet."""
         self.committed_ns = 0

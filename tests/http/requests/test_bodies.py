@@ -274,7 +274,9 @@ def test_an_inline_config_is_checked_by_the_rules_of_topics() -> None:
 
 
 def read(body: Any) -> ReadRequest:
-    return read_requests.decode_read(body if isinstance(body, bytes) else json.dumps(body).encode(), WIDE)
+    request = read_requests.decode_read(body if isinstance(body, bytes) else json.dumps(body).encode(), WIDE)
+    assert isinstance(request, ReadRequest)
+    return request
 
 
 def test_a_read_without_a_body_has_the_defaults() -> None:

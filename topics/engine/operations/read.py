@@ -51,7 +51,8 @@ class Reads:
         behind."""
         await self._catch_up((name,))
         topic = self._registry.topic(name)
-        self._registry.touch(topic)
+        if request.touch:
+            self._registry.touch(topic)
         deadline = trio.current_time() + request.wait_ms / 1000
         projection = Projection(request.include_tags, request.include_meta)
         wish = RecordRequest(request.limit, request.max_batch_bytes, request.nodes, projection, filter=request.filter)
@@ -72,7 +73,9 @@ class Reads:
             perf.records_scanned += found.scanned
             over = found.count or found.tombstone is not None or found.scan_is_over
             if over or trio.current_time() >= deadline:
-                self._registry.touch(topic)
+                if request.touch:
+                    self._registry.touch(topic)
+                self._registry.traffic.count_out(found.count, wish.max_bytes - found.room)
                 return _result(found)
             position = found.position
             await self.wait_for_news(topic, deadline)

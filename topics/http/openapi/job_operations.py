@@ -200,6 +200,14 @@ JOB_OPERATIONS |= {
         ok(answer_types.GroupAnswer, "The present state."),
         codes=("topic_not_found", "group_not_found", "not_a_log"),
     ),
+    "all_groups": Operation(
+        LOG_GROUPS,
+        "List the groups of all topics",
+        "The groups of the logs that the key covers, in the order of topics and groups. `prefix` is about the names of "
+        "topics.",
+        ok(answer_types.GroupListAnswer, "A page of the list."),
+        parameters=(PREFIX, *PAGE),
+    ),
     "list_groups": Operation(
         LOG_GROUPS,
         "List groups",
