@@ -24,6 +24,7 @@ from typing import Final
 
 REPO: Final = Path(__file__).resolve().parents[1]
 CONSOLE: Final = "topics/http/console/assets/vendor"
+LICENSES: Final = "topics/http/console/licenses"
 TESTS: Final = "tests/browser/vendor"
 REGISTRY: Final = "https://registry.npmjs.org"
 MOST_BYTES: Final = 8 << 20
@@ -70,7 +71,7 @@ PACKAGES: Final = (
             ),
             VendoredFile(
                 "package/LICENSE",
-                f"{CONSOLE}/htm.LICENSE",
+                f"{LICENSES}/htm.LICENSE",
                 "740725f7252e750af735d0028cc534970772f513331e9f68150fede8fb3ce00f",
             ),
         ),
@@ -83,7 +84,7 @@ PACKAGES: Final = (
         (
             VendoredFile(
                 "package/LICENSE",
-                f"{CONSOLE}/preact.LICENSE",
+                f"{LICENSES}/preact.LICENSE",
                 "1fe6958409c8c257a70c587a18b6f7f412b179b456630790d30b2ec9a8e4b7d4",
             ),
         ),
@@ -106,7 +107,7 @@ PACKAGES: Final = (
             ),
             VendoredFile(
                 "package/LICENSE",
-                f"{CONSOLE}/uplot.LICENSE",
+                f"{LICENSES}/uplot.LICENSE",
                 "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
             ),
         ),

@@ -619,12 +619,13 @@ JobStateName = Literal["ready", "in_flight", "delayed"]
 
 class JobPageRequest(NamedTuple):
     """Which jobs to list: those in `state` (None: in any, but not dead) that match `filter`, behind the seq `after`, at
-    most `page_size`."""
+    most `page_size`. `touch`: it counts as a use of the topic."""
 
     state: JobStateName | None
     filter: Filter | None
     after: int
     page_size: int
+    touch: bool = True
 
 
 class ShownJob(NamedTuple):

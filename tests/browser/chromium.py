@@ -235,8 +235,9 @@ class Page:
         Shift."""
         code = KEY_CODES.get(key, ord(key.upper()[0]))
         typed = text or (key if len(key) == 1 else "\r" if key == "Enter" else "")
-        event = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
-        self._call("Input.dispatchKeyEvent", type="keyDown", **event, **({"text": typed} if typed else {}))
+        event: dict[str, Any] = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        written: dict[str, Any] = {"text": typed} if typed else {}
+        self._call("Input.dispatchKeyEvent", type="keyDown", **event, **written)
         self._call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def type(self, text: str) -> None:

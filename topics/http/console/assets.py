@@ -28,7 +28,6 @@ _TYPES: Final[Mapping[str, bytes]] = {
     ".html": b"text/html; charset=utf-8",
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
-    ".LICENSE": b"text/plain; charset=utf-8",
 }
 
 CONTENT_POLICY: Final = (

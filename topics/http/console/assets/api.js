@@ -121,7 +121,7 @@ export function refused(status, text) {
   if (status === 401) change({ askKey: true, badKey: key !== null });
   if (error.code === "not_ready" && error.detail?.replay_progress !== undefined) {
     change({ replay: error.detail.replay_progress });
-    await_back();
+    awaitReturn();
   }
   if (error.code === "shutting_down") change({ stopping: true });
   return new Failure(status, error.code, error.message, error.detail ?? {});
@@ -133,7 +133,7 @@ let pinging = null;
 
 export function lost() {
   change({ up: false });
-  await_back();
+  awaitReturn();
 }
 
 function found() {
@@ -141,7 +141,7 @@ function found() {
 }
 
 /** Ask for readiness until the daemon is ready, then have everything asked again. */
-function await_back() {
+function awaitReturn() {
   pinging ??= setInterval(async () => {
     try {
       const answer = await fetch(new URL("ready", BASE), { headers: headers(), cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(5000) });

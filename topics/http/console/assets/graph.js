@@ -5,7 +5,18 @@ import { html, useEffect, useRef } from "./vendor/htm-preact.js";
 const COLORS = ["--series-1", "--series-2", "--series-3", "--series-4"];
 const HEIGHT = 148;
 
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600];
+
+/** The present value of a colour, as a canvas takes it. */
+function style(name) {
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = `var(${name})`;
+  const { color } = getComputedStyle(probe);
+  probe.remove();
+  return color;
+}
+
+const faint = (color) => color.replace("rgb(", "rgba(").replace(")", ", .13)");
 
 const short = (value) => {
   if (value === 0) return "0";
@@ -25,15 +36,15 @@ export function Graph({ title, times, series, most }) {
       const width = Math.max(box.current.clientWidth, 80);
       const line = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
       plot.current = new globalThis.uPlot({
-        width, height: HEIGHT, cursor: { show: false }, legend: { show: false }, padding: [8, 6, 0, 0],
-        scales: { y: { range: (_, low, high) => [0, most ?? Math.max(high * 1.15, 1e-9) ?? 1] } },
+        width, height: HEIGHT, cursor: { show: false }, legend: { show: false }, padding: [8, 22, 0, 0],
+        scales: { y: { range: (_, low, high) => [0, most ?? Math.max(high * 1.15, 1)] } },
         axes: [
-          { ...line, space: 70, size: 24, values: (_, ticks) => ticks.map((tick) => new Date(tick * 1000).toTimeString().slice(0, 8)) },
+          { ...line, space: 70, size: 24, incrs: STEPS, values: (_, ticks) => ticks.map((tick) => new Date(tick * 1000).toTimeString().slice(0, 8)) },
           { ...line, size: 44, space: 34, values: (_, ticks) => ticks.map(short) },
         ],
         series: [{}, ...series.map((one, i) => ({
           stroke: style(COLORS[i]), width: 1.75, spanGaps: false, points: { show: false },
-          fill: i === 0 ? `${style(COLORS[i])}22` : undefined,
+          fill: i === 0 ? faint(style(COLORS[i])) : undefined,
         }))],
       }, data, box.current);
     };

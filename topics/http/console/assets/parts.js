@@ -1,7 +1,7 @@
 // The parts that views are made of: pages, tables, fields, dialogs, and what is shown when there is nothing.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { duration, visible } from "./format.js";
+import { count, duration, visible } from "./format.js";
 
 export { html };
 
@@ -180,6 +180,16 @@ export function Text({ label, help, error, value, set, type = "text", class: nam
   <//>`;
 }
 
+/** The field that `/` leads to. */
+export const Search = ({ label, value, set, children }) => html`<div class="tools" role="search">
+  <${Text} label=${label} value=${value} set=${set} class="grow" data-search type="search" />${children}</div>`;
+
+/** A note below a list that has more than what is shown. */
+export const Rest = ({ page, rows }) => page.next_cursor && html`<p class="foot">The first ${count(rows.length)}. Type the beginning of a name to see others.</p>`;
+
+/** Columns of numbers; `wide` ones are left out on a narrow screen. */
+export const numbers = (title, pick, isWide) => ({ title, class: `right${isWide ? " wide" : ""}`, cell: (row) => count(pick(row)) });
+
 export function Choice({ label, help, value, set, options, class: name }) {
   return html`<${Field} label=${label} help=${help} class=${name}>
     ${(own) => html`<select ...${own} value=${value} onChange=${(event) => set(event.target.value)}>
@@ -194,6 +204,7 @@ export function Dialog({ title, close, children, submit }) {
   useEffect(() => {
     const before = document.activeElement;
     box.current.showModal();
+    box.current.querySelector("input, select, textarea, footer button")?.focus();
     return () => before?.isConnected && before.focus();
   }, []);
   return html`<dialog ref=${box} aria-labelledby="dialog-title" onCancel=${(event) => (event.preventDefault(), close?.())}>
@@ -205,11 +216,11 @@ export function Dialog({ title, close, children, submit }) {
   </dialog>`;
 }
 
-/** A question before something that cannot be undone. With `name`, it has to be typed. */
-export function Confirm({ title, name, action, run, close, children }) {
+/** A question, perhaps with fields, before something is done. With `name`, that has to be typed. */
+export function Confirm({ title, name, action, kind = "danger", ready: isReady = true, run, close, children }) {
   const [typed, set] = useState("");
   const [state, setState] = useState({ busy: false, error: null });
-  const ready = name === undefined || typed === name;
+  const ready = isReady && (name === undefined || typed === name);
   const submit = async () => {
     if (!ready || state.busy) return;
     setState({ busy: true, error: null });
@@ -224,7 +235,7 @@ export function Confirm({ title, name, action, run, close, children }) {
     <div class="dialog-body">${children}
       ${name !== undefined && html`<${Text} label=${html`Type <b class="name">${name}</b> to confirm`} value=${typed} set=${set} />`}
       <${Trouble} error=${state.error} /></div>
-    <footer><button type="button" onClick=${close}>Cancel</button><button class="danger" disabled=${!ready || state.busy}>${action}</button></footer>
+    <footer><button type="button" onClick=${close}>Cancel</button><button class=${kind} disabled=${!ready || state.busy}>${action}</button></footer>
   <//>`;
 }
 

@@ -5,8 +5,7 @@ import { html, useCallback, useEffect, useMemo, useRef, useState } from "../vend
 import { call, may } from "../api.js";
 import { count, rate, size } from "../format.js";
 import { usePoll } from "../live.js";
-import { Badge, Busy, Choice, Dialog, Empty, LongTable, Name, Page, Text, Trouble, link } from "../parts.js";
-import { useAction } from "../live.js";
+import { Badge, Busy, Choice, Confirm, Empty, LongTable, Name, Page, Search, Text, Trouble, link, numbers } from "../parts.js";
 import { ConfigFields, patchOf } from "./topic_config.js";
 
 const PAGE = 200;
@@ -28,10 +27,7 @@ export function Topics({ address }) {
     dispatchEvent(new HashChangeEvent("hashchange"));
   };
   return html`<${Page} title="Topics" actions=${may("admin") && html`<button type="button" class="primary" onClick=${() => setCreating(true)}>Create a topic</button>`}>
-    <div class="tools" role="search">
-      <${Text} label="Name begins with" value=${typed} set=${setTyped} class="grow" data-search type="search" />
-      <${Choice} label="Order" value=${sort} set=${(value) => go({ prefix, sort: value })} options=${SORTS} />
-    </div>
+    <${Search} label="Name begins with" value=${typed} set=${setTyped}><${Choice} label="Order" value=${sort} set=${(value) => go({ prefix, sort: value })} options=${SORTS} /><//>
     <${List} prefix=${prefix} sort=${sort} key=${`${prefix} ${sort}`} />
     ${creating && html`<${Create} close=${() => setCreating(false)} />`}
   <//>`;
@@ -101,10 +97,9 @@ function List({ prefix, sort }) {
       { title: "Topic", cell: (topic) => html`<a href=${link("topics", topic.topic)}><${Name}>${topic.topic}<//></a>` },
       { title: "Kind", class: "wide nowrap", cell: (topic) => html`${topic.type === "queue" && html`<${Badge} kind="queue">queue<//> `}<${Badge}>${topic.durability}<//>` },
       { title: "Records/s", class: "right", cell: (topic) => rate(rates.of(topic)) },
-      { title: "Records", class: "right", cell: (topic) => count(topic.count) },
-      { title: "Size", class: "right", cell: (topic) => size(topic.bytes) },
-      { title: "Head", class: "right wide", cell: (topic) => count(topic.head_seq) },
-      { title: "Priority", class: "right wide", cell: (topic) => count(topic.effective_priority) },
+      numbers("Records", (topic) => topic.count),
+      { title: "Size", class: "right wide", cell: (topic) => size(topic.bytes) },
+      numbers("Head", (topic) => topic.head_seq, true), numbers("Priority", (topic) => topic.effective_priority, true),
     ]} />
     <p class="foot" role="status">${complete || isSorted ? count(rows.length) : `first ${count(rows.length)}`} ${rows.length === 1 ? "topic" : "topics"}${isSorted ? `, ${SORTS.find(([key]) => key === sort)[1]}` : ""}</p>`;
 }
@@ -131,22 +126,11 @@ function useRates() {
 function Create({ close }) {
   const [name, setName] = useState("");
   const [config, setConfig] = useState({ type: "log" });
-  const action = useAction();
-  const submit = async () => {
-    if (!name) return;
-    const made = await action.run(() => call("PUT", ["topics", name], { body: patchOf(config, {}) }));
-    if (made) {
-      close();
-      location.hash = link("topics", name);
-    }
+  const run = async () => {
+    await call("PUT", ["topics", name], { body: patchOf(config, {}) });
+    location.hash = link("topics", name);
   };
-  const wrong = action.error?.detail?.field;
-  return html`<${Dialog} title="Create a topic" close=${close} submit=${submit}>
-    <div class="dialog-body">
-      <${Text} label="Name" value=${name} set=${setName} required maxlength="255" help="Letters, digits and . _ : - ; it begins with a letter or a digit." error=${wrong === "topic" ? action.error.message : null} />
-      <${ConfigFields} config=${config} set=${setConfig} creating error=${action.error} />
-      ${wrong !== "topic" && html`<${Trouble} error=${action.error} />`}
-    </div>
-    <footer><button type="button" onClick=${close}>Cancel</button><button class="primary" disabled=${action.busy || !name}>Create</button></footer>
-  <//>`;
+  return html`<${Confirm} title="Create a topic" action="Create" kind="primary" ready=${name !== ""} close=${close} run=${run}>
+    <${Text} label="Name" value=${name} set=${setName} required maxlength="255" help="Letters, digits and . _ : - ; it begins with a letter or a digit." />
+    <${ConfigFields} config=${config} set=${setConfig} creating /><//>`;
 }

@@ -1,0 +1,39 @@
+// Moving dead letters back to their queues, with a filter, and how far that has come.
+
+import { html, useState } from "../vendor/htm-preact.js";
+import { call } from "../api.js";
+import { count, plural } from "../format.js";
+import { useAction, usePoll } from "../live.js";
+import { Badge, Card, Confirm, Figures, Loaded, Text, Trouble } from "../parts.js";
+
+export function Redrive({ from, dead, done }) {
+  const parts = ["topics", dead, "redrive"];
+  const [fields, set] = useState({ filter: `meta."$dead_letter_from" = ${JSON.stringify(from)}`, max: "", rate: "" });
+  const [asking, ask] = useState(false);
+  const action = useAction();
+  const poll = usePoll((signal) => call("GET", parts, { signal }), [dead], 1500);
+  const isRunning = poll.data?.state === "running";
+  const start = async () => {
+    const body = {};
+    if (fields.filter.trim()) body.filter = (await call("GET", "filter", { query: { text: fields.filter } })).filter;
+    if (fields.max) body.max = Number(fields.max);
+    if (fields.rate) body.rate = { jobs: Number(fields.rate), per_ms: 1000 };
+    await call("POST", parts, { body });
+    poll.now();
+    done();
+  };
+  const stop = () => action.run(async () => (await call("DELETE", parts), poll.now()));
+  return html`<${Card} title=${`Dead letters in ${dead}`} actions=${isRunning
+      ? html`<button type="button" class="danger" onClick=${stop}>Stop</button>` : html`<button type="button" onClick=${() => ask(true)}>Redrive…</button>`}>
+    <${Trouble} error=${action.error} />
+    <${Loaded} poll=${poll}>${(now) => html`
+      <div role="status"><${Figures} items=${[["Redrive", html`<${Badge} kind=${{ running: "queue", done: "good", failed: "bad" }[now.state] ?? ""}>${now.state}<//>`], ["Moved", count(now.moved)], ["Left", count(now.left)],
+        ...Object.entries(now.reasons).map(([reason, number]) => [reason.replace("_", " "), count(number)])]} /></div>
+      ${now.error && html`<p class="notice bad">${typeof now.error === "string" ? now.error : now.error.message}</p>`}`}<//>
+    ${asking && html`<${Confirm} title="Redrive" action="Move them back" close=${() => ask(false)} run=${start}>
+      <p>Dead letters become jobs of the queue or group that they came from, each exactly once.</p>
+      <${Text} label="Filter" class="mono" value=${fields.filter} set=${(filter) => set({ ...fields, filter })} help="Empty: all letters, also those of other queues." />
+      <${Text} label="Most" value=${fields.max} set=${(max) => set({ ...fields, max })} inputmode="numeric" help=${`How many are moved. Empty: all, ${plural(poll.data?.left ?? 0, "letter")} left at the last look.`} />
+      <${Text} label="Letters per second" value=${fields.rate} set=${(rate) => set({ ...fields, rate })} inputmode="numeric" help="Empty: as fast as it goes." /><//>`}
+  <//>`;
+}
