@@ -19,7 +19,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -153,19 +153,20 @@ class Browser:
     @contextmanager
     def page(self, origin: str, name: str) -> Iterator[Page]:
         """The page of `pages/` with that name, loaded as if it came from `origin`; closed at the end."""
-        with self._blank() as page:
+        with self.blank() as page:
             page.load(origin, name)
             yield page
 
     @contextmanager
     def visit(self, url: str) -> Iterator[Page]:
         """A page that the daemon has; closed at the end."""
-        with self._blank() as page:
+        with self.blank() as page:
             page.go(url)
             yield page
 
     @contextmanager
-    def _blank(self) -> Iterator[Page]:
+    def blank(self) -> Iterator[Page]:
+        """An empty page; closed at the end."""
         # A context for each: it shares no connection, no cache and no cookie with another.
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -186,6 +187,7 @@ class Page:
         self._session = session
         self._loaded = False
         self._errors: list[str] = []
+        self._answer: Callable[[str], str] | None = None
         self.complaints: list[str] = []
         """What the browser had to say of a page that was visited: violations of its policy, what it could not load."""
         self.requests: list[str] = []
@@ -273,6 +275,17 @@ class Page:
                 raise AssertionError(f"after {within_s} s it is not true that {condition}: {state[:3000]}")
             time.sleep(0.02)
 
+    @contextmanager
+    def answering(self, pattern: str, answer: Callable[[str], str]) -> Iterator[None]:
+        """Answer requests for URLs like this with JSON, in base64, instead of having them sent."""
+        self._answer = answer
+        self._call("Fetch.enable", patterns=[{"urlPattern": pattern}])
+        try:
+            yield
+        finally:
+            self._answer = None
+            self._call("Fetch.disable")
+
     def take_event(self, method: str, event: Any) -> None:
         if method == "Fetch.requestPaused":
             self._answer_request(event)
@@ -284,6 +297,15 @@ class Page:
             self.requests.append(event["request"]["url"])
 
     def _answer_request(self, event: Any) -> None:
+        if self._answer is not None:
+            self._call(
+                "Fetch.fulfillRequest",
+                requestId=event["requestId"],
+                responseCode=200,
+                responseHeaders=[{"name": "Content-Type", "value": "application/json"}],
+                body=self._answer(event["request"]["url"]),
+            )
+            return
         path = PAGES / event["request"]["url"].rpartition(MOUNT)[2]
         known = path.parent == PAGES and path.is_file()
         self._call(

@@ -22,7 +22,7 @@ const VIEWS = {
   consumers: ["Consumers", Consumers, "read", "c"],
   routers: ["Routers", Routers, "read", "r"],
   storage: ["Storage", Storage, "read", "s"],
-  clients: ["Clients", Clients, "admin", "l"],
+  clients: ["Clients", Clients, "admin", "l"], // not for keys with prefixes
 };
 
 /** The present address: its parts, and its query. */
@@ -67,7 +67,7 @@ function App() {
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.getElementById("main").focus())}>Skip to the contents</a>
     <${Side} current=${first} figures=${poll.data} help=${() => setHelp(true)} />
-    <main id="main" tabindex="-1">
+    <main id="main" tabindex="-1" data-address=${address.path}>
       <${Banner} state=${state} figures=${poll.data} />
       ${state.rights === null
         ? state.askKey ? null : html`<p class="state busy" role="status"><span class="spinner" aria-hidden="true"></span>Asking the daemon…</p>`
@@ -88,7 +88,7 @@ function Side({ current, figures, help }) {
   const next = { auto: "dark", dark: "light", light: "auto" }[theme];
   return html`<header class="side">
     <a class="brand" href="#/"><img src="console/icon.svg" alt="" width="26" height="26" /><span>topics</span></a>
-    <nav aria-label="Views"><ul>${Object.entries(VIEWS).filter(([, [, , scope]]) => may(scope)).map(([path, [name]]) => html`<li key=${path}>
+    <nav aria-label="Views"><ul>${Object.entries(VIEWS).filter(([, [, , scope]]) => may(scope) && (scope === "read" || rights.prefixes.length === 0)).map(([path, [name]]) => html`<li key=${path}>
       <a href=${path ? link(path) : "#/"} aria-current=${path === current ? "page" : undefined}>${name}</a></li>`)}</ul></nav>
     <div class="side-foot">
       <span class="live"><span class="dot ${up ? "good" : "bad"}" aria-hidden="true"></span>${up ? (figures ? `topics ${figures.version}` : "connected") : "no answer"}</span>

@@ -5,6 +5,7 @@ import { ExactNumber } from "./api.js";
 import { count, cut, visible } from "./format.js";
 
 const CHILDREN = 100;
+const DEEPEST = 50; // levels of folders: each costs a browser and its screen reader some of their stack
 const STRING = 400;
 const MORE = 20_000;
 
@@ -32,16 +33,17 @@ export function brief(value, most = 240) {
 export const textOf = (value) => JSON.stringify(value, null, 2);
 
 export function JsonTree({ value, open = 2 }) {
-  return html`<div class="json code" role="group" aria-label="Data"><${Node} value=${value} open=${open} /></div>`;
+  return html`<div class="json code" role="group" aria-label="Data"><${Node} value=${value} open=${open} depth=${0} /></div>`;
 }
 
-function Node({ name, value, open }) {
+function Node({ name, value, open, depth }) {
   const isFolder = value !== null && typeof value === "object" && !(value instanceof ExactNumber);
   const key = name === undefined ? null : html`<span class="json-key">${visible(JSON.stringify(cut(name, STRING)))}</span>: `;
-  return isFolder ? html`<${Folder} label=${key} value=${value} open=${open} />` : html`<div class="json-line">${key}<${Leaf} value=${value} /></div>`;
+  if (isFolder && depth < DEEPEST) return html`<${Folder} label=${key} value=${value} open=${open} depth=${depth} />`;
+  return html`<div class="json-line">${key}<${Leaf} value=${value} /></div>`;
 }
 
-function Folder({ label, value, open }) {
+function Folder({ label, value, open, depth }) {
   const isList = Array.isArray(value);
   const names = isList ? value : Object.keys(value);
   const [isOpen, set] = useState(open > 0 && names.length > 0);
@@ -54,7 +56,7 @@ function Folder({ label, value, open }) {
       ${!isOpen && html`<span class="soft">${count(names.length)} ${isList ? "items" : "fields"}</span>${after}`}</div>
     ${isOpen && html`<div class="json-children">
       ${(isList ? value.slice(0, shown).map((one, i) => [i, undefined, one]) : names.slice(0, shown).map((name) => [name, name, value[name]]))
-        .map(([key, name, one]) => html`<${Node} key=${key} name=${name} value=${one} open=${open - 1} />`)}
+        .map(([key, name, one]) => html`<${Node} key=${key} name=${name} value=${one} open=${open - 1} depth=${depth + 1} />`)}
       ${names.length > shown && html`<button type="button" class="small" onClick=${() => setShown(shown + CHILDREN)}>${count(names.length - shown)} more</button>`}
     </div><div class="json-line">${after}</div>`}
   </div>`;
@@ -63,10 +65,11 @@ function Folder({ label, value, open }) {
 function Leaf({ value }) {
   const [shown, set] = useState(STRING);
   if (value instanceof ExactNumber) return html`<span class="json-number">${value.text}</span>`;
-  if (typeof value === "string") {
-    const text = visible(JSON.stringify(value.slice(0, shown)));
-    return html`<span class="json-string">${value.length > shown ? text.slice(0, -1) : text}</span>${value.length > shown && html`…
-      <button type="button" class="small" onClick=${() => set(shown + MORE)}>${count(value.length - shown)} more characters</button>`}`;
-  }
-  return html`<span class=${typeof value === "number" ? "json-number" : "json-word"}>${String(value)}</span>`;
+  if (value === null || typeof value === "number" || typeof value === "boolean") return html`<span class=${typeof value === "number" ? "json-number" : "json-word"}>${String(value)}</span>`;
+  const isText = typeof value === "string"; // else it is nested so deeply that it is shown as text
+  const whole = isText ? value : JSON.stringify(value);
+  const part = whole.slice(0, shown);
+  const text = visible(isText ? JSON.stringify(part) : part);
+  return html`<span class=${isText ? "json-string" : ""}>${isText && whole.length > shown ? text.slice(0, -1) : text}</span>${whole.length > shown && html`…
+    <button type="button" class="small" onClick=${() => set(shown + MORE)}>${count(whole.length - shown)} more characters</button>`}`;
 }

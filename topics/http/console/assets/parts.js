@@ -103,7 +103,7 @@ export function Tabs({ items, current }) {
 export function Table({ label, columns, rows, rowKey, empty, class: name = "" }) {
   if (rows.length === 0 && empty) return empty;
   const shown = columns.filter(Boolean);
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class=${name}>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${`Table: ${label}`}><table class=${name}>
     <thead><tr>${shown.map((column) => html`<th key=${column.title} scope="col" class=${column.class}>${column.title}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${rowKey(row)}>
       ${shown.map((column, i) => (i === 0
@@ -143,7 +143,7 @@ export function LongTable({ label, columns, rows, total, rowKey, rowHeight = 40,
     next.focus();
     next.scrollIntoView({ block: "nearest" });
   };
-  return html`<div class="long scroll ${name}" ref=${box} tabindex="0" role="region" aria-label=${label}
+  return html`<div class="long scroll ${name}" ref=${box} tabindex="0" role="region" aria-label=${`Table: ${label}`}
       onScroll=${() => set({ top: box.current.scrollTop, height: box.current.clientHeight })} onKeyDown=${move}>
     <table aria-rowcount=${(total ?? rows.length) + 1}>
       <thead><tr aria-rowindex="1">${shown.map((column) => html`<th key=${column.title} scope="col" class=${column.class}>${column.title}</th>`)}</tr></thead>

@@ -39,7 +39,7 @@ function Drawing({ routers }) {
   const width = 20 + (columns - 1) * ACROSS + WIDTH, height = 46 + rows * DOWN;
   const cycles = routers.filter((_, i) => back.has(i));
   return html`<${Card} title="From topic to topic" class="drawing">
-    <div class="draw" tabindex="0" role="region" aria-label="Drawing of the routers"><svg viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} role="img" aria-label=${`${routers.length} routers between ${places.size} topics. ${cycles.length > 0 ? `In cycles: ${cycles.map((one) => one.router).join(", ")}.` : ""} The table below has them all.`}>
+    <div class="draw" tabindex="0" role="region" aria-label="Drawing of the routers"><svg viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} role="group" aria-label=${`${routers.length} routers between ${places.size} topics. ${cycles.length > 0 ? `In cycles: ${cycles.map((one) => one.router).join(", ")}.` : ""} The table below has them all.`}>
       <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" class="tip" /></marker></defs>
       ${routers.map((one, i) => {
         const from = at(one.source), to = at(one.dest), isBack = back.has(i);
