@@ -13,33 +13,7 @@ from tests.browser.chromium import Browser, Page
 
 AXE = Path(__file__).parent / "vendor" / "axe.js"
 
-HELPERS = """
-globalThis.said = () => document.body.innerText;
-globalThis.has = (text) => said().includes(text);
-globalThis.element = (selector, text) => [...document.querySelectorAll(selector)].filter((one) => one.checkVisibility())
-  .find((one) => (one.getAttribute('aria-label') ?? one.textContent).trim().startsWith(text));
-globalThis.button = (text) => {
-  const open = document.querySelector('dialog');
-  const found = [...(open ?? document).querySelectorAll('button')].find((one) => !one.disabled && (one.getAttribute('aria-label') ?? one.textContent).trim() === text);
-  return found ?? null;
-};
-globalThis.press = (text) => { button(text).click(); return true };
-globalThis.field = (label) => {
-  const all = [...(document.querySelector('dialog') ?? document).querySelectorAll('label')];
-  const found = all.find((one) => one.textContent.trim() === label) ?? all.find((one) => one.textContent.trim().startsWith(label));
-  return found ? document.getElementById(found.htmlFor) : null;
-};
-globalThis.fill = (label, value) => {
-  const into = field(label);
-  const kind = {SELECT: HTMLSelectElement, TEXTAREA: HTMLTextAreaElement}[into.tagName] ?? HTMLInputElement;
-  Object.getOwnPropertyDescriptor(kind.prototype, 'value').set.call(into, value);
-  into.dispatchEvent(new Event(into.tagName === 'SELECT' ? 'change' : 'input', {bubbles: true}));
-  return true;
-};
-globalThis.figure = (name) => [...document.querySelectorAll('dt')].find((one) => one.textContent === name)?.nextElementSibling?.textContent;
-globalThis.rows = (label) => [...document.querySelectorAll(`[aria-label="Table: ${label}"] tbody tr:not(.gap)`)].map((row) => [...row.children].map((cell) => cell.textContent.trim()));
-globalThis.state = () => ({hash: location.hash, said: said().slice(0, 2500)});
-"""
+HELPERS = (Path(__file__).parent / "console_helpers.js").read_text()
 
 
 class Console:
@@ -62,7 +36,9 @@ class Console:
         else:
             self.page.value_of(f"location.hash = '#/{address}'")
         self.page.until("document.querySelector('h1, dialog') && !has('Asking the daemon')")
-        self.page.until("document.querySelector('main').dataset.address === location.hash.replace('#/', '').split('?')[0]")
+        self.page.until(
+            "document.querySelector('main').dataset.address === location.hash.replace('#/', '').split('?')[0]"
+        )
 
     def until(self, condition: str, *, within_s: float = 20) -> None:
         self.page.until(condition, within_s=within_s)

@@ -1,4 +1,4 @@
-"""The console and keys: who is asked for one, where it is, and what is offered to whom. And a keyboard without a mouse."""
+"""The console and keys: who is asked for one, where it is, what is offered to whom; and a keyboard without a mouse."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.conformance.client import Client, running
 
 NEIGHBOUR = "http://127.0.0.1:2"
 
-MARKUP = "<img src=x onerror=\"globalThis.owned = 1\"><script>globalThis.owned = 2</script>"
+MARKUP = '<img src=x onerror="globalThis.owned = 1"><script>globalThis.owned = 2</script>'
 
 
 def deep(levels: int) -> Any:
@@ -27,7 +27,14 @@ def deep(levels: int) -> Any:
 HOSTILE: list[dict[str, Any]] = [
     {"data": {"text": MARKUP, MARKUP: "as a key", "dangerouslySetInnerHTML": {"__html": MARKUP}, "type": "script"}},
     {"data": MARKUP, "tag": MARKUP, "node": MARKUP, "meta": {MARKUP: MARKUP}},
-    {"data": {"a": "\u202eevil\u202c", "b": "zero\u200bwidth\ufeff", "c": "\u0000\u0007\u001b[31m\x85", "d": "\u2028\u2029"}},
+    {
+        "data": {
+            "a": "\u202eevil\u202c",
+            "b": "zero\u200bwidth\ufeff",
+            "c": "\u0000\u0007\u001b[31m\x85",
+            "d": "\u2028\u2029",
+        }
+    },
     {"data": {"__proto__": {"owned": 3}, "constructor": {"prototype": {"owned": 4}}, "toJSON": "no", "$bytes": 1}},
     {"data": "x" * 1_000_000},
     {"data": {"list": list(range(5_000))}},
@@ -42,7 +49,9 @@ HOSTILE: list[dict[str, Any]] = [
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with running(tmp_path_factory.mktemp("daemon")) as client:
         client.append("hostile", records=HOSTILE)
-        exact = '{"records":[{"data":{"large":9007199254740993,"precise":0.1000000000000000055511151231257827,"one":1.0}}]}'
+        exact = (
+            '{"records":[{"data":{"large":9007199254740993,"precise":0.1000000000000000055511151231257827,"one":1.0}}]}'
+        )
         client.post("/v0/topics/hostile", content=exact, headers={"content-type": "application/json"})
         client.put_topic("queue", type="queue")
         client.append("queue", records=HOSTILE[:4])
@@ -57,7 +66,8 @@ def open_all(shown: Console) -> str:
         shown.until(f"document.querySelector('aside h2').textContent === 'Seq {row[0]}'")
         shown.page.value_of(
             "(async () => { for (let i = 0; i < 600; i += 1) { const folds = document.querySelectorAll("
-            "'aside .fold[aria-expanded=false]'); if (folds.length === 0) break; for (const fold of folds) fold.click();"
+            "'aside .fold[aria-expanded=false]');"
+            "if (folds.length === 0) break; for (const fold of folds) fold.click();"
             "await new Promise((drawn) => setTimeout(drawn)) } })()",
             within_s=60,
         )
@@ -74,7 +84,12 @@ def test_a_hostile_record_does_nothing_and_is_shown_as_it_is(browser: Browser, c
         assert page.value_of("globalThis.owned ?? ({}).owned ?? null") is None
         assert page.value_of("document.querySelectorAll('main img, main script, main iframe').length") == 0
         assert json.dumps(MARKUP) in said
-        for text in ("\\u202eevil\\u202c", "zero\\u200bwidth\\ufeff", "\\u0000\\u0007\\u001b[31m\\u0085", "\\u2028\\u2029"):
+        for text in (
+            "\\u202eevil\\u202c",
+            "zero\\u200bwidth\\ufeff",
+            "\\u0000\\u0007\\u001b[31m\\u0085",
+            "\\u2028\\u2029",
+        ):
             assert text in said, text
         for text in ("9007199254740993", "0.1000000000000000055511151231257827", "1.0"):
             assert text in said, text
@@ -117,8 +132,8 @@ def test_a_page_of_another_origin_can_neither_frame_nor_read_nor_steer_it(
     with browser.page(origin, "plain.html") as page:
         # A frame that is refused has an opaque origin: nothing of it can be read, and it shows nothing of the console.
         page.value_of(
-            f"new Promise((done) => {{ const f = document.createElement('iframe'); f.src = '{url}'; f.onload = () => done(0);"
-            "document.body.append(f); setTimeout(done, 3000) })"
+            f"new Promise((done) => {{ const f = document.createElement('iframe'); f.src = '{url}';"
+            "f.onload = () => done(0); document.body.append(f); setTimeout(done, 3000) })"
         )
         assert page.value_of("document.querySelector('iframe').contentDocument") is None
         reading = f"fetch('{url}').then((answer) => answer.text(), (error) => error.name)"

@@ -45,7 +45,9 @@ def shown(browser: Browser, client: Client) -> Iterator[Console]:
         yield shown
 
 
-@pytest.mark.parametrize(("parts", "title", "said"), VIEWS, ids=["/".join(parts) or "overview" for parts, _, _ in VIEWS])
+@pytest.mark.parametrize(
+    ("parts", "title", "said"), VIEWS, ids=["/".join(parts) or "overview" for parts, _, _ in VIEWS]
+)
 def test_a_view_is_for_everybody(shown: Console, parts: tuple[str, ...], title: str, said: str) -> None:
     """Its title is told and has the focus, axe-core finds nothing in light and dark colours, 380 pixels are enough, and
     the browser complains of nothing."""
@@ -54,7 +56,9 @@ def test_a_view_is_for_everybody(shown: Console, parts: tuple[str, ...], title: 
     shown.go(*parts)
     shown.until_said(said)
     shown.until(f"document.title.includes({title!r})")
-    assert page.value_of("document.activeElement.id") == "title" or not parts, "the first view is the only one that nobody went to"
+    assert page.value_of("document.activeElement.id") == "title" or not parts, (
+        "the first view is the only one that nobody went to"
+    )
     assert shown.violations() == []
     page.set_dark(dark=True)
     assert shown.violations("color-contrast") == [], "dark"

@@ -309,6 +309,8 @@ class TopicSummary(Struct, kw_only=True):
     durable: bool
     durability: str
     effective_priority: int
+    queue: QueueCounts | None = None
+    """The counters of a queue, in a list of queues."""
 
 
 class TopicPage(Struct, kw_only=True):
@@ -438,6 +440,8 @@ class Page(Struct, kw_only=True):
     """May be empty although more records follow: `caught_up` decides."""
     next_from_seq: int
     """The `from_seq` of the next page."""
+    next_before_seq: int | None = None
+    """With `before_seq`: the `before_seq` of the next page."""
     head_seq: int
     earliest_seq: int
     caught_up: bool
@@ -449,7 +453,8 @@ class Page(Struct, kw_only=True):
 
 
 class RecordsDeletion(Struct, kw_only=True):
-    """`deleted` records were deleted; the other fields are the state of the topic after that."""
+    """`deleted` records were deleted, or with `dry_run` would be; the other fields are the state of the topic after
+    that."""
 
     topic: str
     deleted: int

@@ -83,7 +83,8 @@ class _BackwardProgress:
     def __init__(self, topic: Topic, request: BackwardRead, most_scanned: int) -> None:
         self.topic = topic
         self.request = request
-        self.top = min(request.before_seq - 1, topic.log.head_seq)
+        self.top = self.began = min(request.before_seq - 1, topic.log.head_seq)
+        self.most_scanned = most_scanned
         self.records: list[msgspec.Raw] = []
         self.room = request.max_batch_bytes
         self.tombstone: Tombstone | None = None
@@ -101,7 +102,13 @@ class _BackwardProgress:
         """Return True if the answer takes more."""
         if len(self.records) >= self.request.limit or self.room <= 0 or self.tombstone is not None:
             return False
-        return self.to_scan > 0 and not self.is_over
+        return not self.is_over and (self.to_scan > 0 or self.top == self.began)
+
+    @property
+    def allowance(self) -> int:
+        """How many records a filter may be asked about for the next window. An answer gets somewhere, whatever was used
+        up on windows that held too much: each was narrower than the one before."""
+        return self.to_scan if self.to_scan > 0 else self.most_scanned
 
     def take(self, window: _Window, bottom: int) -> None:
         """Take the newest records of a window above the seq `bottom`, as many as the answer has room for."""
@@ -149,13 +156,12 @@ class BackwardReads:
         if request.epoch is not None and request.epoch != topic.id:
             return await self._recreated(topic)
         progress = _BackwardProgress(topic, request, self._settings.max_scan)
-        began = progress.top
         width = request.limit
         while progress.goes_on:
             bottom = self._bottom(progress, width)
             window = await self._window(progress, bottom, perf)
             if window is None:
-                width = max(1, (progress.top - bottom) // SPARE)
+                width = max(1, (progress.top - max(bottom, topic.log.earliest_seq - 1)) // SPARE)
                 continue
             progress.take(window, bottom)
             width = min(width * 2, MOST_WINDOW)
@@ -165,7 +171,7 @@ class BackwardReads:
             topic=name,
             epoch=topic.id,
             records=progress.records,
-            next_from_seq=max(began, 0),
+            next_from_seq=max(progress.began, 0),
             next_before_seq=progress.top + 1,
             head_seq=log.head_seq,
             earliest_seq=log.earliest_seq,
@@ -193,7 +199,7 @@ class BackwardReads:
         """Return the seq above which the next window begins."""
         request, topic = progress.request, progress.topic
         if request.filter is not None and request.filter.tags is None:
-            width = min(width, progress.to_scan)
+            width = min(width, progress.allowance)
         bottom = max(request.from_seq, progress.top - width)
         # There is nothing below the first live record but one gap, which is told as a whole.
         return request.from_seq if bottom < topic.log.earliest_seq else bottom
@@ -210,7 +216,7 @@ class BackwardReads:
             if (count <= 0 or room <= 0) and not single:
                 return None
             wish = RecordRequest(max(count, 1), max(room, 1), request.nodes, projection, filter=request.filter)
-            found = Collector(self._registry, topic, wish, position, up_to=top, most_scanned=max(progress.to_scan, 1))
+            found = Collector(self._registry, topic, wish, position, up_to=top, most_scanned=progress.allowance)
             while (need := found.advance()) is not None:
                 await self._loader.provide(found, need, perf)
             perf.records_scanned = (perf.records_scanned or 0) + found.scanned
@@ -219,12 +225,20 @@ class BackwardReads:
                 if found.scan_is_over and found.position < top:
                     return None
             if found.tombstone is not None:
-                pieces, gap = [], found.tombstone
+                pieces, gap = [], _up_to(found.tombstone, top)
             pieces += found.pieces
             count -= found.count
             room = found.room
             position = found.position
         return _Window(_raw_records.decode(b"[%b]" % b",".join(pieces)), gap)
+
+
+def _up_to(gap: Tombstone, top: int) -> Tombstone:
+    """Return the part of a gap that does not lie above `top`: the rest was told of before."""
+    if gap.gap_to <= top:
+        return gap
+    missed = min(gap.missed_estimate, top - gap.gap_from + 1)
+    return msgspec.structs.replace(gap, gap_to=top, missed_estimate=missed)
 
 
 def _seq_of(record: msgspec.Raw) -> int:

@@ -6,35 +6,32 @@ const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 /** A whole number with separators: 1,234,567. */
 export const count = (value) => (value == null ? "–" : whole.format(value));
 
-/** A rate per second: 0, 0.4, 12.3, 1,234. */
-export function rate(value) {
-  if (value == null) return "–";
-  if (value === 0) return "0";
-  return value >= 100 ? whole.format(value) : value >= 0.1 ? value.toFixed(1) : "<0.1";
-}
+/** A rate per second: 0, 12.3, 1,234. */
+export const rate = (value) => (value == null ? "–" : value >= 100 || value === 0 ? whole.format(value) : value.toFixed(1));
 
-const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+const UNITS = ["kB", "MB", "GB", "TB", "PB"];
 
-/** A size in decimal units: 12 B, 3.4 MB. */
+/** A size in powers of 1000: 999 B, 1.5 kB, 20.0 MB. */
 export function size(bytes) {
   if (bytes == null) return "–";
-  let value = bytes, unit = 0;
-  while (value >= 999.5 && unit < UNITS.length - 1) {
+  if (bytes < 1000) return `${Math.round(bytes)} B`;
+  let value = bytes, power = -1;
+  while (value >= 999.95 && power < UNITS.length - 1) {
     value /= 1000;
-    unit += 1;
+    power += 1;
   }
-  return `${unit === 0 || value >= 99.95 ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
+  return `${value.toFixed(1)} ${UNITS[power]}`;
 }
 
-/** A duration of milliseconds: 0.4 ms, 12 s, 3 h 5 min. */
+const DURATIONS = [["d", 86_400_000], ["h", 3_600_000], ["m", 60_000], ["s", 1000]];
+
+/** A duration of milliseconds: 0.4 ms, 12s, 3h5m; of long ones the two largest units. */
 export function duration(ms) {
   if (ms == null) return "–";
-  if (ms < 1000) return ms < 10 && ms % 1 ? `${ms.toFixed(1)} ms` : `${Math.round(ms)} ms`;
-  const s = Math.floor(ms / 1000);
-  if (s < 60) return ms < 10_000 && ms % 1000 ? `${(ms / 1000).toFixed(1)} s` : `${s} s`;
-  const parts = [[Math.floor(s / 86400), "d"], [Math.floor(s / 3600) % 24, "h"], [Math.floor(s / 60) % 60, "min"], [s % 60, "s"]];
+  if (ms < 1000) return `${ms < 10 && ms % 1 ? ms.toFixed(1) : Math.round(ms)} ms`;
+  const parts = DURATIONS.map(([unit, scale], i) => [Math.floor((i === 0 ? ms : ms % DURATIONS[i - 1][1]) / scale), unit]);
   const first = parts.findIndex(([value]) => value > 0);
-  return parts.slice(first, first + 2).filter(([value]) => value > 0).map(([value, unit]) => `${value} ${unit}`).join(" ");
+  return parts.slice(first, first + 2).filter(([value]) => value > 0).map(([value, unit]) => `${value}${unit}`).join("");
 }
 
 /** How long ago a time (epoch ms) was. */
@@ -62,7 +59,7 @@ export function shortTime(ts) {
   return date.toDateString() === new Date().toDateString() ? clock(date) : time(ts);
 }
 
-export const percent = (share) => `${Math.round(share * 100)} %`;
+export const percent = (share) => `${Math.round(share * 100)}%`;
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
