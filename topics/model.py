@@ -734,6 +734,26 @@ class GroupState(msgspec.Struct, kw_only=True):
     filter: msgspec.Raw | None
 
 
+class TopicPlaces(msgspec.Struct, kw_only=True):
+    """Where the seqs of a topic are that were ever given out: gone, or live in which place."""
+
+    evicted: int
+    """At the front: lost to caps, age or a crash."""
+    deleted: int
+    """At the front, above those: deleted."""
+    between: int
+    """Deleted or lost between live ones, and at the end."""
+    cold: int
+    """Live, in segments in the cold directory or the bucket."""
+    hot: int
+    """Live, in segments in the data directory."""
+    log: int
+    """Live, not in a segment yet."""
+    memory: int
+    """Of the live ones: whose bytes are in memory."""
+    segments: int
+
+
 class TopicState(msgspec.Struct, kw_only=True):
     """The state of a topic (`docs/spec/api.md` section 3)."""
 
@@ -751,6 +771,8 @@ class TopicState(msgspec.Struct, kw_only=True):
     last_write_ts: int | None
     last_read_ts: int | None
     queue: QueueState | UnsetType = UNSET
+    places: TopicPlaces | UnsetType = UNSET
+    """Where its seqs are, if that was asked for."""
     fences: dict[str, int] | UnsetType = UNSET
     """The highest token that was seen, by name; UNSET if it has no fences."""
 

@@ -184,10 +184,10 @@ def update(topic: str, **config: Unpack[TopicSettings]) -> ClientCall[results.To
     )
 
 
-def state(topic: str, *, touch: bool = True) -> ClientCall[results.TopicState]:
-    """The settings of a topic, its head and floor, and what it holds. With `touch=False` the call does not count as a
-    use of the topic, which raises its automatic priority."""
-    where = target(topic_path(topic), touch=None if touch else False)
+def state(topic: str, *, touch: bool = True, places: bool = False) -> ClientCall[results.TopicState]:
+    """The settings of a topic, its head and floor, and what it holds; with `places` also where that is. With
+    `touch=False` the call does not count as a use of the topic, which raises its automatic priority."""
+    where = target(topic_path(topic), touch=None if touch else False, places=places or None)
     return ClientCall(method="GET", target=where, answer=results.TopicState, repeatable=True)
 
 

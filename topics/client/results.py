@@ -294,6 +294,8 @@ class TopicState(Struct, kw_only=True):
     """None for a log."""
     fences: dict[str, int] = {}
     """The highest token that was seen under the name of each fence."""
+    places: dict[str, int] | None = None
+    """How many seqs are gone, and where the live ones are, if that was asked for."""
 
 
 class TopicSummary(Struct, kw_only=True):

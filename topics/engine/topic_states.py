@@ -21,7 +21,8 @@ from topics.engine.registry import Registry, names_with
 from topics.engine.topic import Topic
 from topics.errors import topic_not_found
 from topics.log.span import NotLoaded
-from topics.model import TopicState, TopicSummary, TopicType
+from topics.model import TopicPlaces, TopicState, TopicSummary, TopicType
+from topics.storage.segments.topic_segments import Segment
 
 TopicOrder = Literal["records", "bytes", "written"]
 
@@ -51,9 +52,10 @@ class TopicStates:
         self._queues = queues
         self._catch_up = catch_up
 
-    async def of(self, name: str, *, touch: bool) -> TopicState:
+    async def of(self, name: str, *, touch: bool, places: bool = False) -> TopicState:
         """Return the current state of a topic, after forwarding what its routers owe it (`docs/spec/api.md` section 7).
-        `touch`: it counts as read.
+        `touch`: it counts as read. `places`: with the places of its seqs, at a cost that follows the number of its
+        segments and blocks.
 
         Raises `404 topic_not_found`, and `503 not_ready` if the disk does not answer. Cancelling leaves nothing behind.
         """
@@ -88,6 +90,7 @@ class TopicStates:
             last_write_ts=topic.last_write_ms,
             last_read_ts=topic.last_read_ms,
             queue=UNSET if queue is None else queue,
+            places=_places_of(topic) if places else UNSET,
             fences=dict(topic.fences.published) if topic.fences is not None and topic.fences.published else UNSET,
         )
 
@@ -176,6 +179,30 @@ class TopicStates:
             durability=config.durability,
             effective_priority=self._registry.priority(topic),
         )
+
+
+def _places_of(topic: Topic) -> TopicPlaces:
+    """Return where the seqs of a topic are."""
+    log = topic.log
+    gone = log.earliest_seq - 1
+    evicted = min(log.losses.evict_floor - 1, gone)
+    cold = hot = 0
+    for span in log.stored.all():
+        if isinstance(span.segment, Segment) and span.segment.tier == "cold":
+            cold += span.live
+        else:
+            hot += span.live
+    segments = topic.segment_set.segments if topic.segment_set is not None else ()
+    return TopicPlaces(
+        evicted=evicted,
+        deleted=gone - evicted,
+        between=log.head_seq - gone - log.count,
+        cold=cold,
+        hot=hot,
+        log=log.count - cold - hot,
+        memory=sum(block.count for block in topic.blocks.blocks),
+        segments=len(segments),
+    )
 
 
 class _NotExpired(Exception):

@@ -2,13 +2,14 @@
 
 The page runs only what the daemon has sent as a file: the policy allows no inline script, no inline style, no other
 host, no frame around the page, and no text that is made into markup (trusted types). The files are read once, when a
-browser first asks for one. A browser asks again before it uses a file that it has kept (`no-cache`, with an `ETag`), so
-that a new daemon never meets an old page.
+browser first asks for one, and are sent as they are but for indentation and comments. A browser asks again before it
+uses a file that it has kept (`no-cache`, with an `ETag`), so that a new daemon never meets an old page.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,11 @@ ROOT: Final = Path(__file__).parent / "assets"
 PAGE: Final = "index.html"
 
 MOST_BYTES: Final = 200 << 10
-"""Bytes of all files together at most (`docs/spec/console.md`)."""
+"""Bytes of all files together at most, as they are sent without compression (`docs/spec/console.md`)."""
+
+_VENDOR: Final = "vendor"
+"""The folder of the files of others, which are sent byte for byte."""
+
 
 _TYPES: Final[Mapping[str, bytes]] = {
     ".css": b"text/css; charset=utf-8",
@@ -61,6 +66,14 @@ class Asset:
         return [*_HEADERS, (b"etag", self.etag)]
 
 
+def without_margins(body: bytes) -> bytes:
+    """Return a script or a style sheet of the console without indentation and without lines that are only comments: a
+    twelfth of it. Every other line keeps its number, so that an error in a browser leads to the file."""
+    text = re.sub(rb"^[ \t]+", b"", body, flags=re.MULTILINE)
+    text = re.sub(rb"^//[^\n]*", b"", text, flags=re.MULTILINE)
+    return re.sub(rb"^/\*.*?\*/$", lambda found: b"\n" * found[0].count(b"\n"), text, flags=re.MULTILINE | re.DOTALL)
+
+
 @cache
 def assets() -> Mapping[str, Asset]:
     """Blocking: all files by their paths below the console, such as `views/topics.js`."""
@@ -69,6 +82,8 @@ def assets() -> Mapping[str, Asset]:
         kind = _TYPES.get(path.suffix)
         if kind is not None and path.is_file():
             body = path.read_bytes()
+            if path.suffix in (".js", ".css") and path.parent.name != _VENDOR:
+                body = without_margins(body)
             etag = b'"%b"' % hashlib.sha256(body).hexdigest()[:32].encode()
             found[path.relative_to(ROOT).as_posix()] = Asset(body, kind, etag)
     return found

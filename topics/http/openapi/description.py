@@ -95,7 +95,10 @@ _OPERATIONS |= {
         "State of a topic",
         "The configuration, the seqs and the counters of a topic. Never creates it.",
         ok(answer_types.TopicStateAnswer, "The present state."),
-        parameters=(boolean("touch", True, "Count this as a use of the topic, which may set its priority."),),
+        parameters=(
+            boolean("touch", True, "Count this as a use of the topic, which may set its priority."),
+            boolean("places", False, "The answer has `places`: how many seqs are gone, and where the live ones are."),
+        ),
         codes=("topic_not_found",),
     ),
     "list_topics": Operation(

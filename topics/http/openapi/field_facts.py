@@ -307,6 +307,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "cold_segments_read": Fact("Segments that were read from the cold directory."),
     },
     TopicState: {
+        "places": Fact("Where its seqs are; only with `places=true`."),
         "type": Fact("A log or a queue."),
         "synced_seq": seq("The highest seq known to be on disk; 0 for `ephemeral`."),
         "config": Fact("The full configuration."),

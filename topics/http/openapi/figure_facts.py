@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from topics.http import daemon_answers
 from topics.http.openapi.fact import Fact, seq
+from topics.model import TopicPlaces
 
 _TOTALS: Final[Mapping[str, Fact]] = {
     "records_in": Fact("Records that became visible: appended, published from stages, copied by routers."),
@@ -26,6 +27,16 @@ FIGURE_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "has_keys": Fact("The daemon has keys. Without, everybody may do everything."),
         "scopes": Fact("What the key may do: `read`, `write`, `delete`, `admin`."),
         "prefixes": Fact("Names that the key covers begin with one of these; empty for every name."),
+    },
+    TopicPlaces: {
+        "evicted": seq("Seqs at the front that were lost to caps, age or a crash."),
+        "deleted": seq("Seqs at the front, above those, that were deleted."),
+        "between": seq("Seqs that were deleted or lost between live ones, and at the end."),
+        "cold": seq("Live records in segments in the cold directory or the bucket."),
+        "hot": seq("Live records in segments in the data directory."),
+        "log": seq("Live records that are in no segment yet."),
+        "memory": seq("Records whose bytes are in memory."),
+        "segments": seq("Segments of the topic."),
     },
     daemon_answers.FilterAnswer: {"filter": Fact("The filter, as other calls take it.")},
     daemon_answers.Rates: {"seconds": Fact("Over how many seconds.", {"minimum": 0}), **_TOTALS},

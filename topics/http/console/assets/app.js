@@ -5,7 +5,7 @@ import { daemon, hasKey, loadRights, may, useKey } from "./api.js";
 import { percent } from "./format.js";
 import { figures, history, remember } from "./history.js";
 import { useObserved, usePoll } from "./live.js";
-import { Dialog, Text, Trouble, link } from "./parts.js";
+import { Dialog, Do, Text, Trouble, link } from "./parts.js";
 import { Overview } from "./views/overview.js";
 import { Topics } from "./views/topics.js";
 import { Topic } from "./views/topic.js";
@@ -93,9 +93,9 @@ function Side({ current, figures, help }) {
     <div class="side-foot">
       <span class="live"><span class="dot ${up ? "good" : "bad"}" aria-hidden="true"></span>${up ? (figures ? `topics ${figures.version}` : "connected") : "no answer"}</span>
       <div class="side-buttons">
-        <button type="button" class="small quiet" onClick=${() => setTheme(next)} aria-label=${`Colours: ${theme}. Change to ${next}`}>${{ auto: "◐", dark: "●", light: "○" }[theme]} ${theme}</button>
-        <button type="button" class="small quiet" onClick=${help} aria-label="Keys of the keyboard">?</button>
-        ${rights?.has_keys && html`<button type="button" class="small quiet" onClick=${() => useKey(null).catch(() => {})}>Forget the key</button>`}
+        <${Do} class="small quiet" onClick=${() => setTheme(next)} aria-label=${`Colours: ${theme}. Change to ${next}`}>${{ auto: "◐", dark: "●", light: "○" }[theme]} ${theme}<//>
+        <${Do} class="small quiet" onClick=${help} aria-label="Keys of the keyboard">?<//>
+        ${rights?.has_keys && html`<${Do} class="small quiet" onClick=${() => useKey(null).catch(() => {})}>Forget the key<//>`}
       </div>
     </div>
   </header>`;
@@ -134,7 +134,7 @@ const KEYS = [["/", "search"], ["?", "this list"], ["g, then o t q c r s l", "go
 function Help({ close }) {
   return html`<${Dialog} title="Keys" close=${close}>
     <div class="dialog-body"><dl class="keys">${KEYS.map(([key, text]) => html`<div key=${key}><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl></div>
-    <footer><button type="button" class="primary" onClick=${close}>Close</button></footer>
+    <footer><${Do} class="primary" onClick=${close}>Close<//></footer>
   <//>`;
 }
 

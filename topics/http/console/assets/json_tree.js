@@ -3,6 +3,7 @@
 import { html, useState } from "./vendor/htm-preact.js";
 import { ExactNumber } from "./api.js";
 import { count, cut, visible } from "./format.js";
+import { Do } from "./parts.js";
 
 const CHILDREN = 100;
 const DEEPEST = 50; // levels of folders: each costs a browser and its screen reader some of their stack
@@ -51,13 +52,13 @@ function Folder({ label, value, open, depth }) {
   const [before, after] = isList ? "[]" : "{}";
   if (names.length === 0) return html`<div class="json-line">${label}${before}${after}</div>`;
   return html`<div class="json-folder">
-    <div class="json-line"><button type="button" class="fold" aria-expanded=${isOpen} onClick=${() => set(!isOpen)}>
-      <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span><span class="sr">${isOpen ? "Fold" : "Unfold"}</span></button>${label}${before}
+    <div class="json-line"><${Do} class="fold" aria-expanded=${isOpen} onClick=${() => set(!isOpen)}>
+      <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span><span class="sr">${isOpen ? "Fold" : "Unfold"}</span><//>${label}${before}
       ${!isOpen && html`<span class="soft">${count(names.length)} ${isList ? "items" : "fields"}</span>${after}`}</div>
     ${isOpen && html`<div class="json-children">
       ${(isList ? value.slice(0, shown).map((one, i) => [i, undefined, one]) : names.slice(0, shown).map((name) => [name, name, value[name]]))
         .map(([key, name, one]) => html`<${Node} key=${key} name=${name} value=${one} open=${open - 1} depth=${depth + 1} />`)}
-      ${names.length > shown && html`<button type="button" class="small" onClick=${() => setShown(shown + CHILDREN)}>${count(names.length - shown)} more</button>`}
+      ${names.length > shown && html`<${Do} class="small" onClick=${() => setShown(shown + CHILDREN)}>${count(names.length - shown)} more<//>`}
     </div><div class="json-line">${after}</div>`}
   </div>`;
 }
@@ -71,5 +72,5 @@ function Leaf({ value }) {
   const part = whole.slice(0, shown);
   const text = visible(isText ? JSON.stringify(part) : part);
   return html`<span class=${isText ? "json-string" : ""}>${isText && whole.length > shown ? text.slice(0, -1) : text}</span>${whole.length > shown && html`…
-    <button type="button" class="small" onClick=${() => set(shown + MORE)}>${count(whole.length - shown)} more characters</button>`}`;
+    <${Do} class="small" onClick=${() => set(shown + MORE)}>${count(whole.length - shown)} more characters<//>`}`;
 }

@@ -5,6 +5,7 @@ import { useCallback, useEffect, useReducer, useRef, useState } from "./vendor/h
 import { Failure, address, call, generation, headers, lost, parseExact, refused } from "./api.js";
 
 const COST = 50; // a call that took the daemon 1 ms is repeated after 50 ms at the earliest
+const SEEN = 150; // answers of a poll that a graph shows
 const KEPT = 1000; // records of a live tail
 const MOST = 20_000; // records of a list that is scrolled
 const BUSY = 300; // records a second from which on a tail shows samples
@@ -34,13 +35,13 @@ export function useVisible() {
 /** The answer of `load(signal)`, asked again every `every` ms while the tab is visible. `now()` asks at once.
  *  After a failure the last answer stays, with `error`. `load` is null: nothing is asked. */
 export function usePoll(load, inputs, every = 2000) {
-  const [state, set] = useState({ data: null, error: null });
+  const [state, set] = useState({ data: null, error: null, at: 0 });
   const isVisible = useVisible();
   const version = useObserved(generation);
   const again = useRef(() => {});
   const isFirst = useRef(true);
   useEffect(() => {
-    if (!isFirst.current) set({ data: null, error: null });
+    if (!isFirst.current) set({ data: null, error: null, at: 0 });
     isFirst.current = false;
   }, inputs);
   useEffect(() => {
@@ -59,11 +60,11 @@ export function usePoll(load, inputs, every = 2000) {
         const data = await load(ended.signal);
         if (ended.signal.aborted) return;
         cost = data?.performance?.server_total_ms ?? 0;
-        set((before) => (before.data === data && before.error === null ? before : { data, error: null }));
+        set({ data, error: null, at: Date.now() });
       } catch (error) {
         if (ended.signal.aborted) return;
         if (!(error instanceof Failure)) console.error(error);
-        set((before) => ({ data: error.status === 404 ? null : before.data, error }));
+        set((before) => ({ ...before, data: error.status === 404 ? null : before.data, error }));
       } finally {
         running = false;
       }
@@ -79,6 +80,16 @@ export function usePoll(load, inputs, every = 2000) {
     };
   }, [...inputs, isVisible, version, load === null, every]);
   return { ...state, now: useCallback(() => again.current(), []) };
+}
+
+/** The values that `pick` finds in each answer of a poll, as the view has seen them: `{times, values}`. */
+export function useHistory(poll, pick) {
+  const seen = useRef({ at: 0, times: [], values: [] });
+  if (poll.data !== null && poll.at !== seen.current.at) {
+    const { times, values } = seen.current;
+    seen.current = { at: poll.at, times: [...times, poll.at / 1000].slice(-SEEN), values: [...values, pick(poll.data)].slice(-SEEN) };
+  }
+  return seen.current;
 }
 
 /** Do an action of the user: `run(task)`; `busy` while it runs, `error` if it failed. */

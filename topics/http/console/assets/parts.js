@@ -20,6 +20,9 @@ export function Page({ title, kind, actions, children }) {
   </div>`;
 }
 
+/** A button that does something, and submits no form. */
+export const Do = (props) => html`<button type="button" ...${props} />`;
+
 export function Card({ title, actions, children, class: name = "" }) {
   return html`<section class="card ${name}" aria-label=${title}>
     ${title && html`<header class="card-head"><h2>${title}</h2>${actions && html`<div class="actions">${actions}</div>`}</header>`}
@@ -43,7 +46,7 @@ export function Trouble({ error, retry }) {
   return html`<div class="notice bad" role="alert">
     <span>${error.message}</span>
     ${error.detail?.missing && html` <span>Missing: ${error.detail.missing.join(", ")}.</span>`}
-    ${retry && html`<button type="button" class="small" onClick=${retry}>Try again</button>`}
+    ${retry && html`<${Do} class="small" onClick=${retry}>Try again<//>`}
   </div>`;
 }
 
@@ -78,7 +81,7 @@ export function Copy({ text, label = "Copy" }) {
     }
     set(true);
   };
-  return html`<button type="button" class="small quiet" onClick=${copy}>${done ? "Copied" : label}</button>`;
+  return html`<${Do} class="small quiet" onClick=${copy}>${done ? "Copied" : label}<//>`;
 }
 
 export const Name = ({ children, class: name = "" }) => html`<span class="name ${name}" title=${children}>${visible(String(children))}</span>`;
@@ -99,17 +102,17 @@ export function Tabs({ items, current }) {
   </ul></nav>`;
 }
 
+const titles = (columns) => columns.map((column) => html`<th key=${column.title} scope="col" class=${column.class}>${column.title}</th>`);
+
+const cells = (columns, row) => columns.map((column, i) => html`<${i === 0 ? "th" : "td"} scope=${i === 0 ? "row" : undefined} key=${column.title} class=${column.class}>${column.cell(row)}<//>`);
+
 /** A table. A column is `{title, cell(row), class}`: `right` for numbers, `wide` if a narrow screen leaves it out. */
 export function Table({ label, columns, rows, rowKey, empty, class: name = "" }) {
   if (rows.length === 0 && empty) return empty;
   const shown = columns.filter(Boolean);
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${`Table: ${label}`}><table class=${name}>
-    <thead><tr>${shown.map((column) => html`<th key=${column.title} scope="col" class=${column.class}>${column.title}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${rowKey(row)}>
-      ${shown.map((column, i) => (i === 0
-        ? html`<th scope="row" key=${column.title} class=${column.class}>${column.cell(row)}</th>`
-        : html`<td key=${column.title} class=${column.class}>${column.cell(row)}</td>`))}
-    </tr>`)}</tbody>
+    <thead><tr>${titles(shown)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${rowKey(row)}>${cells(shown, row)}</tr>`)}</tbody>
   </table></div>`;
 }
 
@@ -146,15 +149,11 @@ export function LongTable({ label, columns, rows, total, rowKey, rowHeight = 40,
   return html`<div class="long scroll ${name}" ref=${box} tabindex="0" role="region" aria-label=${`Table: ${label}`}
       onScroll=${() => set({ top: box.current.scrollTop, height: box.current.clientHeight })} onKeyDown=${move}>
     <table aria-rowcount=${(total ?? rows.length) + 1}>
-      <thead><tr aria-rowindex="1">${shown.map((column) => html`<th key=${column.title} scope="col" class=${column.class}>${column.title}</th>`)}</tr></thead>
+      <thead><tr aria-rowindex="1">${titles(shown)}</tr></thead>
       <tbody>
         ${first > 0 && html`<tr class="gap" key="before" aria-hidden="true" style=${{ height: `${first * rowHeight}px` }}><td colspan=${shown.length}></td></tr>`}
         ${rows.slice(first, last).map((row, i) => html`<tr key=${rowKey(row)} aria-rowindex=${first + i + 2} class=${selected === rowKey(row) ? "selected" : ""}
-            style=${{ height: `${rowHeight}px` }}>
-          ${shown.map((column, at) => (at === 0
-            ? html`<th scope="row" key=${column.title} class=${column.class}>${column.cell(row)}</th>`
-            : html`<td key=${column.title} class=${column.class}>${column.cell(row)}</td>`))}
-        </tr>`)}
+            style=${{ height: `${rowHeight}px` }}>${cells(shown, row)}</tr>`)}
         ${last < rows.length && html`<tr class="gap" key="after" aria-hidden="true" style=${{ height: `${(rows.length - last) * rowHeight}px` }}><td colspan=${shown.length}></td></tr>`}
       </tbody>
     </table>
@@ -210,7 +209,7 @@ export function Dialog({ title, close, children, submit }) {
   return html`<dialog ref=${box} aria-labelledby="dialog-title" onCancel=${(event) => (event.preventDefault(), close?.())}>
     <form onSubmit=${(event) => (event.preventDefault(), submit?.())}>
       <header class="dialog-head"><h2 id="dialog-title">${title}</h2>
-        ${close && html`<button type="button" class="quiet icon" aria-label="Close" onClick=${close}>×</button>`}</header>
+        ${close && html`<${Do} class="quiet icon" aria-label="Close" onClick=${close}>×<//>`}</header>
       ${children}
     </form>
   </dialog>`;
@@ -235,7 +234,7 @@ export function Confirm({ title, name, action, kind = "danger", ready: isReady =
     <div class="dialog-body">${children}
       ${name !== undefined && html`<${Text} label=${html`Type <b class="name">${name}</b> to confirm`} value=${typed} set=${set} />`}
       <${Trouble} error=${state.error} /></div>
-    <footer><button type="button" onClick=${close}>Cancel</button><button class=${kind} disabled=${!ready || state.busy}>${action}</button></footer>
+    <footer><${Do} onClick=${close}>Cancel<//><button class=${kind} disabled=${!ready || state.busy}>${action}</button></footer>
   <//>`;
 }
 

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/htm-preact.js";
 import { call } from "../api.js";
 import { ago, count, plural, rate, size } from "../format.js";
 import { usePoll } from "../live.js";
-import { Badge, Card, Empty, Loaded, Name, Page, Table, numbers } from "../parts.js";
+import { Badge, Card, Do, Empty, Loaded, Name, Page, Table, numbers } from "../parts.js";
 
 const KINDS = { stream: "stream", watch: "session", socket: "WebSocket", work: "jobs", export: "export" };
 
@@ -26,8 +26,8 @@ export function Clients({ figures }) {
           { title: "Peer", class: "wide", cell: (one) => html`<${Name}>${one.peer}<//>` },
           { title: "Key", class: "wide", cell: (one) => html`<${Name}>${one.key}<//>` },
         ]} />
-        <div class="pager">${cursors.length > 0 && html`<button type="button" class="small" onClick=${() => setCursors(cursors.slice(0, -1))}>Back</button>`}
-          ${page.next_cursor && html`<button type="button" class="small" onClick=${() => setCursors([...cursors, page.next_cursor])}>More</button>`}<span class="foot">${plural(page.total, "open connection")}</span></div>
+        <div class="pager">${cursors.length > 0 && html`<${Do} class="small" onClick=${() => setCursors(cursors.slice(0, -1))}>Back<//>`}
+          ${page.next_cursor && html`<${Do} class="small" onClick=${() => setCursors([...cursors, page.next_cursor])}>More<//>`}<span class="foot">${plural(page.total, "open connection")}</span></div>
       <//>
       <${Card} title="Keys">
         <${Table} label="Keys" rows=${page.keys} rowKey=${(one) => one.key} empty=${html`<${Empty} title="The daemon has no keys: everybody who reaches it may do everything." command="TOPICS_API_KEYS=secret:read+write:orders" />`} columns=${[

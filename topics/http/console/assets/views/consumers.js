@@ -1,13 +1,11 @@
 // Named consumers: position, lag, owner; moving one.
 
-import { html, useRef, useState } from "../vendor/htm-preact.js";
+import { html, useState } from "../vendor/htm-preact.js";
 import { call, may } from "../api.js";
 import { ago, count, duration } from "../format.js";
 import { Graph } from "../graph.js";
-import { usePoll } from "../live.js";
-import { Card, Choice, Confirm, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Text, link, numbers } from "../parts.js";
-
-const KEPT = 150;
+import { useHistory, usePoll } from "../live.js";
+import { Card, Choice, Confirm, Do, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Text, link, numbers } from "../parts.js";
 
 export function Consumers({ address }) {
   const [, topic, consumer] = address.parts;
@@ -34,18 +32,13 @@ function List({ prefix }) {
 function One({ topic, consumer }) {
   const parts = ["topics", topic, "consumers", consumer];
   const [dialog, open] = useState(null);
-  const seen = useRef({ times: [], lags: [] });
   const poll = usePoll((signal) => call("GET", parts, { signal }), [topic, consumer], 2000);
-  const { data } = poll;
-  if (data && seen.current.last !== data) {
-    const { times, lags } = seen.current;
-    seen.current = { last: data, times: [...times, Date.now() / 1000].slice(-KEPT), lags: [...lags, data.lag].slice(-KEPT) };
-  }
+  const seen = useHistory(poll, (one) => one.lag);
   return html`<${Page} title=${`${topic} / ${consumer}`} kind="consumer" actions=${html`
-      ${may("write", topic) && html`<button type="button" onClick=${() => open("seek")}>Seek…</button>`}
-      ${may("delete", topic) && html`<button type="button" class="danger" onClick=${() => open("delete")}>Delete</button>`}`}>
+      ${may("write", topic) && html`<${Do} onClick=${() => open("seek")}>Seek…<//>`}
+      ${may("delete", topic) && html`<${Do} class="danger" onClick=${() => open("delete")}>Delete<//>`}`}>
     <${Loaded} poll=${poll}>${(now) => html`
-      <${Graph} title="Lag" times=${seen.current.times} series=${[{ name: "seqs", values: seen.current.lags, show: count }]} />
+      <${Graph} title="Lag" times=${seen.times} series=${[{ name: "seqs", values: seen.values, show: count }]} />
       <${Card}><${Figures} items=${[
         ["Topic", html`<a class="name" href=${link("topics", topic)}>${topic}</a>`], ["Position", count(now.committed_seq)], ["Lag", count(now.lag)], ["Last commit", ago(now.last_commit_ts)],
         ["Owner", now.owner === null ? "nobody" : html`<${Name}>${now.owner}<//>`], now.owner !== null && ["Until", new Date(now.deadline).toLocaleTimeString()], ["Generation", count(now.generation)],

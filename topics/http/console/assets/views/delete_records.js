@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/htm-preact.js";
 import { call } from "../api.js";
 import { count, plural } from "../format.js";
 import { useAction } from "../live.js";
-import { Card, Confirm, Text, Trouble } from "../parts.js";
+import { Card, Confirm, Do, Text, Trouble } from "../parts.js";
 
 const whole = (text) => /^\d+$/.test(text);
 
@@ -54,7 +54,7 @@ export function DeleteRecords({ topic, state, done }) {
       <${Trouble} error=${action.error} />
       <footer class="form-foot"><span role="status">${counted !== null ? `${plural(counted, "record")} would be deleted.` : deleted !== null ? `${plural(deleted, "record")} deleted.` : ""}</span>
         <button disabled=${!chosen || action.busy}>Count them</button>
-        <button type="button" class="danger" disabled=${!counted} onClick=${() => setAsking(true)}>Delete ${counted ? count(counted) : "them"}</button></footer>
+        <${Do} class="danger" disabled=${!counted} onClick=${() => setAsking(true)}>Delete ${counted ? count(counted) : "them"}<//></footer>
     </form>
     ${asking && html`<${Confirm} title="Delete records" action=${`Delete ${plural(counted, "record")}`} run=${run} close=${() => setAsking(false)}>
       <p>${plural(counted, "record")} of <b class="name">${topic}</b> would be deleted. This cannot be undone.</p><//>`}

@@ -5,7 +5,7 @@ import { call, may } from "../api.js";
 import { ago, count, plural, time, visible } from "../format.js";
 import { JsonTree, brief } from "../json_tree.js";
 import { useAction, usePoll } from "../live.js";
-import { Badge, Card, Choice, Confirm, Empty, Loaded, Table, Text, Trouble, numbers } from "../parts.js";
+import { Badge, Card, Choice, Confirm, Do, Empty, Loaded, Table, Text, Trouble, numbers } from "../parts.js";
 
 const STATES = [["", "all but dead"], ["ready", "ready"], ["in_flight", "in flight"], ["delayed", "delayed"], ["dead", "dead"]];
 const KINDS = { ready: "good", in_flight: "queue", delayed: "warn", dead: "bad" };
@@ -66,22 +66,22 @@ export function Jobs({ topic, group, dead, done }) {
       <button class="primary">Show</button>
     </form>
     <div class="tools">
-      ${mayRetry && html`<button type="button" disabled=${none || state === "ready" || state === "in_flight"} onClick=${() => ask("retry")}>Retry</button>`}
-      ${mayNack && html`<button type="button" disabled=${seqs.length === 0 || state !== "in_flight"} onClick=${() => ask("nack")}>Give back</button>`}
-      ${mayCancel && html`<button type="button" class="danger" disabled=${none || state === "dead"} onClick=${() => ask("cancel")}>Cancel</button>`}
+      ${mayRetry && html`<${Do} disabled=${none || state === "ready" || state === "in_flight"} onClick=${() => ask("retry")}>Retry<//>`}
+      ${mayNack && html`<${Do} disabled=${seqs.length === 0 || state !== "in_flight"} onClick=${() => ask("nack")}>Give back<//>`}
+      ${mayCancel && html`<${Do} class="danger" disabled=${none || state === "dead"} onClick=${() => ask("cancel")}>Cancel<//>`}
       <span class="foot after" role="status">${said || (many ? "An action is about all jobs that match the filter." : seqs.length > 0 ? `${plural(seqs.length, "job")} chosen` : "")}</span>
     </div>
     <${Loaded} poll=${poll}>${(page) => html`
       <${Table} label="Jobs" class="jobs" rows=${page.jobs} rowKey=${(one) => one.$seq} empty=${html`<${Empty} title=${page.next_cursor ? "No job here; there may be more." : "There is no such job."} />`} columns=${[
         { title: "Seq", class: "nowrap", cell: (one) => html`<input type="checkbox" class="pick" aria-label=${`Choose job ${one.$seq}`} checked=${chosen.has(one.$seq)} onChange=${() => toggle(one.$seq)} />
-          <button type="button" class="row-link" aria-expanded=${open === one.$seq} onClick=${() => setOpen(open === one.$seq ? null : one.$seq)}>${count(one.$seq)}</button>` },
+          <${Do} class="row-link" aria-expanded=${open === one.$seq} onClick=${() => setOpen(open === one.$seq ? null : one.$seq)}>${count(one.$seq)}<//>` },
         { title: "State", cell: (one) => html`<${Badge} kind=${KINDS[one.state]}>${one.state.replace("_", " ")}<//>` },
         numbers("Deliveries", (one) => one.deliveries), numbers("Priority", (one) => one.priority, true),
         { title: "Tag", class: "wide name short", cell: (one) => one.$tag !== undefined && visible(one.$tag) },
         { title: "Data", class: "code line", cell: (one) => brief(one.data, 160) },
       ]} />
-      <div class="pager">${cursors.length > 0 && html`<button type="button" class="small" onClick=${() => setCursors(cursors.slice(0, -1))}>Back</button>`}
-        ${page.next_cursor && html`<button type="button" class="small" onClick=${() => setCursors([...cursors, page.next_cursor])}>More</button>`}</div>`}<//>
+      <div class="pager">${cursors.length > 0 && html`<${Do} class="small" onClick=${() => setCursors(cursors.slice(0, -1))}>Back<//>`}
+        ${page.next_cursor && html`<${Do} class="small" onClick=${() => setCursors([...cursors, page.next_cursor])}>More<//>`}</div>`}<//>
     ${job && html`<${History} job=${job} />`}
     ${asking === "retry" && html`<${Confirm} title="Retry" action="Retry" close=${() => ask(null)} run=${change("retry", { ...selection, ...(state === "dead" || state === "delayed" ? { state } : {}) })}>
       <p>${state === "dead" ? `Dead letters become jobs again, with new seqs: ${which}.` : `Delayed jobs become ready now: ${which}.`}</p><//>`}

@@ -1,15 +1,14 @@
 // Queues, and groups of logs: how many jobs are ready, in flight, delayed and dead; pausing, limits, jobs, dead letters.
 
-import { html, useRef, useState } from "../vendor/htm-preact.js";
+import { html, useState } from "../vendor/htm-preact.js";
 import { call, may } from "../api.js";
 import { count, plural } from "../format.js";
 import { Graph } from "../graph.js";
-import { usePoll } from "../live.js";
-import { Badge, Card, Choice, Confirm, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Tabs, Text, link, numbers } from "../parts.js";
+import { useHistory, usePoll } from "../live.js";
+import { Badge, Card, Choice, Confirm, Do, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Tabs, Text, link, numbers } from "../parts.js";
 import { Jobs } from "./jobs.js";
 import { Redrive } from "./redrive.js";
 
-const KEPT = 150;
 const COUNTS = [["ready", "Ready"], ["in_flight", "In flight"], ["delayed", "Delayed"], ["dead_lettered", "Dead"]];
 const COUNTERS = COUNTS.map(([name, title]) => numbers(title, (one) => one.queue?.[name], name === "delayed"));
 
@@ -39,21 +38,11 @@ function List({ prefix }) {
   <//>`;
 }
 
-/** The counters of the last minutes, as this view has seen them. */
-function useCounters(queue) {
-  const seen = useRef({ times: [], points: [] });
-  if (queue && seen.current.last !== queue) {
-    const { times, points } = seen.current;
-    seen.current = { last: queue, times: [...times, Date.now() / 1000].slice(-KEPT), points: [...points, queue].slice(-KEPT) };
-  }
-  return seen.current;
-}
-
 function Queue({ topic, group }) {
   const parts = group === undefined ? ["topics", topic] : ["topics", topic, "groups", group];
   const poll = usePoll((signal) => call("GET", parts, { query: group === undefined ? { touch: false } : {}, signal }), [topic, group], 2000);
   const { data } = poll;
-  const { times, points } = useCounters(data?.queue);
+  const { times, values: points } = useHistory(poll, (one) => one.queue ?? {});
   const [dialog, open] = useState(null);
   const close = () => (open(null), poll.now());
   const name = group === undefined ? topic : `${topic} / ${group}`;
@@ -61,17 +50,17 @@ function Queue({ topic, group }) {
   const isLog = group === undefined && data?.type === "log";
   const paused = data?.queue?.paused;
   const actions = data && !isLog && html`
-    ${may("admin", topic) && html`<button type="button" onClick=${() => open(paused ? "resume" : "pause")}>${paused ? "Resume" : "Pause"}</button>
-      <button type="button" onClick=${() => open("limits")}>Limits</button>`}
-    ${group !== undefined && may("delete", topic) && html`<button type="button" class="danger" onClick=${() => open("delete")}>Delete</button>`}`;
+    ${may("admin", topic) && html`<${Do} onClick=${() => open(paused ? "resume" : "pause")}>${paused ? "Resume" : "Pause"}<//>
+      <${Do} onClick=${() => open("limits")}>Limits<//>`}
+    ${group !== undefined && may("delete", topic) && html`<${Do} class="danger" onClick=${() => open("delete")}>Delete<//>`}`;
   return html`<${Page} title=${name} kind=${isLog ? "groups of" : group === undefined ? "queue" : "group"} actions=${actions}>
     <${Loaded} poll=${poll}>${() => isLog ? html`<${GroupsOf} topic=${topic} />` : html`
       <${Tabs} current="jobs" items=${group === undefined ? [["records", link("topics", topic), "Records"], ["jobs", link("queues", topic), "Jobs"], ["config", link("topics", topic, "config"), "Configuration"]]
         : [["records", link("topics", topic), "Records of the log"], ["groups", link("queues", topic), "Its groups"], ["jobs", link("queues", topic, group), "Jobs"]]} />
       ${paused && html`<p class="notice warn">Paused: no job is given out${data.queue.paused_until ? ` until ${new Date(data.queue.paused_until).toLocaleString()}` : ""}.</p>`}
       <div class="graphs two">
-        <${Graph} title="Jobs" times=${times} series=${COUNTS.slice(0, 3).map(([key, title]) => ({ name: title.toLowerCase(), values: points.map((p) => p[key]), show: count }))} />
-        <${Graph} title="Dead, since the topic exists" times=${times} series=${[{ name: "dead", values: points.map((p) => p.dead_lettered), show: count }]} />
+        <${Graph} title="Jobs" times=${times} series=${COUNTS.slice(0, 3).map(([key, title]) => ({ name: title.toLowerCase(), values: points.map((p) => p[key] ?? null), show: count }))} />
+        <${Graph} title="Dead, since the topic exists" times=${times} series=${[{ name: "dead", values: points.map((p) => p.dead_lettered ?? null), show: count }]} />
       </div>
       <${Card} title="Terms"><${Figures} items=${[
         group !== undefined && ["Lag", plural(data.lag, "seq")], group !== undefined && ["Floor", count(data.floor), "everything up to it is finished"], group !== undefined && ["Missed", count(data.missed)],
@@ -94,7 +83,7 @@ function GroupsOf({ topic }) {
   const [creating, setCreating] = useState(false);
   const poll = usePoll((signal) => call("GET", ["topics", topic, "groups"], { query: { page_size: 200 }, signal }), [topic], 3000);
   return html`<${Tabs} current="groups" items=${[["records", link("topics", topic), "Records"], ["groups", link("queues", topic), "Groups"], ["config", link("topics", topic, "config"), "Configuration"]]} />
-    <${Card} title="Groups" actions=${may("admin", topic) && html`<button type="button" onClick=${() => setCreating(true)}>Create a group</button>`}>
+    <${Card} title="Groups" actions=${may("admin", topic) && html`<${Do} onClick=${() => setCreating(true)}>Create a group<//>`}>
       <${Loaded} poll=${poll}>${(page) => html`<${Table} label="Groups" rows=${page.groups} rowKey=${(one) => one.group} empty=${html`<${Empty} title="The log has no group." command=${`topics group create ${topic} billing`}>The members of a group divide the records of a log among them.<//>`}
         columns=${[{ title: "Group", cell: (one) => html`<a href=${link("queues", topic, one.group)}><${Name}>${one.group}<//></a>` }, numbers("Lag", (one) => one.lag), ...COUNTERS]} />`}<//>
     <//>

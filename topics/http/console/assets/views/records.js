@@ -5,7 +5,7 @@ import { address, call, headers } from "../api.js";
 import { count, plural, shortTime, size, time, visible } from "../format.js";
 import { JsonTree, brief, textOf } from "../json_tree.js";
 import { useTail } from "../live.js";
-import { Badge, Busy, Choice, Copy, Empty, LongTable, Text, Trouble, link } from "../parts.js";
+import { Badge, Busy, Choice, Copy, Do, Empty, LongTable, Text, Trouble, link } from "../parts.js";
 
 const REASONS = { cap: "evicted by a cap", ttl: "expired", mixed: "evicted or expired", lost: "lost in a crash", corrupt: "damaged on the disk", source_trim: "lost by the source of a router", recreated: "of a topic that was deleted" };
 const previews = new WeakMap();
@@ -83,7 +83,7 @@ export function Records({ topic, state, query }) {
       ${from.kind === "seq" && html`<${Text} label="Seq" value=${from.value} set=${(value) => setFrom({ ...from, value })} inputmode="numeric" />`}
       ${from.kind === "time" && html`<${Text} label="Time" type="datetime-local" step="1" value=${from.value} set=${(value) => setFrom({ ...from, value })} />`}
       <button class="primary">Show</button>
-      ${from.start === null && html`<button type="button" data-pause aria-pressed=${paused} onClick=${() => setPaused(!paused)}>${paused ? "Go on" : "Pause"}</button>`}
+      ${from.start === null && html`<${Do} data-pause aria-pressed=${paused} onClick=${() => setPaused(!paused)}>${paused ? "Go on" : "Pause"}<//>`}
     </form>
     <${Trouble} error=${from.error ?? tail.error} />
     <p class="foot" role="status"><${Stand} tail=${tail} waiting=${waiting} atTop=${atTop} /></p>
@@ -91,14 +91,14 @@ export function Records({ topic, state, query }) {
     <div class="split">
       ${tail.records.length > 0 ? html`<${LongTable} label="Records" class="fill records" rows=${tail.records} total=${-1} rowHeight=${34} rowKey=${(record) => record.$seq} selected=${open}
         onEnd=${tail.older} onView=${(first) => setTop(first === 0)} columns=${[
-          { title: "Seq", class: "right", cell: (record) => html`<button type="button" class="row-link" aria-expanded=${open === record.$seq} onClick=${() => setOpen(open === record.$seq ? null : record.$seq)}>${count(record.$seq)}</button>` },
+          { title: "Seq", class: "right", cell: (record) => html`<${Do} class="row-link" aria-expanded=${open === record.$seq} onClick=${() => setOpen(open === record.$seq ? null : record.$seq)}>${count(record.$seq)}<//>` },
           { title: "Time", class: "nowrap", cell: (record) => html`<span title=${time(record.$ts)}>${shortTime(record.$ts)}</span>` },
           { title: "Tag", class: "wide name short", cell: (record) => record.$tag !== undefined && visible(record.$tag) },
           { title: "Node", class: "wide name short", cell: (record) => record.$node !== undefined && visible(record.$node) },
           { title: "Data", class: "code line", cell: (record) => preview(record) },
         ]} />`
       : tail.state === "loading" ? html`<${Busy} />`
-      : filter.text ? html`<${Empty} title="No record matches the filter, as far as it was looked for."><button type="button" onClick=${tail.older}>Look further</button><//>`
+      : filter.text ? html`<${Empty} title="No record matches the filter, as far as it was looked for."><${Do} onClick=${tail.older}>Look further<//><//>`
       : html`<${Empty} title="The topic has no records." command=${`topics append ${topic} '{"text": "hello"}'`} />`}
       ${chosen && html`<${Detail} topic=${topic} record=${chosen} close=${() => setOpen(null)} key=${chosen.$seq} />`}
     </div>`;
@@ -124,7 +124,7 @@ function Detail({ topic, record, close }) {
   return html`<aside class="detail card" aria-label=${`Record ${record.$seq}`} onKeyDown=${(event) => event.key === "Escape" && close()}>
     <header class="card-head" ref=${heading}><h2>Seq ${count(record.$seq)}</h2>
       <div class="actions"><${Copy} label="Copy JSON" text=${() => textOf(record.data)} /><${Copy} label="Copy curl" text=${isBytes ? `curl ${url} -H 'accept: ${data.$content_type}' -o record` : `curl ${url}`} />
-      <button type="button" class="quiet icon" aria-label="Close the record" onClick=${close}>×</button></div></header>
+      <${Do} class="quiet icon" aria-label="Close the record" onClick=${close}>×<//></div></header>
     <dl class="figures">
       <div><dt>Time</dt><dd>${time(record.$ts)}</dd></div>
       ${record.$tag !== undefined && html`<div><dt>Tag</dt><dd><a class="name" href=${`${link("topics", topic)}?filter=${encodeURIComponent(`tag = ${JSON.stringify(record.$tag)}`)}`}>${visible(record.$tag)}</a></dd></div>`}

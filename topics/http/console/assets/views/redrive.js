@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/htm-preact.js";
 import { call } from "../api.js";
 import { count, plural } from "../format.js";
 import { useAction, usePoll } from "../live.js";
-import { Badge, Card, Confirm, Figures, Loaded, Text, Trouble } from "../parts.js";
+import { Badge, Card, Confirm, Do, Figures, Loaded, Text, Trouble } from "../parts.js";
 
 export function Redrive({ from, dead, done }) {
   const parts = ["topics", dead, "redrive"];
@@ -24,7 +24,7 @@ export function Redrive({ from, dead, done }) {
   };
   const stop = () => action.run(async () => (await call("DELETE", parts), poll.now()));
   return html`<${Card} title=${`Dead letters in ${dead}`} actions=${isRunning
-      ? html`<button type="button" class="danger" onClick=${stop}>Stop</button>` : html`<button type="button" onClick=${() => ask(true)}>Redrive…</button>`}>
+      ? html`<${Do} class="danger" onClick=${stop}>Stop<//>` : html`<${Do} onClick=${() => ask(true)}>Redrive…<//>`}>
     <${Trouble} error=${action.error} />
     <${Loaded} poll=${poll}>${(now) => html`
       <div role="status"><${Figures} items=${[["Redrive", html`<${Badge} kind=${{ running: "queue", done: "good", failed: "bad" }[now.state] ?? ""}>${now.state}<//>`], ["Moved", count(now.moved)], ["Left", count(now.left)],

@@ -4,11 +4,11 @@ import { html, useMemo, useState } from "../vendor/htm-preact.js";
 import { call, may } from "../api.js";
 import { count, cut } from "../format.js";
 import { usePoll } from "../live.js";
-import { Badge, Card, Choice, Confirm, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Text, link, numbers } from "../parts.js";
+import { Badge, Card, Choice, Confirm, Do, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Text, link, numbers } from "../parts.js";
 import { layers } from "../layers.js";
 
 const DRAWN = 150;
-const WIDTH = 190, HEIGHT = 34, ACROSS = 300, DOWN = 54;
+const WIDTH = 190, HEIGHT = 34, ACROSS = 300, DOWN = 66;
 
 export function Routers({ address }) {
   const [, router] = address.parts;
@@ -16,7 +16,7 @@ export function Routers({ address }) {
   const [creating, setCreating] = useState(false);
   const poll = usePoll((signal) => call("GET", "routers", { query: { prefix, page_size: 500 }, signal }), [prefix], 2000);
   if (router !== undefined) return html`<${One} name=${router} key=${router} />`;
-  return html`<${Page} title="Routers" actions=${may("admin") && html`<button type="button" class="primary" onClick=${() => setCreating(true)}>Create a router</button>`}>
+  return html`<${Page} title="Routers" actions=${may("admin") && html`<${Do} class="primary" onClick=${() => setCreating(true)}>Create a router<//>`}>
     <${Search} label="Name begins with" value=${prefix} set=${setPrefix} />
     <${Loaded} poll=${poll}>${(page) => page.routers.length === 0 ? html`<${Card}><${Empty} title="There is no router." command="topics router create orders-archive orders archive">A router copies the records of one topic to another.<//><//>` : html`
       ${page.routers.length <= DRAWN ? html`<${Drawing} routers=${page.routers} />` : html`<p class="foot">A drawing is made of at most ${DRAWN} routers: type the beginning of a name.</p>`}
@@ -46,9 +46,9 @@ function Drawing({ routers }) {
         const [x1, y1, x2, y2] = isBack ? [from.x + WIDTH / 2, from.y + HEIGHT, to.x + WIDTH / 2, to.y + HEIGHT] : [from.x + WIDTH, from.y + HEIGHT / 2, to.x, to.y + HEIGHT / 2];
         const bend = Math.max(40, Math.abs(x2 - x1) / 2.2);
         const along = (a, b, c, d) => 0.064 * a + 0.288 * b + 0.432 * c + 0.216 * d; // the point of a curve at 0.6 of its way
-        const path = isBack ? `M${x1} ${y1}C${x1} ${y1 + 30} ${x2} ${y2 + 30} ${x2} ${y2 + 3}` : `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2 - 2} ${y2}`;
+        const path = isBack ? `M${x1} ${y1}C${x1} ${y1 + 22} ${x2} ${y2 + 22} ${x2} ${y2 + 3}` : `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2 - 2} ${y2}`;
         return html`<g key=${one.router} class=${isBack ? "edge cycle" : one.lag > 0 ? "edge behind" : "edge"}>
-          <path d=${path} marker-end="url(#arrow)" /><text x=${isBack ? (x1 + x2) / 2 : along(x1, x1 + bend, x2 - bend, x2)} y=${isBack ? Math.max(y1, y2) + 24 : along(y1, y1, y2, y2) - 5} text-anchor="middle">${isBack ? "cycle, " : ""}lag ${count(one.lag)}</text></g>`;
+          <path d=${path} marker-end="url(#arrow)" /><text x=${isBack ? (x1 + x2) / 2 : along(x1, x1 + bend, x2 - bend, x2)} y=${isBack ? Math.max(y1, y2) + 27 : along(y1, y1, y2, y2) - 5} text-anchor="middle">${isBack ? "cycle, " : ""}lag ${count(one.lag)}</text></g>`;
       })}
       ${[...places.keys()].map((topic) => html`<a key=${topic} href=${link("topics", topic)} class="node"><title>${topic}</title>
         <rect x=${at(topic).x} y=${at(topic).y} width=${WIDTH} height=${HEIGHT} rx="7" /><text x=${at(topic).x + 12} y=${at(topic).y + 21.5}>${cut(topic, 22)}</text></a>`)}
@@ -58,7 +58,7 @@ function Drawing({ routers }) {
 function One({ name }) {
   const [deleting, setDeleting] = useState(false);
   const poll = usePoll((signal) => call("GET", ["routers", name], { signal }), [name], 2000);
-  return html`<${Page} title=${name} kind="router" actions=${may("delete", name) && html`<button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>`}>
+  return html`<${Page} title=${name} kind="router" actions=${may("delete", name) && html`<${Do} class="danger" onClick=${() => setDeleting(true)}>Delete<//>`}>
     <${Loaded} poll=${poll}>${(one) => html`<${Card}><${Figures} items=${[
       ["From", html`<a class="name" href=${link("topics", one.source)}>${one.source}</a>`], ["To", html`<a class="name" href=${link("topics", one.dest)}>${one.dest}</a>`],
       ["Lag", count(one.lag)], ["Copies", count(one.forwarded_total)], ["Position", count(one.cursor_seq)], ["Guarantee", one.guarantee.replaceAll("_", " ")],

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/htm-preact.js";
 import { call, may } from "../api.js";
 import { ago, count, duration, plural, size } from "../format.js";
 import { useAction, usePoll } from "../live.js";
-import { Badge, Bar, Card, Confirm, Figures, Loaded, Page, Tabs, Trouble, link } from "../parts.js";
+import { Badge, Bar, Card, Confirm, Do, Figures, Loaded, Page, Tabs, Trouble, link } from "../parts.js";
 import { Append } from "./append.js";
 import { DeleteRecords } from "./delete_records.js";
 import { Records } from "./records.js";
@@ -13,10 +13,10 @@ import { ConfigFields, patchOf } from "./topic_config.js";
 export function Topic({ address }) {
   const [, name, tab = "records"] = address.parts;
   const [deleting, setDeleting] = useState(false);
-  const poll = usePoll((signal) => call("GET", ["topics", name], { query: { touch: false }, signal }), [name], 2000);
+  const poll = usePoll((signal) => call("GET", ["topics", name], { query: { touch: false, places: true }, signal }), [name], 2000);
   const kind = poll.data?.type ?? "topic";
   const at = (part) => link("topics", name, part);
-  return html`<${Page} title=${name} kind=${kind} key=${name} actions=${may("delete", name) && poll.data && html`<button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>`}>
+  return html`<${Page} title=${name} kind=${kind} key=${name} actions=${may("delete", name) && poll.data && html`<${Do} class="danger" onClick=${() => setDeleting(true)}>Delete<//>`}>
     <${Loaded} poll=${poll}>${(state) => html`
       <${State} state=${state} />
       <${Tabs} current=${tab} items=${[
@@ -37,22 +37,19 @@ export function Topic({ address }) {
   <//>`;
 }
 
-/** The seqs of a topic as a bar: gone, live and synced, live and not synced yet. */
+/** The seqs of a topic as a bar: gone, and live in which place. */
+const PLACES = [["evicted", "evicted", "gone"], ["deleted", "deleted", "holes"], ["between", "deleted or lost between", "holes"], ["cold", "cold segments", "cold"], ["hot", "segments", "synced"], ["log", "log only", "unsynced"]];
+
 function State({ state }) {
-  const gone = state.earliest_seq - 1;
-  const holes = Math.max(state.head_seq - gone - state.count, 0);
-  const unsynced = state.config.durability === "ephemeral" ? state.count : Math.max(Math.min(state.head_seq - state.synced_seq, state.count), 0);
-  const { queue } = state;
+  const { queue, places } = state;
+  const isMemory = state.config.durability === "ephemeral";
   return html`<${Card} class="state-card">
-    <${Bar} label="Seqs of the topic" parts=${[
-      { name: "evicted or deleted, at the front", value: gone, text: count(gone), kind: "gone" },
-      { name: "deleted or lost, between", value: holes, text: count(holes), kind: "holes" },
-      { name: "live and on disk", value: state.count - unsynced, text: count(state.count - unsynced), kind: "synced" },
-      { name: state.config.durability === "ephemeral" ? "live, in memory only" : "live, not synced yet", value: unsynced, text: count(unsynced), kind: "unsynced" },
-    ]} />
+    <${Bar} label="Seqs of the topic" parts=${PLACES.filter(([key]) => places[key] > 0 || key === "evicted" || key === "log").map(([key, name, kind]) => ({
+      name: key === "log" && isMemory ? "memory only" : name, value: places[key], text: count(places[key]), kind,
+    }))} />
     <${Figures} items=${[
       ["Records", count(state.count)], ["Size", size(state.bytes)], ["First seq", count(state.earliest_seq)], ["Head", count(state.head_seq)],
-      ["Synced", state.config.durability === "ephemeral" ? "never" : count(state.synced_seq)],
+      ["Synced", isMemory ? "never" : count(state.synced_seq)], ["In memory", count(places.memory)], places.segments > 0 && ["Segments", count(places.segments)],
       ["Durability", html`<${Badge}>${state.config.durability}<//>`],
       state.config.ttl_ms > 0 && ["Lifetime", duration(state.config.ttl_ms)],
       state.config.cap_records > 0 && ["Cap", plural(state.config.cap_records, "record")],
@@ -87,7 +84,7 @@ function Config({ state, done }) {
       <${ConfigFields} config=${config} set=${(next) => (setSaved(false), set(next))} present=${state.config} error=${action.error} disabled=${!allowed} />
       <${Trouble} error=${action.error} />
       ${allowed && html`<footer class="form-foot"><span role="status">${changed > 0 ? `${plural(changed, "field")} changed` : saved ? "Saved." : ""}</span>
-        <button type="button" disabled=${changed === 0} onClick=${() => (action.clear(), set({}))}>Undo</button><button class="primary" disabled=${changed === 0 || action.busy}>Save</button></footer>`}
+        <${Do} disabled=${changed === 0} onClick=${() => (action.clear(), set({}))}>Undo<//><button class="primary" disabled=${changed === 0 || action.busy}>Save</button></footer>`}
     </form>
   <//>`;
 }

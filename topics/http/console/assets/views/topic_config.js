@@ -13,7 +13,7 @@ const FIELDS = [
   ["cap_records", "Most records", "number", "0 is no cap.", ""],
   ["cap_bytes", "Most bytes", "number", "Of data and meta. 0 is no cap.", ""],
   ["discard", "At the cap", "choice", "What happens to an append that does not fit.", "", [["old", "the oldest records go"], ["reject", "the append is refused"]]],
-  ["retention", "Retention", "choice", "With `consumed`, records that all consumers and groups have finished are removed.", "log", [["limits", "by the limits above"], ["consumed", "until all consumers have finished"]]],
+  ["retention", "Retention", "choice", "With “consumed”, records that all consumers and groups have finished are removed.", "log", [["limits", "by the limits above"], ["consumed", "until all consumers have finished"]]],
   ["priority", "Priority", "nullable", "-1000 to 1000: which topic is delivered first under load. Empty: as recently as it is used.", ""],
   ["idempotency_window_ms", "Idempotency window (ms)", "number", "How long a repeated append with the same key is recognised.", ""],
   ["dedupe_node", "Filter by node", "choice", "Readers can leave out records that they wrote themselves.", "", YES_NO],

@@ -5,7 +5,7 @@ import { html, useCallback, useEffect, useMemo, useRef, useState } from "../vend
 import { call, may } from "../api.js";
 import { count, rate, size } from "../format.js";
 import { usePoll } from "../live.js";
-import { Badge, Busy, Choice, Confirm, Empty, LongTable, Name, Page, Search, Text, Trouble, link, numbers } from "../parts.js";
+import { Badge, Busy, Choice, Confirm, Do, Empty, LongTable, Name, Page, Search, Text, Trouble, link, numbers } from "../parts.js";
 import { ConfigFields, patchOf } from "./topic_config.js";
 
 const PAGE = 200;
@@ -26,7 +26,7 @@ export function Topics({ address }) {
     history.replaceState(null, "", `#/topics${params.size > 0 ? `?${params}` : ""}`);
     dispatchEvent(new HashChangeEvent("hashchange"));
   };
-  return html`<${Page} title="Topics" actions=${may("admin") && html`<button type="button" class="primary" onClick=${() => setCreating(true)}>Create a topic</button>`}>
+  return html`<${Page} title="Topics" actions=${may("admin") && html`<${Do} class="primary" onClick=${() => setCreating(true)}>Create a topic<//>`}>
     <${Search} label="Name begins with" value=${typed} set=${setTyped}><${Choice} label="Order" value=${sort} set=${(value) => go({ prefix, sort: value })} options=${SORTS} /><//>
     <${List} prefix=${prefix} sort=${sort} key=${`${prefix} ${sort}`} />
     ${creating && html`<${Create} close=${() => setCreating(false)} />`}
