@@ -155,7 +155,7 @@ def _docs(browser: Browser, url: str) -> None:
     for name in DOCS.values():
         path = directory / f"{name}.png"
         with Image.open(path) as image:
-            image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+            image.convert("RGB").quantize(160, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> int:

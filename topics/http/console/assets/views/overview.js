@@ -37,11 +37,11 @@ export function Overview({ figures: now }) {
     ${said.length > 0 && html`<ul class="warnings" aria-label="Warnings">${said.map(([kind, text, address]) => html`<li key=${text} class="notice ${kind}">
       ${address ? html`<a href=${address}>${text}</a>` : text}</li>`)}</ul>`}
     <div class="tiles">
-      <${Tile} name="Topics" value=${count(now.topics)} more=${`${plural(now.records, "record")}, ${size(now.bytes)}`} address=${link("topics")} />
+      <${Tile} name="Topics" value=${count(now.topics)} more=${plural(now.records, "record")} address=${link("topics")} />
       <${Tile} name="In" value=${rate(now.rates?.records_in)} unit="records/s" more=${`${size(now.rates?.bytes_in)}/s`} />
       <${Tile} name="Out" value=${rate(now.rates?.records_out)} unit="records/s" more=${`${size(now.rates?.bytes_out)}/s`} />
-      <${Tile} name="Pressure" value=${percent(now.pressure.value)} more=${now.pressure.value < 0.2 ? "nothing waits" : `delivery gathers ${duration(now.pressure.coalesce_ms)}`} />
-      <${Tile} name="Connections" value=${count(now.connections.open)} more=${`${plural(now.connections.streams, "stream")}, ${plural(now.connections.sockets, "socket")}`} />
+      <${Tile} name="Pressure" value=${percent(now.pressure.value)} more=${now.pressure.coalesce_ms > 0 ? `gathers ${duration(now.pressure.coalesce_ms)}` : "nothing waits"} />
+      <${Tile} name="Connections" value=${count(now.connections.open)} more=${`${count(now.connections.streams + now.connections.sockets)} of them streams`} />
       <${Tile} name="Up" value=${duration(now.uptime_ms)} more=${`version ${now.version}`} />
     </div>
     ${now.topics === 0 && html`<${Card}><${Empty} title="There is no topic yet." command=${`topics append hello '{"text": "hello"}'`}>An append makes one, and so does the button on the page <a href=${link("topics")}>Topics</a>.<//><//>`}
