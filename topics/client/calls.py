@@ -66,7 +66,7 @@ class TopicSettings(TypedDict, total=False):
     cap_records: int
     cap_bytes: int
     discard: Literal["old", "reject"]
-    durability: Literal["ephemeral", "memory", "disk", "fsync"]
+    durability: Literal["ephemeral", "memory", "disk", "fsync", "remote"]
     durable: bool
     priority: int | None
     auto_priority: bool
@@ -88,6 +88,8 @@ class TopicSettings(TypedDict, total=False):
     segment_max_events: int | None
     segment_max_bytes: int | None
     segment_max_age_ms: int | None
+    keep_per_tag: int
+    null_ttl_ms: int
     retention: Literal["limits", "consumed"]
     order_by: Literal["tag", "node"] | None
 
@@ -729,7 +731,7 @@ def create_watch(
     include_data: bool = True,
     include_meta: bool = True,
     include_tags: bool = True,
-    consistency: Literal["eventual", "strong"] = "eventual",
+    consistency: Literal["eventual", "strong", "remote"] = "eventual",
     create: bool = False,
     prefixes: Mapping[str, Mapping[str, object]] | None = None,
     filter: Filter | None = None,

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import Final, Literal
 
 import trio
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from topics.auth.keys import OPEN, Key
 from topics.engine.loader import Loader
@@ -85,6 +85,7 @@ class TopicStates:
             count=log.count,
             bytes=log.bytes,
             synced_seq=0 if topic.ephemeral else min(topic.synced_seq, log.head_seq),
+            bucket_seq=self._bucket_seq(topic),
             config=topic.config,
             effective_priority=self._registry.priority(topic),
             last_write_ts=topic.last_write_ms,
@@ -137,6 +138,11 @@ class TopicStates:
             await trio.lowlevel.checkpoint()
         found = (self._registry.topics.get(name) for _, name in best)
         return [self._summary(topic) for topic in found if topic is not None]
+
+    def _bucket_seq(self, topic: Topic) -> int | UnsetType:
+        if not self._registry.has_bucket:
+            return UNSET
+        return 0 if topic.ephemeral else min(topic.bucket_seq, topic.log.head_seq)
 
     async def page(
         self, prefix: str, after: str | None, page_size: int, key: Key = OPEN

@@ -134,7 +134,7 @@ class FiguresAnswer(Struct, kw_only=True):
     ts: int
     version: str
     uptime_ms: int
-    phase: Literal["starting", "replaying", "ready", "draining"]
+    phase: Literal["starting", "replaying", "archiving", "ready", "draining"]
     replay_progress: float
     read_only: bool
     topics: int

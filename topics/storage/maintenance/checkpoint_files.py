@@ -130,7 +130,7 @@ class CheckpointFiles:
             names += self._segment_files(segments)
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
-        names += [_RELATIVE.segment_path(owner, first, "data") for owner, first in moment.foreign]
+        names += await self._offload.run(Pool.FILES, partial(self._foreign_files, moment.foreign))
         cold = [
             (topic.id, s.first)
             for topic in moment.topics
@@ -184,6 +184,20 @@ class CheckpointFiles:
             for kind in ("data", "idx", "tags") if segment.sealed else ("data", "idx"):
                 path = _RELATIVE.segment_path(segment.topic_id, segment.first, kind)
                 names.append(f"cold:{path}" if cold else path)
+        return names
+
+    def _foreign_files(self, foreign: Iterable[tuple[int, int]]) -> list[str]:
+        """Return `.data` of segments of deleted topics, or the pointers to those in a bucket. Runs in a worker
+        thread."""
+        names = []
+        for owner, first in foreign:
+            path = _RELATIVE.segment_path(owner, first, "data")
+            if self._fs.exists(self._store.datadir.segment_path(owner, first, "data")) or self.tiers.cold is None:
+                names.append(path)
+            elif self.tiers.objects is None:
+                names.append(f"cold:{path}")
+            else:
+                names.append(_RELATIVE.segment_path(owner, first, "object"))
         return names
 
     def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:

@@ -28,7 +28,7 @@ export class Observed {
 }
 
 /** The daemon, as far as this tab knows: `up` (it answers), `replay` (0..1 while it starts), `askKey`, and `rights`. */
-export const daemon = new Observed({ up: true, replay: null, stopping: false, askKey: false, badKey: false, rights: null });
+export const daemon = new Observed({ up: true, replay: null, stopping: null, askKey: false, badKey: false, rights: null });
 
 /** Raised whenever everything should be asked again: a new key, a daemon that is back. */
 export const generation = new Observed(0);
@@ -123,7 +123,7 @@ export function refused(status, text) {
     change({ replay: error.detail.replay_progress });
     awaitReturn();
   }
-  if (error.code === "shutting_down") change({ stopping: true });
+  if (error.code === "shutting_down" || error.code === "not_owner") change({ stopping: error.code, owner: error.detail?.owner });
   return new Failure(status, error.code, error.message, error.detail ?? {});
 }
 
@@ -137,7 +137,7 @@ export function lost() {
 }
 
 function found() {
-  if (!daemon.value.up || daemon.value.stopping) change({ up: true, stopping: false });
+  if (!daemon.value.up || daemon.value.stopping) change({ up: true, stopping: null });
 }
 
 /** Ask for readiness until the daemon is ready, then have everything asked again. */
@@ -146,7 +146,7 @@ function awaitReturn() {
     try {
       const answer = await fetch(new URL("ready", BASE), { headers: headers(), cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(5000) });
       const { error } = await answer.json();
-      change({ up: true, replay: error?.detail?.replay_progress ?? null, stopping: error?.code === "shutting_down" });
+      change({ up: true, replay: error?.detail?.replay_progress ?? null, stopping: ["shutting_down", "not_owner"].find((code) => code === error?.code) ?? null });
       if (!answer.ok && answer.status !== 401) return;
     } catch {
       change({ up: false });

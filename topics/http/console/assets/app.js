@@ -106,7 +106,7 @@ function Banner({ state, figures }) {
   const said = [];
   if (!state.up) said.push(["bad", "The daemon does not answer. This page goes on by itself when it does."]);
   else if (state.replay !== null) said.push(["warn", `The daemon is starting: ${percent(state.replay)} of its log is replayed.`]);
-  else if (state.stopping) said.push(["warn", "The daemon is stopping."]);
+  else if (state.stopping) said.push(["warn", state.stopping === "not_owner" ? `Another daemon owns the bucket, or may: ${state.owner ?? "it is not known where"}. This one changes nothing.` : "The daemon is stopping."]);
   if (state.up && figures?.read_only) said.push(["bad", figures.disk.shortage ? `Read-only: ${figures.disk.shortage}. Appends are refused, reads go on.` : "Read-only: a shard of the log has failed. Its appends are refused until a restart; reads go on."]);
   return html`<div class="banners" role="status" aria-live="polite">${said.map(([kind, text]) => html`<p class="notice ${kind}" key=${text}>${text}</p>`)}</div>`;
 }

@@ -160,6 +160,9 @@ export function LongTable({ label, columns, rows, total, rowKey, rowHeight = 40,
   </div>`;
 }
 
+/** What an input for a number has. */
+export const NUMBER = { inputmode: "numeric" };
+
 let fields = 0;
 
 /** A field of a form, with its name, and help that a screen reader reads with it. */
@@ -195,6 +198,17 @@ export function Choice({ label, help, value, set, options, class: name }) {
       ${options.map(([key, text]) => html`<option key=${key} value=${key} selected=${key === value}>${text}</option>`)}
     </select>`}
   <//>`;
+}
+
+/** The fields of a form: their values by name, and what makes inputs and choices of them. `then` is called after a change. */
+export function useFields(initial, then) {
+  const [values, set] = useState(initial);
+  const own = (name) => ({ value: values[name], set: (value) => (set((now) => ({ ...now, [name]: value })), then?.()) });
+  return {
+    values, own,
+    text: (name, label, more) => html`<${Text} label=${label} ...${own(name)} ...${more} />`,
+    choice: (name, label, options, more) => html`<${Choice} label=${label} options=${options} ...${own(name)} ...${more} />`,
+  };
 }
 
 /** A dialog: the browser keeps the focus inside, and Escape closes it. */

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/htm-preact.js";
 import { call } from "../api.js";
 import { count } from "../format.js";
 import { useAction } from "../live.js";
-import { Card, Command, Field, Text, Trouble } from "../parts.js";
+import { Card, Command, Field, NUMBER, Trouble, useFields } from "../parts.js";
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
@@ -22,10 +22,9 @@ export function bodyOf({ data, tag, node, meta, delay, priority }, isQueue) {
 }
 
 export function Append({ topic, state, done }) {
-  const [record, set] = useState({ data: "{}", tag: "", node: "", meta: "", delay: "", priority: "" });
+  const { values: record, text, own } = useFields({ data: "{}", tag: "", node: "", meta: "", delay: "", priority: "" });
   const [appended, setAppended] = useState(null);
   const action = useAction();
-  const change = (name) => (value) => set({ ...record, [name]: value });
   const isQueue = state.type === "queue";
   let body = null, mistake = null;
   try {
@@ -44,15 +43,10 @@ export function Append({ topic, state, done }) {
   };
   return html`<${Card} title=${isQueue ? "Append a job" : "Append a record"}>
     <form onSubmit=${submit}>
-      <${Field} label="Data" help="Any JSON." error=${mistake}>${(own) => html`<textarea ...${own} rows="6" class="code" spellcheck=${false} value=${record.data}
-        onInput=${(event) => change("data")(event.target.value)}></textarea>`}<//>
-      <div class="fields">
-        <${Text} label="Tag" value=${record.tag} set=${change("tag")} />
-        <${Text} label="Node" value=${record.node} set=${change("node")} help="Who wrote it." />
-        <${Text} label="Meta" value=${record.meta} set=${change("meta")} help=${`An object of texts, such as {"trace": "a"}.`} />
-        ${isQueue && html`<${Text} label="Delay (ms)" value=${record.delay} set=${change("delay")} inputmode="numeric" />`}
-        ${isQueue && html`<${Text} label="Priority" value=${record.priority} set=${change("priority")} inputmode="numeric" />`}
-      </div>
+      <${Field} label="Data" help="Any JSON." error=${mistake}>${(field) => html`<textarea ...${field} rows="6" class="code" spellcheck=${false} value=${record.data}
+        onInput=${(event) => own("data").set(event.target.value)}></textarea>`}<//>
+      <div class="fields">${text("tag", "Tag")}${text("node", "Node", { help: "Who wrote it." })}${text("meta", "Meta", { help: `An object of texts, such as {"trace": "a"}.` })}
+        ${isQueue && [text("delay", "Delay (ms)", NUMBER), text("priority", "Priority", NUMBER)]}</div>
       <${Trouble} error=${action.error} />
       <footer class="form-foot"><span role="status">${appended !== null && `Appended as seq ${count(appended)}.`}</span>
         <button class="primary" disabled=${body === null || action.busy}>Append</button></footer>

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/htm-preact.js";
 import { call } from "../api.js";
 import { count, plural } from "../format.js";
 import { useAction } from "../live.js";
-import { Card, Confirm, Do, Text, Trouble } from "../parts.js";
+import { Card, Confirm, Do, NUMBER, Trouble, useFields } from "../parts.js";
 
 const whole = (text) => /^\d+$/.test(text);
 
@@ -18,16 +18,11 @@ export function selectionOf({ before, after, time, tag }) {
 }
 
 export function DeleteRecords({ topic, state, done }) {
-  const [fields, set] = useState({ before: "", after: "", time: "", tag: "" });
   const [counted, setCounted] = useState(null);
   const [asking, setAsking] = useState(false);
   const [deleted, setDeleted] = useState(null);
   const action = useAction();
-  const change = (name) => (value) => {
-    set({ ...fields, [name]: value });
-    setCounted(null);
-    setDeleted(null);
-  };
+  const { values: fields, text } = useFields({ before: "", after: "", time: "", tag: "" }, () => (setCounted(null), setDeleted(null)));
   const body = selectionOf(fields);
   const chosen = Object.keys(body).length > 0;
   const look = async (event) => {
@@ -45,12 +40,8 @@ export function DeleteRecords({ topic, state, done }) {
   return html`<${Card} title="Delete records">
     <form onSubmit=${look}>
       <p>Records that fulfil all conditions are deleted. Their seqs are never used again, and readers are not told.</p>
-      <div class="fields">
-        <${Text} label="Seq below" value=${fields.before} set=${change("before")} inputmode="numeric" placeholder=${String(state.head_seq + 1)} />
-        <${Text} label="Seq above" value=${fields.after} set=${change("after")} inputmode="numeric" />
-        <${Text} label="Older than" type="datetime-local" value=${fields.time} set=${change("time")} />
-        <${Text} label="Tag" value=${fields.tag} set=${change("tag")} help="Ending in *: all tags that begin so." />
-      </div>
+      <div class="fields">${text("before", "Seq below", { ...NUMBER, placeholder: String(state.head_seq + 1) })}${text("after", "Seq above", NUMBER)}
+        ${text("time", "Older than", { type: "datetime-local" })}${text("tag", "Tag", { help: "Ending in *: all tags that begin so." })}</div>
       <${Trouble} error=${action.error} />
       <footer class="form-foot"><span role="status">${counted !== null ? `${plural(counted, "record")} would be deleted.` : deleted !== null ? `${plural(deleted, "record")} deleted.` : ""}</span>
         <button disabled=${!chosen || action.busy}>Count them</button>

@@ -5,7 +5,7 @@ import { call, may } from "../api.js";
 import { count, plural } from "../format.js";
 import { Graph } from "../graph.js";
 import { useHistory, usePoll } from "../live.js";
-import { Badge, Card, Choice, Confirm, Do, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Tabs, Text, link, numbers } from "../parts.js";
+import { Badge, Card, Choice, Confirm, Do, Empty, Figures, Loaded, NUMBER, Name, Page, Rest, Search, Table, Tabs, Text, link, numbers, useFields } from "../parts.js";
 import { Jobs } from "./jobs.js";
 import { Redrive } from "./redrive.js";
 
@@ -109,17 +109,16 @@ function Pause({ parts, close }) {
 const LIMITS = [["lease_ms", "Lease (ms)"], ["max_deliveries", "Most deliveries (0: no limit)"], ["max_in_flight", "Most in flight (0: no limit)"]];
 
 function Limits({ parts, terms, isGroup, close }) {
-  const [fields, set] = useState({ ...Object.fromEntries(LIMITS.map(([name]) => [name, String(terms[name])])), rate: terms.rate ? JSON.stringify(terms.rate) : "" });
+  const { values, text } = useFields({ ...Object.fromEntries(LIMITS.map(([name]) => [name, String(terms[name])])), rate: terms.rate ? JSON.stringify(terms.rate) : "" });
   const run = () => {
-    const body = Object.fromEntries(LIMITS.map(([name]) => [name, /^\d+$/.test(fields[name]) ? Number(fields[name]) : fields[name]]));
+    const body = Object.fromEntries(LIMITS.map(([name]) => [name, /^\d+$/.test(values[name]) ? Number(values[name]) : values[name]]));
     try {
-      body.rate = fields.rate.trim() ? JSON.parse(fields.rate) : null;
+      body.rate = values.rate.trim() ? JSON.parse(values.rate) : null;
     } catch {
-      body.rate = fields.rate;
+      body.rate = values.rate;
     }
     return call("PUT", parts, { query: isGroup ? {} : { create: false }, body });
   };
   return html`<${Confirm} title="Limits" action="Save" kind="primary" run=${run} close=${close}>
-    ${LIMITS.map(([name, label]) => html`<${Text} key=${name} label=${label} value=${fields[name]} set=${(value) => set({ ...fields, [name]: value })} inputmode="numeric" />`)}
-    <${Text} label="Rate" value=${fields.rate} set=${(rate) => set({ ...fields, rate })} help=${`As JSON: {"jobs": 100, "per_ms": 60000}. Empty: no limit.`} /><//>`;
+    ${LIMITS.map(([name, label]) => text(name, label, { ...NUMBER, key: name }))}${text("rate", "Rate", { help: `As JSON: {"jobs": 100, "per_ms": 60000}. Empty: no limit.` })}<//>`;
 }

@@ -115,7 +115,7 @@ function Stand({ tail, waiting, atTop }) {
   }
 }
 
-function Detail({ topic, record, close }) {
+export function Detail({ topic, record, close }) {
   const heading = useRef(null);
   const url = `${location.origin}/v0/topics/${topic}/records/${record.$seq}`;
   const { data } = record;

@@ -2,13 +2,13 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { call } from "../api.js";
-import { count, plural } from "../format.js";
+import { count } from "../format.js";
 import { useAction, usePoll } from "../live.js";
-import { Badge, Card, Confirm, Do, Figures, Loaded, Text, Trouble } from "../parts.js";
+import { Badge, Card, Confirm, Do, Figures, Loaded, NUMBER, Trouble, useFields } from "../parts.js";
 
 export function Redrive({ from, dead, done }) {
   const parts = ["topics", dead, "redrive"];
-  const [fields, set] = useState({ filter: `meta."$dead_letter_from" = ${JSON.stringify(from)}`, max: "", rate: "" });
+  const { values: fields, text } = useFields({ filter: `meta."$dead_letter_from" = ${JSON.stringify(from)}`, max: "", rate: "" });
   const [asking, ask] = useState(false);
   const action = useAction();
   const poll = usePoll((signal) => call("GET", parts, { signal }), [dead], 1500);
@@ -32,8 +32,7 @@ export function Redrive({ from, dead, done }) {
       ${now.error && html`<p class="notice bad">${typeof now.error === "string" ? now.error : now.error.message}</p>`}`}<//>
     ${asking && html`<${Confirm} title="Redrive" action="Move them back" close=${() => ask(false)} run=${start}>
       <p>Dead letters become jobs of the queue or group that they came from, each exactly once.</p>
-      <${Text} label="Filter" class="mono" value=${fields.filter} set=${(filter) => set({ ...fields, filter })} help="Empty: all letters, also those of other queues." />
-      <${Text} label="Most" value=${fields.max} set=${(max) => set({ ...fields, max })} inputmode="numeric" help=${`How many are moved. Empty: all, ${plural(poll.data?.left ?? 0, "letter")} left at the last look.`} />
-      <${Text} label="Letters per second" value=${fields.rate} set=${(rate) => set({ ...fields, rate })} inputmode="numeric" help="Empty: as fast as it goes." /><//>`}
+      ${text("filter", "Filter", { class: "mono", help: "Empty: all letters, also those of other queues." })}${text("max", "Most", { ...NUMBER, help: "How many are moved. Empty: all." })}
+      ${text("rate", "Letters per second", { ...NUMBER, help: "Empty: as fast as it goes." })}<//>`}
   <//>`;
 }

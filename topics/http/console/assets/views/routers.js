@@ -4,7 +4,7 @@ import { html, useMemo, useState } from "../vendor/htm-preact.js";
 import { call, may } from "../api.js";
 import { count, cut } from "../format.js";
 import { usePoll } from "../live.js";
-import { Badge, Card, Choice, Confirm, Do, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Text, link, numbers } from "../parts.js";
+import { Badge, Card, Confirm, Do, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, link, numbers, useFields } from "../parts.js";
 import { layers } from "../layers.js";
 
 const DRAWN = 150;
@@ -70,9 +70,10 @@ function One({ name }) {
   <//>`;
 }
 
+const BEGINS = [["tail", "with records that come from now on"], ["earliest", "with the first record"]];
+
 function Create({ close }) {
-  const [fields, set] = useState({ name: "", source: "", dest: "", filter: "", from: "tail", guarantee: "at_least_once", allow_cycle: "false" });
-  const change = (name) => (value) => set({ ...fields, [name]: value });
+  const { values: fields, text, choice } = useFields({ name: "", source: "", dest: "", filter: "", from: "tail", guarantee: "at_least_once", allow_cycle: "false" });
   const run = async () => {
     const { name, source, dest, from, guarantee } = fields;
     const body = { source, dest, from, guarantee, allow_cycle: fields.allow_cycle === "true" };
@@ -80,12 +81,8 @@ function Create({ close }) {
     await call("PUT", ["routers", name || `${source}>${dest}`], { body });
   };
   return html`<${Confirm} title="Create a router" action="Create" kind="primary" ready=${fields.source !== "" && fields.dest !== ""} close=${close} run=${run}>
-    <div class="fields">
-      <${Text} label="From" value=${fields.source} set=${change("source")} required help="A topic that exists." /><${Text} label="To" value=${fields.dest} set=${change("dest")} required help="It is made if it is missing." />
-      <${Text} label="Name" value=${fields.name} set=${change("name")} placeholder=${fields.source && fields.dest ? `${fields.source}>${fields.dest}` : ""} />
-      <${Text} label="Filter" class="mono" value=${fields.filter} set=${change("filter")} help=${`Only records that match, such as tag ~ "eu:*".`} />
-      <${Choice} label="Begins" value=${fields.from} set=${change("from")} options=${[["tail", "with records that come from now on"], ["earliest", "with the first record"]]} />
-      <${Choice} label="Guarantee" value=${fields.guarantee} set=${change("guarantee")} options=${[["at_least_once", "at least once"], ["exactly_once", "exactly once"]]} />
-      <${Choice} label="May close a cycle" value=${fields.allow_cycle} set=${change("allow_cycle")} options=${[["false", "no"], ["true", "yes"]]} />
-    </div><//>`;
+    <div class="fields">${text("source", "From", { help: "A topic that exists." })}${text("dest", "To", { help: "It is made if it is missing." })}
+      ${text("name", "Name", { placeholder: fields.source && fields.dest ? `${fields.source}>${fields.dest}` : "" })}${text("filter", "Filter", { class: "mono", help: `Only records that match, such as tag ~ "eu:*".` })}
+      ${choice("from", "Begins", BEGINS)}${choice("guarantee", "Guarantee", [["at_least_once", "at least once"], ["exactly_once", "exactly once"]])}
+      ${choice("allow_cycle", "May close a cycle", [["false", "no"], ["true", "yes"]])}</div><//>`;
 }

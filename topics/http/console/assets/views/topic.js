@@ -7,6 +7,7 @@ import { useAction, usePoll } from "../live.js";
 import { Badge, Bar, Card, Confirm, Do, Figures, Loaded, Page, Tabs, Trouble, link } from "../parts.js";
 import { Append } from "./append.js";
 import { DeleteRecords } from "./delete_records.js";
+import { Latest } from "./latest.js";
 import { Records } from "./records.js";
 import { ConfigFields, patchOf } from "./topic_config.js";
 
@@ -22,13 +23,14 @@ export function Topic({ address }) {
       <${Tabs} current=${tab} items=${[
         ["records", link("topics", name), "Records"],
         state.type === "queue" && ["jobs", link("queues", name), "Jobs"],
+        state.type === "log" && ["latest", at("latest"), "Latest by tag"],
         may("write", name) && ["append", at("append"), "Append"],
         ["config", at("config"), "Configuration"],
         state.type === "log" && ["groups", link("queues", name), "Groups"],
         state.type === "log" && ["consumers", `${link("consumers")}?prefix=${encodeURIComponent(name)}`, "Consumers"],
         may("delete", name) && ["delete", at("delete"), "Delete records"],
       ]} />
-      ${tab === "append" ? html`<${Append} topic=${name} state=${state} done=${poll.now} />`
+      ${tab === "latest" ? html`<${Latest} topic=${name} />` : tab === "append" ? html`<${Append} topic=${name} state=${state} done=${poll.now} />`
         : tab === "config" ? html`<${Config} state=${state} done=${poll.now} />`
         : tab === "delete" ? html`<${DeleteRecords} topic=${name} state=${state} done=${poll.now} />`
         : html`<${Records} topic=${name} state=${state} query=${address.query} />`}`}

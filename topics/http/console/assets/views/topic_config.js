@@ -4,11 +4,12 @@ import { html } from "../vendor/htm-preact.js";
 import { Choice, Text } from "../parts.js";
 
 const YES_NO = [["true", "yes"], ["false", "no"]];
+const DEFAULT = "Empty: as the daemon's settings say.";
 const TAG_NODE = [["", "no"], ["tag", "tag"], ["node", "node"]];
 
 // [name, what it is called, kind, help, for which type, options]
 const FIELDS = [
-  ["durability", "Durability", "choice", "When an append is acknowledged: in memory only, handed to the log, written to the disk, or synced.", "", [["ephemeral", "ephemeral: in memory only"], ["memory", "memory: handed to the log"], ["disk", "disk: written"], ["fsync", "fsync: synced"]]],
+  ["durability", "Durability", "choice", "When an append is acknowledged: in memory only, handed to the log, written, synced, or in the bucket.", "", [["ephemeral", "ephemeral: in memory only"], ["memory", "memory: handed to the log"], ["disk", "disk: written"], ["fsync", "fsync: synced"], ["remote", "remote: in the bucket"]]],
   ["ttl_ms", "Lifetime (ms)", "number", "Records older than this are removed. 0 keeps them for ever.", ""],
   ["cap_records", "Most records", "number", "0 is no cap.", ""],
   ["cap_bytes", "Most bytes", "number", "Of data and meta. 0 is no cap.", ""],
@@ -29,9 +30,11 @@ const FIELDS = [
   ["retry", "Retry", "json", `When a failed job is ready again, as JSON: {"backoff": "exponential", "delay_ms": 1000}. Empty: at once.`, "queue"],
   ["rate", "Rate", "json", `Most jobs in a time, as JSON: {"jobs": 100, "per_ms": 60000}. Empty: no limit.`, "queue"],
   ["max_in_flight_per_key", "Most in flight for a key", "json", `As JSON: {"by": "tag", "max": 2}. Empty: no limit.`, "queue"],
-  ["segment_max_events", "Segment: most records", "nullable", "Empty: as the daemon's settings say.", ""],
-  ["segment_max_bytes", "Segment: most bytes", "nullable", "Empty: as the daemon's settings say.", ""],
-  ["segment_max_age_ms", "Segment: longest time (ms)", "nullable", "Empty: as the daemon's settings say.", ""],
+  ["keep_per_tag", "Kept for each tag", "number", "Only the newest so many records of each tag stay. 0 keeps all.", "log"],
+  ["null_ttl_ms", "Null records stay (ms)", "number", "Then a record with null data, which removes its tag, goes too.", "log"],
+  ["segment_max_events", "Segment: most records", "nullable", DEFAULT, ""],
+  ["segment_max_bytes", "Segment: most bytes", "nullable", DEFAULT, ""],
+  ["segment_max_age_ms", "Segment: longest time (ms)", "nullable", DEFAULT, ""],
   ["schema", "Schema", "json", "A JSON Schema for the data of records. Empty: any data.", ""],
 ];
 
