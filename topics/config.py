@@ -464,6 +464,7 @@ class Settings:
     )
     allow_insecure_no_auth: bool = _bool(False, ACCESS, "Allow listening beyond loopback without API keys.")
     probe_auth: bool = _bool(False, ACCESS, "Health and readiness need a key, too.")
+    console: bool = _bool(True, ACCESS, "Serve the console, a page for browsers, at /console.")
     cors_origins: tuple[str, ...] = _origins(ACCESS, "Origins whose pages may call from a browser.")
     allowed_hosts: tuple[str, ...] = _hosts(
         ACCESS, "Names allowed in Host on loopback without API keys, beside localhost and addresses."

@@ -641,6 +641,7 @@ class Daemon:
             self.engine.expire_unused()
             self.engine.watch_sessions.expire_idle()
             self.engine.watch_sessions.check_connections()
+            self.app.load.sample()
 
     async def _restarted(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a background task until it has done what it had to. If it fails, log and count that, and start it again

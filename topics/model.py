@@ -349,6 +349,8 @@ class ReadRequest(msgspec.Struct, kw_only=True):
     gathered: Callable[[int], None] | None = None
     consumer: ConsumerRead | None = None
     """Where the read begins, instead of `from_seq`."""
+    touch: bool = True
+    """The read counts as a use of the topic, which raises its automatic priority."""
 
 
 class ConsumerPatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -508,6 +510,8 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     lenient: bool = False
     create: bool = False
     """Wait for topics that do not exist yet."""
+    touch: bool = True
+    """Delivery counts as a use of the topics, which raises their automatic priority."""
     filter: Filter | None = None
     """What the records of all topics must match."""
     filters: Mapping[str, tuple[Filter, ...]] = {}
@@ -568,6 +572,9 @@ class RouterState(msgspec.Struct, frozen=True, kw_only=True):
 class DeleteRequest(msgspec.Struct, kw_only=True):
     """The body of a deletion of records (`docs/spec/api.md` section 6). `match` is the client's JSON value and has not
     been checked."""
+
+    dry_run: bool = False
+    """Count the records, and delete none."""
 
     after_seq: int | UnsetType = UNSET
     before_seq: int | UnsetType = UNSET
@@ -648,12 +655,13 @@ JobStateName = Literal["ready", "in_flight", "delayed"]
 
 class JobPageRequest(NamedTuple):
     """Which jobs to list: those in `state` (None: in any, but not dead) that match `filter`, behind the seq `after`, at
-    most `page_size`."""
+    most `page_size`. `touch`: it counts as a use of the topic."""
 
     state: JobStateName | None
     filter: Filter | None
     after: int
     page_size: int
+    touch: bool = True
 
 
 class ShownJob(NamedTuple):
@@ -762,6 +770,26 @@ class GroupState(msgspec.Struct, kw_only=True):
     filter: msgspec.Raw | None
 
 
+class TopicPlaces(msgspec.Struct, kw_only=True):
+    """Where the seqs of a topic are that were ever given out: gone, or live in which place."""
+
+    evicted: int
+    """At the front: lost to caps, age or a crash."""
+    deleted: int
+    """At the front, above those: deleted."""
+    between: int
+    """Deleted or lost between live ones, and at the end."""
+    cold: int
+    """Live, in segments in the cold directory or the bucket."""
+    hot: int
+    """Live, in segments in the data directory."""
+    log: int
+    """Live, not in a segment yet."""
+    memory: int
+    """Of the live ones: whose bytes are in memory."""
+    segments: int
+
+
 class TopicState(msgspec.Struct, kw_only=True):
     """The state of a topic (`docs/spec/api.md` section 3)."""
 
@@ -781,12 +809,14 @@ class TopicState(msgspec.Struct, kw_only=True):
     last_write_ts: int | None
     last_read_ts: int | None
     queue: QueueState | UnsetType = UNSET
+    places: TopicPlaces | UnsetType = UNSET
+    """Where its seqs are, if that was asked for."""
     fences: dict[str, int] | UnsetType = UNSET
     """The highest token that was seen, by name; UNSET if it has no fences."""
 
 
 class TopicSummary(msgspec.Struct, kw_only=True):
-    """One topic in a list of topics."""
+    """One topic in a list of topics. `queue`: the counters of a queue, in a list of queues."""
 
     topic: str
     type: TopicType
@@ -798,3 +828,4 @@ class TopicSummary(msgspec.Struct, kw_only=True):
     durable: bool
     durability: Durability
     effective_priority: int
+    queue: QueueState | UnsetType = UNSET

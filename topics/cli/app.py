@@ -57,6 +57,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "schedule": "topics.cli.schedule_commands:schedule",
     "group": "topics.cli.group_commands:group",
     "queue": "topics.cli.queue_commands:queue",
+    "key": "topics.cli.daemon_commands:key",
+    "clients": "topics.cli.daemon_commands:clients",
     "metrics": "topics.cli.figures.metrics_command:metrics",
     "top": "topics.cli.figures.top:top",
     "bench": "topics.cli.figures.bench:bench",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -47,15 +47,33 @@ names_argument: Final = click.argument(
 # ----------------------------------------------------------------- ls
 
 
-@click.command(epilog=examples("topics ls", "topics ls --prefix orders- --long", "topics ls --json"))
+@click.command(
+    epilog=examples("topics ls", "topics ls --prefix orders- --long", "topics ls --sort bytes", "topics ls --json")
+)
 @click.option("--prefix", default="", metavar="TEXT", help="Only topics whose names begin with this.")
 @click.option("-l", "--long", is_flag=True, help="More columns: epoch and priority.")
+@click.option("--type", "kind", type=click.Choice(["log", "queue"]), help="Only topics of this type.")
+@click.option(
+    "--sort",
+    type=click.Choice(["name", "records", "bytes", "written"]),
+    default="name",
+    help="By name; or the 1000 topics with the most records or bytes, or written to last.  [name]",
+)
 @client_options
 @click.pass_obj
-def ls(options: CommandOptions, prefix: str, long: bool) -> None:
+def ls(
+    options: CommandOptions,
+    prefix: str,
+    long: bool,
+    kind: Literal["log", "queue"] | None,
+    sort: Literal["name", "records", "bytes", "written"],
+) -> None:
     """List topics, in the order of names."""
     with connect(options) as client:
-        found = list(client.list_all(prefix=prefix))
+        if sort == "name":
+            found = list(client.list_all(prefix=prefix, type=kind))
+        else:
+            found = client.list(prefix=prefix, type=kind, sort=sort, page_size=1000).topics
     if options.as_json:
         print_json({"topics": found})
         return

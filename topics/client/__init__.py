@@ -3,6 +3,8 @@
     sync, concurrent          `Client` and `AsyncClient`: the I/O of both, and their lists of methods
     given_settings            the settings of topics and routers, as calls take them
     calls                     each call of `/v0`, as a value that both clients send
+    daemon_calls              the calls about the daemon itself
+    daemon_results            the types of their answers
     consumer_calls            the calls on named consumers
     schedule_calls            the calls on schedules
     group_calls               the calls on groups of a log

@@ -299,6 +299,8 @@ class TopicState(Struct, kw_only=True):
     """None for a log."""
     fences: dict[str, int] = {}
     """The highest token that was seen under the name of each fence."""
+    places: dict[str, int] | None = None
+    """How many seqs are gone, and where the live ones are, if that was asked for."""
 
 
 class TopicSummary(Struct, kw_only=True):
@@ -314,6 +316,8 @@ class TopicSummary(Struct, kw_only=True):
     durable: bool
     durability: str
     effective_priority: int
+    queue: QueueCounts | None = None
+    """The counters of a queue, in a list of queues."""
 
 
 class TopicPage(Struct, kw_only=True):
@@ -443,6 +447,8 @@ class Page(Struct, kw_only=True):
     """May be empty although more records follow: `caught_up` decides."""
     next_from_seq: int
     """The `from_seq` of the next page."""
+    next_before_seq: int | None = None
+    """With `before_seq`: the `before_seq` of the next page."""
     head_seq: int
     earliest_seq: int
     caught_up: bool
@@ -454,7 +460,8 @@ class Page(Struct, kw_only=True):
 
 
 class RecordsDeletion(Struct, kw_only=True):
-    """`deleted` records were deleted; the other fields are the state of the topic after that."""
+    """`deleted` records were deleted, or with `dry_run` would be; the other fields are the state of the topic after
+    that."""
 
     topic: str
     deleted: int

@@ -18,6 +18,7 @@ from topics.client import (
     calls,
     consumer_calls,
     consumption,
+    daemon_calls,
     group_calls,
     job_calls,
     latest_calls,
@@ -206,12 +207,19 @@ class Client(BaseClient):
 
     # -- the daemon --------------------------------------------------------------------------------------------------
 
-    health = _method(calls.health)
-    ready = _method(calls.ready)
-    metrics = _method(calls.metrics)
-    metrics_text = _method(calls.metrics_text)
-    openapi = _method(calls.openapi)
-    checkpoint = _method(calls.checkpoint)
+    health = _method(daemon_calls.health)
+    ready = _method(daemon_calls.ready)
+    metrics = _method(daemon_calls.metrics)
+    metrics_text = _method(daemon_calls.metrics_text)
+    openapi = _method(daemon_calls.openapi)
+    checkpoint = _method(daemon_calls.checkpoint)
+    key = _method(daemon_calls.key)
+    figures = _method(daemon_calls.figures)
+    storage = _method(daemon_calls.storage)
+    connections = _method(daemon_calls.connections)
+    parse_filter = _method(daemon_calls.parse_filter)
+    consumers_of_all = _method(daemon_calls.consumers_of_all)
+    groups_of_all = _method(daemon_calls.groups_of_all)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 

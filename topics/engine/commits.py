@@ -237,6 +237,8 @@ def time_commit(commit: Commit, perf: Performance) -> None:
         perf.wal_append_ms = 0.0
     waited = commit.commit_point is CommitPoint.SYNCED and commit.synced_ns and commit.written_ns
     perf.fsync_ms = (commit.synced_ns - commit.written_ns) / 1e6 if waited else 0.0
+    if commit.written_ns:
+        commit.topic.common.traffic.commit_ms.observe(perf.wal_append_ms + perf.fsync_ms)
 
 
 def unlogged_floor(topic: Topic) -> dict[str, Any] | None:

@@ -5,7 +5,8 @@ a client should see:
 
     topic_lifecycle  topics created, reconfigured, deleted      topic_states  the state of a topic, the list
     appends          one append: seqs, frames, publication      deletions     one deletion of records
-    reads            one diff and its long poll                 exports       all of a range, slice by slice
+    reads            one diff and its long poll                 backward_reads the newest records below a seq
+                                                                exports       all of a range, slice by slice
     stages           stages, and appends to them                stage_commits what was staged, published
     transactions     appends to several topics, all or none
     routers          routers created, deleted; catching up      forwarding    who forwards for them
@@ -50,6 +51,7 @@ from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.job_parts import JobParts
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
+from topics.engine.operations.backward_reads import BackwardReads
 from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
 from topics.engine.operations.fence_removal import FenceRemovals
@@ -345,6 +347,7 @@ class Engine:
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
         self.reach = Reach(registry, self.status)
         self.reads = Reads(self.settings, self.status, registry, loader, self.reach, catch_up=catch_up)
+        self.backward_reads = BackwardReads(self.settings, registry, loader, catch_up=catch_up)
         records = ScatteredRecords(loader, self.store, fs=self._fs, offload=self._offload, turns=self.turns)
         self.latest = LatestReads(registry, loader, records, catch_up=catch_up)
         self.exports = Exports(self.status, registry, loader, self.reach, self.clock, self.turns, catch_up=catch_up)

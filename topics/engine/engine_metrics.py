@@ -143,6 +143,28 @@ class EngineMetrics:
             bucket=self.bucket() if self.bucket is not None else None,
         )
 
+    @property
+    def results_waiting(self) -> int:
+        """Results of jobs that wait to be delivered, of all queues and groups."""
+        return self._completions.waiting()[0]
+
+    async def tiers(self) -> dict[str, TierFigures]:
+        """Return the sums over the segments of each tier, made in several steps of the loop."""
+        found = {"hot": TierFigures(), "cold": TierFigures()}
+        counted = 0
+        for topic in list(self._registry.by_id.values()):
+            if counted >= CENSUS_STEP:
+                counted = 0
+                await trio.lowlevel.checkpoint()
+            counted += 1
+            if topic.deleted or topic.segment_set is None:
+                continue
+            counted += len(topic.segment_set.segments)
+            for segment in topic.segment_set.segments:
+                if segment.tier in found:
+                    found[segment.tier].count(segment.n, segment.data_bytes)
+        return found
+
     async def _take_census(self) -> _Census:
         census = _Census()
         counted = 0
@@ -192,6 +214,21 @@ class EngineMetrics:
             ready_set_depth=self._scheduler.depth,
             waits_ms=self._scheduler.waits_ms,
         )
+
+
+class TierFigures:
+    """The segments in one tier: how many there are, how many seqs they cover, and the bytes of their records."""
+
+    __slots__ = ("bytes", "segments", "seqs")
+
+    def __init__(self) -> None:
+        self.segments = self.seqs = self.bytes = 0
+
+    def count(self, seqs: int, size: int) -> None:
+        """Count a segment."""
+        self.segments += 1
+        self.seqs += seqs
+        self.bytes += size
 
 
 class _Census:

@@ -29,7 +29,7 @@ from topics.schedules.schedules import Schedules
 from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.store import ReplayStart
-from topics.telemetry.figures import StandbyFigures
+from topics.telemetry.figures import StandbyFigures, Traffic
 
 LIVE_MS: Final = 100
 """How long after an append (ms) the daemon counts as busy (`Registry.lively`)."""
@@ -154,6 +154,11 @@ class Registry:
         self._waiting_clock = waiting_clock or clock
         self.follows = False
         """True: topics change only as the log of another daemon says (a standby)."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has come in and gone out since the start."""
+        return self.common.traffic
 
     @property
     def changed(self) -> set[Topic]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from topics.log.span import Span
 from topics.storage.wal.wal_files import LogPosition
+from topics.telemetry.figures import Traffic
 
 if TYPE_CHECKING:
     from topics.engine.topic import Fanout, Topic
@@ -29,11 +30,14 @@ class TopicTotals:
         "is_fenced",
         "is_synced",
         "news",
+        "traffic",
         "unarchived",
         "when_synced",
     )
 
     def __init__(self) -> None:
+        self.traffic = Traffic()
+        """What has come in and gone out since the start."""
         self.bytes_on_the_way = 0
         """Of commits that have been decided and not published yet."""
         self.committed_ns = 0

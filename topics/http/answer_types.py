@@ -302,6 +302,7 @@ class ReadAnswer(Struct, kw_only=True):
     epoch: int
     records: list[Record]
     next_from_seq: int
+    next_before_seq: int | UnsetType = UNSET
     head_seq: int
     earliest_seq: int
     caught_up: bool
@@ -332,6 +333,7 @@ class RecordsDeletedAnswer(Struct, kw_only=True):
     head_seq: int
     count: int
     bytes: int
+    dry_run: bool | UnsetType = UNSET
     performance: Performance
 
 
@@ -545,6 +547,7 @@ class RootAnswer(Struct, kw_only=True):
     topics: str
     ready: str
     metrics: str
+    console: str | UnsetType = UNSET
 
 
 class HealthAnswer(Struct, kw_only=True):

@@ -22,6 +22,10 @@ FSYNC_LATENCY_BOUNDS_US: Final[tuple[float, ...]] = (
 SCHEDULING_BOUNDS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
+# Milliseconds: from a small write that needs no sync to a disk that is failing.
+COMMIT_BOUNDS_MS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
+
+
 class Histogram:
     """A histogram with fixed upper bounds, ascending and inclusive. `counts` has one more cell, for values above the
     last bound; `total` is the sum of all values.
@@ -55,6 +59,28 @@ class Histogram:
             running += count
             rows.append((bound, running))
         return rows
+
+
+class Traffic:
+    """Records and bytes that came in (appended, copies of routers included) and went out (read, delivered, exported,
+    claimed), since the start of the process."""
+
+    __slots__ = ("bytes_in", "bytes_out", "commit_ms", "records_in", "records_out")
+
+    def __init__(self) -> None:
+        self.records_in = self.bytes_in = self.records_out = self.bytes_out = 0
+        self.commit_ms = Histogram(COMMIT_BOUNDS_MS)
+        """From the decision of a commit that a client waits for to its commit point."""
+
+    def count_in(self, records: int, size: int) -> None:
+        """Count records with `size` bytes of data and meta as they become visible."""
+        self.records_in += records
+        self.bytes_in += size
+
+    def count_out(self, records: int, size: int) -> None:
+        """Count records whose JSON has `size` bytes as they are sent."""
+        self.records_out += records
+        self.bytes_out += size
 
 
 @dataclass(slots=True)
@@ -109,6 +135,24 @@ class StandbyFigures:
     frames: int = 0
     apply_ms: float = 0.0
     """How long the loop was held by applying rounds, in all."""
+
+
+@dataclass(slots=True)
+class CheckpointFigures:
+    """The checkpoints since the start of the process."""
+
+    taken: int = 0
+    failed: int = 0
+    ended_ms: int | None = None
+    """When the last one that succeeded ended, by the clock of windows."""
+    took_ms: int | None = None
+    error: str = ""
+    """Why the last one has failed; empty if it has not."""
+
+    def note(self, *, ended_ms: int, took_ms: int) -> None:
+        """Count one that has succeeded."""
+        self.taken += 1
+        self.ended_ms, self.took_ms, self.error = ended_ms, took_ms, ""
 
 
 @dataclass(slots=True)

@@ -115,6 +115,7 @@ class Feed:
         "since",
         "told",
         "topic",
+        "touches",
         "wish",
     )
 
@@ -127,8 +128,11 @@ class Feed:
         consistency: Consistency = "eventual",
         awaits: bool = False,
         prefix: str | None = None,
+        touches: bool = True,
     ) -> None:
         self.name = name
+        self.touches = touches
+        """Delivery to it counts as a use of the topic."""
         self.prefix = prefix
         """The prefix by which the topic is watched; None if it was named."""
         self.announced = mark.announced

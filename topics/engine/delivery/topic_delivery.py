@@ -64,6 +64,8 @@ class FeedStep(NamedTuple):
     position: int
     cost: int
     """Of making it, in a topic's turn."""
+    records: int
+    """How many records it has."""
 
 
 class TopicDelivery:
@@ -167,10 +169,12 @@ class TopicDelivery:
             return ServiceResult(1, False)  # marked again at the end of the deletion it is working off
         audience.wake_polls()
         cost = 0
-        given = len(audience.due) > 0
+        is_used = False
         while audience.due and cost < TURN_COST:
-            cost += self._serve(topic, audience, audience.next_due())
-        if given:
+            feed = audience.next_due()
+            is_used = is_used or feed.touches
+            cost += self._serve(topic, audience, feed)
+        if is_used:
             self._registry.touch(topic)
         more = bool(audience.due)
         topic.drop_empty_audience()
@@ -255,7 +259,7 @@ class TopicDelivery:
             records = b",".join(found.pieces)
             record = feed.outbox.form.record(feed.name, records, begin, found.position, found.topic.log.head_seq)
         cost = 1 + found.count // 1000 + found.filtered // FILTERED_AT_ONE_COST
-        return FeedStep(found.tombstone, found.after_tombstone, record, found.position, cost)
+        return FeedStep(found.tombstone, found.after_tombstone, record, found.position, cost, found.count)
 
     def _give(self, feed: Feed, made: FeedStep) -> None:
         """Queue the frames made for the feed's position, as far as there is room, and set the feed's next state."""
@@ -283,6 +287,7 @@ class TopicDelivery:
                 outbox.want_room(feed)
                 return
             feed.position = feed.told = made.position
+            self._registry.traffic.count_out(made.records, len(made.record))
             outbox.put(made.record, feed)
         else:
             feed.position = made.position

@@ -76,6 +76,14 @@ class WatchSessions:
         """The number of sessions, with and without a connection."""
         return len(self._sessions)
 
+    def sessions_of(self, owner: bytes) -> int:
+        """The number of sessions that a key has made."""
+        return self._sessions_of[owner]
+
+    def most_of_key(self) -> int:
+        """The cap on the sessions of one key; 0 for no cap."""
+        return share_of(self._settings.max_watch_sessions, self.places.share())
+
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def open(
@@ -89,7 +97,7 @@ class WatchSessions:
         maximum = self._settings.max_watch_sessions
         if maximum and len(self._sessions) >= maximum:
             raise self._registry.throttle("max_watch_sessions", maximum)
-        maximum = share_of(maximum, self.places.share())
+        maximum = self.most_of_key()
         if owner and maximum and self._sessions_of[owner] >= maximum:
             raise self._registry.throttle("max_watch_sessions_per_key", maximum)
         request = self._keeping_nodes(request)
@@ -460,12 +468,12 @@ class WatchSessions:
         from_seq = 0 if start.from_seq is UNSET else start.from_seq
         if topic is None:
             mark = TopicPosition(0 if start.tail else from_seq, GONE)
-            return Feed(name, wish, mark, consistency=request.consistency, awaits=True)
+            return Feed(name, wish, mark, consistency=request.consistency, awaits=True, touches=request.touch)
         from_seq = topic.log.head_seq if start.tail else from_seq
         mark = TopicPosition(from_seq, topic.id)
         if by is not None:
-            return Feed(name, wish, mark, consistency=by.consistency, prefix=by.prefix)
-        return Feed(name, wish, mark, consistency=request.consistency)
+            return Feed(name, wish, mark, consistency=by.consistency, prefix=by.prefix, touches=request.touch)
+        return Feed(name, wish, mark, consistency=request.consistency, touches=request.touch)
 
     def _wish(self, request: WatchRequest, also: tuple[Filter, ...] = ()) -> RecordRequest:
         """Return what a request wants of each topic; its records must match all of `also`, too. Raises 429."""

@@ -13,6 +13,7 @@ unique_jobs       which jobs of an append are duplicates, by their unique keys
 new_jobs          what an append says about its jobs
 large_batches     the frames and blocks of a large batch, encoded in pieces
 read              one read, with or without waiting
+backward_reads    the newest records below a seq
 latest_reads      the newest records of tags
 export            all records of a range, slice by slice
 delete            deletions by seq and by tag

@@ -577,6 +577,8 @@ def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], water
     if watermark:
         topic.log.evict_below(watermark, "cap")
     topic.last_write_ms = extent.ts
+    if topic.stage is None:
+        topic.common.traffic.count_in(len(extent.sizes), sum(extent.sizes))
 
 
 def _answer(

@@ -182,6 +182,11 @@ class Export:
         """The read of the last slice, if it has found no record yet and must continue."""
 
     @property
+    def left(self) -> int:
+        """Seqs of the range that have not been examined."""
+        return max(self._last - self._position, 0)
+
+    @property
     def end(self) -> ExportEnd:
         """Return the end of the export, as of now."""
         log = self._topic.log

@@ -56,7 +56,8 @@ class Reads:
         deadline = trio.current_time() + request.wait_ms / 1000
         await self._reach.wait([KnownPlace(name, request.from_seq, request.epoch)], deadline)
         topic = self._registry.topic(name)
-        self._registry.touch(topic)
+        if request.touch:
+            self._registry.touch(topic)
         projection = Projection(request.include_tags, request.include_meta)
         wish = RecordRequest(request.limit, request.max_batch_bytes, request.nodes, projection, filter=request.filter)
         position = request.from_seq
@@ -76,7 +77,9 @@ class Reads:
             perf.records_scanned += found.scanned
             over = found.count or found.tombstone is not None or found.scan_is_over
             if over or trio.current_time() >= deadline:
-                self._registry.touch(topic)
+                if request.touch:
+                    self._registry.touch(topic)
+                self._registry.traffic.count_out(found.count, wish.max_bytes - found.room)
                 return _result(found)
             position = found.position
             await self.wait_for_news(topic, deadline)

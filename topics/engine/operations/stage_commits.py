@@ -533,6 +533,9 @@ class StageCommits:
             if decided.copies.runs:
                 target.copy_table().adopt(decided.copies.runs)
             target.last_write_ms = ts
+            target.common.traffic.count_in(
+                sum(span.live for span in decided.spans), sum(sum(span.size) for span in decided.spans)
+            )
         names = decided.names
         if target.commit_keys is None:
             target.commit_keys = CommitKeys()

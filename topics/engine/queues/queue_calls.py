@@ -141,6 +141,7 @@ class QueueCalls:
             raise
         time_commit(claim.commit, perf)
         jobs = _jobs(claim, done, deliveries)
+        topic.common.traffic.count_out(len(jobs), sum(len(job.record) for job in jobs))
         if holder is not None:
             for job in jobs:
                 if queue.leases.holds(job.seq, job.lease_id):

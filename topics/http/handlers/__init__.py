@@ -14,6 +14,8 @@ redrives        dead letters back to their queues
 schedules       schedules
 groups          groups of a log
 streams         server-sent events
+console         the files of the console
+daemon_state    the caller's key, rates and latencies, the storage, open connections
 states          the state of a topic, health and readiness
 websocket       the WebSocket
 transports      sending frames from an outbox on a connection

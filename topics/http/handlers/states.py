@@ -13,7 +13,7 @@ from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.http.answer_types import BucketState, HealthAnswer, ReadyAnswer, StandbyState, TopicStateAnswer
 from topics.http.calls import Call, Response, json_response
-from topics.http.requests.query_strings import decode_touch
+from topics.http.requests.query_strings import decode_look
 from topics.telemetry.figures import StandbyFigures
 
 FOLLOWS_MS: Final = 60_000
@@ -31,7 +31,8 @@ class States:
     async def get_topic(self, call: Call) -> Response:
         """`GET /v0/topics/{topic}`."""
         engine = self._engine
-        state = await engine.topic_states.of(call.params["topic"], touch=decode_touch(call.query))
+        touch, places = decode_look(call.query)
+        state = await engine.topic_states.of(call.params["topic"], touch=touch, places=places)
         return json_response(TopicStateAnswer(**asdict(state), performance=call.performance(engine.clock.perf_ns())))
 
     async def health(self, _: Call) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from typing import Literal
 
 import trio
 
@@ -21,7 +22,8 @@ from topics.engine.reach import STREAM_WAIT_S, KnownPlace
 from topics.errors import ApiError, unauthorized
 from topics.http.answer_types import WatchAnswer
 from topics.http.answers.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
-from topics.http.calls import Call, OpenAnswer, Response, encode
+from topics.http.calls import Call, ConnectionSight, OpenAnswer, Response, encode
+from topics.http.connections.connection import peer_of
 from topics.http.connections.exchange import ClientGone
 from topics.http.handlers.transports import event_transport
 from topics.http.requests.watch_requests import decode_stream, decode_watch
@@ -119,6 +121,11 @@ class OpenStream(OpenAnswer):
         self._call.connection.end_direct()
         self.place.close()
 
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+        return peer_of(self._call.connection)
+
     def withdraw(self) -> None:
         """Send a last frame that says that the key was withdrawn, and end the stream."""
         self.outbox.finish(WITHDRAWN)
@@ -161,6 +168,12 @@ class EventStream(OpenStream):
     def shows(self) -> tuple[Scope, Iterable[str]]:
         """The scope READ, and the topics and prefixes of the session."""
         return Scope.READ, self._session.names
+
+    @property
+    def sight(self) -> ConnectionSight:
+        """What operators are told of the stream."""
+        kind: Literal["stream", "watch"] = "watch" if self._session.wid else "stream"
+        return ConnectionSight(kind, self.peer, self._session.names, self.outbox.lag, self.outbox.waiting_bytes)
 
     async def send(self) -> None:
         """Send the frames of the session until its outbox is finished."""

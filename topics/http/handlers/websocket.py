@@ -27,9 +27,9 @@ from topics.engine.reach import KnownPlace
 from topics.errors import ApiError, invalid, throttled
 from topics.http.access.key_access import KeyAccess
 from topics.http.answers.websocket_messages import MESSAGES
-from topics.http.calls import append_answer, encode
+from topics.http.calls import ConnectionSight, append_answer, encode
 from topics.http.connections.asgi_messages import Receive, Send
-from topics.http.connections.connection import Connection
+from topics.http.connections.connection import Connection, peer_of
 from topics.http.connections.exchange import Scope
 from topics.http.connections.protocols.websocket_stream import message_is_late, send_ping, take_next_message
 from topics.http.grants import Grant
@@ -191,6 +191,14 @@ class WebSocket:
         names = [feed.name for feed in self.outbox.feeds]
         names += prefixes.wishes.covered if prefixes is not None else []
         return (KeyScope.READ if names else ANY_KEY), names
+
+    @property
+    def sight(self) -> ConnectionSight:
+        """What operators are told of the socket."""
+        _, names = self.shows
+        return ConnectionSight(
+            "socket", peer_of(self._connection), list(names), self.outbox.lag, self.outbox.waiting_bytes
+        )
 
     # -- the tasks ---------------------------------------------------------------------------------------------------
 

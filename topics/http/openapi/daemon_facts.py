@@ -11,6 +11,16 @@ from topics.http import answer_types
 from topics.http.openapi.fact import Fact, seq
 
 DAEMON_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
+    answer_types.RootAnswer: {
+        "service": Fact("The name of the service."),
+        "version": Fact("The version of the daemon."),
+        "docs": Fact("Path of the description for people."),
+        "openapi": Fact("Path of the description for programs."),
+        "topics": Fact("Path of the list of topics."),
+        "ready": Fact("Path of the readiness check."),
+        "metrics": Fact("Path of the metrics."),
+        "console": Fact("Path of the page for browsers; absent with `TOPICS_CONSOLE=0`."),
+    },
     answer_types.HealthAnswer: {
         "status": Fact("The process answers."),
         "version": Fact("The version of the daemon."),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from topics.http import answer_types
+from topics.http.openapi.daemon_operations import DAEMON_OPERATIONS
 from topics.http.openapi.fact import TOPIC, U64
 from topics.http.openapi.job_operations import JOB_OPERATIONS
 from topics.http.openapi.operation import (
@@ -95,15 +96,26 @@ _OPERATIONS |= {
         "State of a topic",
         "The configuration, the seqs and the counters of a topic. Never creates it.",
         ok(answer_types.TopicStateAnswer, "The present state."),
-        parameters=(boolean("touch", True, "Count this as a use of the topic, which may set its priority."),),
+        parameters=(
+            boolean("touch", True, "Count this as a use of the topic, which may set its priority."),
+            boolean("places", False, "The answer has `places`: how many seqs are gone, and where the live ones are."),
+        ),
         codes=("topic_not_found",),
     ),
     "list_topics": Operation(
         TOPICS,
         "List topics",
-        "The topics that the key covers, in the order of their names.",
+        "The topics that the key covers, in the order of their names. With `type=queue` the entries have `queue`, the "
+        "counters of the queue. With `sort` the answer has the topics with the most records or bytes, or those that "
+        "were written to last, and no `next_cursor`; the daemon looks at all topics for that.",
         ok(answer_types.TopicListAnswer, "A page of the list."),
-        parameters=(PREFIX, *PAGE, boolean("touch", False, "Count this as a use of the topics.")),
+        parameters=(
+            PREFIX,
+            *PAGE,
+            boolean("touch", False, "Count this as a use of the topics."),
+            Parameter("type", "Only topics of this type.", {"enum": list(topic_requests.TOPIC_TYPES)}),
+            Parameter("sort", "The first ones in this order.", {"enum": list(topic_requests.TOPIC_ORDERS)}),
+        ),
     ),
     "delete_topic": Operation(
         TOPICS,
@@ -387,6 +399,14 @@ _OPERATIONS |= {
         ok(answer_types.ConsumerAnswer, "The present state."),
         codes=_CONSUMER_CODES,
     ),
+    "all_consumers": Operation(
+        CONSUMERS,
+        "List the consumers of all topics",
+        "The consumers of the topics that the key covers, in the order of topics and consumers. `prefix` is about the "
+        "names of topics.",
+        ok(answer_types.ConsumerListAnswer, "A page of the list."),
+        parameters=(PREFIX, *PAGE),
+    ),
     "list_consumers": Operation(
         CONSUMERS,
         "List consumers",
@@ -539,6 +559,7 @@ _OPERATIONS |= {
 }
 
 _OPERATIONS |= JOB_OPERATIONS
+_OPERATIONS |= DAEMON_OPERATIONS
 
 OPERATIONS: Final[Mapping[str, Operation]] = _OPERATIONS
 """By the name of the route."""

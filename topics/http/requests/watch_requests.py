@@ -40,6 +40,7 @@ class FeedOptions(msgspec.Struct, kw_only=True):
     include_tags: bool = False
     include_data: bool = True
     create: bool = False
+    touch: bool = True
     filter: msgspec.Raw | UnsetType = UNSET
 
 
@@ -107,6 +108,7 @@ def decode_stream(topic: str, query: bytes, settings: Settings) -> WatchRequest:
         include_tags=values.boolean("include_tags", False),
         include_data=values.boolean("include_data", True),
         create=values.boolean("create", False),
+        touch=values.boolean("touch", True),
     )
     start = WatchStart(
         from_seq=values.integer("from_seq", UNSET),
@@ -190,6 +192,7 @@ def _request(
         consistency=consistency,
         lenient=lenient,
         create=body.create,
+        touch=body.touch,
         filter=wanted or check_filter(body.filter),
         filters=_filters("topics", topics),
         prefix_filters=_filters("prefixes", prefixes),

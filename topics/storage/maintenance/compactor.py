@@ -41,6 +41,7 @@ from topics.storage.wal.batches import ControlBatch, MaintenanceBatch
 from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.shard_writer import ShardWriter
 from topics.storage.wal.wal_files import WalFile
+from topics.telemetry.figures import CheckpointFigures
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -110,6 +111,8 @@ class Compactor:
         self._fs = fs
         self._offload = offload
         self.files = CheckpointFiles(settings, store, source, checkpoints, file_holds, fs=fs, offload=offload)
+        self.figures = CheckpointFigures()
+        """The checkpoints of this process."""
         self.keeper: LogKeeper | None = None
         """Who is asked before a file of the log is removed."""
         self._lock = trio.Lock()
@@ -300,11 +303,14 @@ class Compactor:
             result = await self._take_checkpoint(marks)
         except (OSError, ApiError) as error:
             self._ended, self._failure = self._begun, getattr(error, "strerror", None) or str(error)
+            self.figures.failed += 1
+            self.figures.error = self._failure
             raise
         finally:
             now = trio.current_time()
             self._rested_at = now + REST * (now - began)
         self._ended, self._failure = self._begun, ""
+        self.figures.note(ended_ms=self._store.windows.now_ms(), took_ms=round((now - began) * 1000))
         return result
 
     async def _take_checkpoint(self, marks: bool) -> CheckpointResult:
