@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,10 @@ def role_of(daemon: Daemon) -> str:
     return "none" if ready[0] != 200 else "standby" if "standby" in ready[1] else "owner"
 
 
+def owns(daemon: Daemon) -> bool:
+    return role_of(daemon) == "owner"
+
+
 @pytest.mark.slow
 def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> None:
     """Both have the same settings: whoever is first owns the bucket. Then the owner is killed, again and again."""
@@ -164,7 +169,7 @@ def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> No
                 remote.append([turn, i])
             append(client, "d", *({"turn": turn, "i": i} for i in range(200)))
             one.kill()
-            until(lambda: role_of(other) == "owner", "nobody takes over")
+            until(partial(owns, other), "nobody takes over")
             client = Client(other.port)
             records = diff(client, "r", 0)[1]["records"]
             assert [record["data"] for record in records] == remote

@@ -48,6 +48,8 @@ class BucketNote(msgspec.Struct, kw_only=True):
     """The first round of the history."""
     files: list[tuple[int, int, int]] = []
     """Shard and ordinal of files of the log, and the round that has their first byte."""
+    complete: list[int] = []
+    """Of a standby: the shards whose last file is complete (FileEnd)."""
 
 
 def read_note(fs: Fs, datadir: DataDir, path: str | None = None) -> BucketNote | None:

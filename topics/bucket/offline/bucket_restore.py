@@ -266,6 +266,8 @@ class BucketRestore:
                 log.take(found, is_first=found.head.number == first)
                 self.progress.done += sizes.get(found.head.number, 0)
             log.finish()
+            if self._adopted is not None:
+                self._adopted.complete = sorted(log.complete)
         finally:
             log.close()
         self._note_names(log.created)

@@ -59,8 +59,7 @@ def prepare_directory(
     if not fs.exists(join(root, UNFINISHED)) and note is not None:
         reason = _why_anew(reader, note)
         if reason is None:
-            assert note.positions is not None
-            cut_to(fs, datadir, note.positions)
+            cut_to(fs, datadir, note)
             return note
         log.warning("standby_made_anew", reason=reason)
         mark_unfinished(fs, root)

@@ -45,8 +45,7 @@ class DivergedNote(msgspec.Struct, kw_only=True, frozen=True):
 def hand_over(fs: Fs, datadir: DataDir, note: BucketNote, *, goes_on: bool) -> None:
     """Make the directory that of the owner. `note` says up to where the log is whole; unless it `goes_on`, the bucket
     has part of a cut behind that, and another history begins. Raises OSError; may be called again then."""
-    assert note.positions is not None
-    cut_to(fs, datadir, note.positions)
+    cut_to(fs, datadir, note)
     write_atomic(fs, join(datadir.root, MARK), TAKEN_OVER)
     owned = msgspec.structs.replace(note, positions=note.positions if goes_on else None)
     write_note(fs, datadir, owned)

@@ -30,7 +30,7 @@ from topics.bucket.object_store import StoreError
 from topics.bucket.ownership.owner_object import BucketRefused
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.place import Place
-from topics.bucket.round_format import Round
+from topics.bucket.round_format import Round, RoundHead
 from topics.bucket.standby.directory import keep_note, mark_unfinished
 from topics.bucket.standby.followed_log import FileBatches, FollowedLog, LogBroken, LogPiece
 from topics.errors import ApiError
@@ -194,6 +194,7 @@ class RoundFollower:
             positions=head.positions,
             history=self.place.history,
             files=[(shard, ordinal, number) for (shard, ordinal), number in sorted(files.items())],
+            complete=self._complete(head, cut),
         )
         await self._offload.run(Pool.FILES, partial(keep_note, self._fs, self._datadir, note))
         self.note = note
@@ -210,6 +211,16 @@ class RoundFollower:
         figures.apply_ms += (self._clock.perf_ns() - began_ns) / 1e6
         applied, self._applied = self._applied, trio.Event()
         applied.set()
+
+    def _complete(self, head: RoundHead, cut: Sequence[FileBatches]) -> list[int]:
+        """Return the shards whose files end with FileEnd at the places of this round."""
+        before = self.note.positions or []
+        ended = {(part.shard, part.file.ordinal) for part in cut if part.is_ended}
+        return [
+            shard
+            for shard, place in enumerate(head.positions)
+            if (shard, place[0]) in ended or (shard in self.note.complete and tuple(before[shard]) == tuple(place))
+        ]
 
     async def _give_up(self, reason: str) -> Unfollowable:
         """Have the next start make the directory anew. Raises OSError."""
