@@ -227,11 +227,20 @@ def _lock(engine: Engine) -> None:
 
 
 def is_empty(root: str) -> bool:
-    """Return True if there is no data directory, or nothing in it but what a file system makes."""
+    """Return True if there is no data directory, nothing in it but what a file system makes, or a restore that was
+    interrupted."""
+    from topics.bucket.offline.bucket_restore import UNFINISHED  # noqa: PLC0415
+
     try:
-        return not set(os.listdir(root)) - {"lost+found"}
+        names = set(os.listdir(root)) - {"lost+found"}
     except FileNotFoundError:
         return True
+    return not names or UNFINISHED in names
+
+
+def is_mount_point(root: str) -> bool:
+    """Return True if a disk is mounted at the directory."""
+    return os.path.ismount(root)
 
 
 def _bucket_segments(settings: Settings) -> BucketSegments | None:
@@ -565,49 +574,23 @@ class Daemon:
     async def _claim_bucket(self) -> None:
         """With takeover: become the owner of the bucket before anything is recovered. Raises StartRefusal,
         StartFailure."""
-        settings, engine = self.settings, self.engine
-        if self._objects is None or not settings.bucket_takeover or self._standby is not None:
+        engine = self.engine
+        if self._objects is None or not self.settings.bucket_takeover or self._standby is not None:
             return
-        from topics.bucket.archive import lease_terms  # noqa: PLC0415
-        from topics.bucket.object_store import StoreError  # noqa: PLC0415
-        from topics.bucket.offline.bucket_reader import BucketDamaged  # noqa: PLC0415
-        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
-        from topics.bucket.ownership.start_claim import StartClaim  # noqa: PLC0415
-        from topics.bucket.settled_puts import PutGivenUp  # noqa: PLC0415
-
-        status = engine.status
-
-        def show(problem: str, owner: str) -> None:
-            status.not_owner = not_owner(f"this daemon waits for the bucket: {problem}", owner)
-            if owner and settings.role == "standby":  # another one was faster: follow it
-                self._again = BEGIN_AT_ONCE
-                self._stop.set()
-
         comes_from_bucket = is_empty(engine.store.datadir.root)
-        try:
-            claim = StartClaim(
-                self._objects,
-                lease_terms(settings, os.environ, engine.offload, engine.clock),
-                engine.fs,
-                engine.store.datadir,
-                clock=engine.clock,
-                offload=engine.offload,
-                url=self._url,
-                bucket_url=settings.bucket,
-                take=settings.bucket_take,
-                show=show,
-                copies_all=settings.cold_dir is not None,
-            )
-            await claim.run(is_empty=comes_from_bucket)
-        except (BucketRefused, BucketDamaged) as error:
-            raise StartRefusal(str(error)) from error
-        except (StoreError, PutGivenUp, OSError, ApiError) as error:
-            raise StartFailure(f"the bucket cannot be taken now: {error}") from error
+        call = partial(_claimed, engine, self._objects, self._url, self._note_owner)
+        claim = self._claim = await call(is_empty=comes_from_bucket)
         if comes_from_bucket:
             _lock(engine)
-        status.not_owner = None
-        self._claim = claim
+        if self._home is not None:
+            self._home.has_answered = True
         engine.store.right.lease = claim.lease
+
+    def _note_owner(self, owner: str) -> None:
+        """The claim waits for another owner. What may be a standby follows that one instead."""
+        if owner and self.settings.role == "standby":
+            self._again = BEGIN_AT_ONCE
+            self._stop.set()
 
     async def _watch_lease(self, lease: Lease) -> None:
         """When the lease is lost: change nothing any more, answer reads for a while, stop."""
@@ -822,6 +805,48 @@ class Daemon:
         now = trio.current_time()
         log.info("drain_stage", done=self._draining, ms=round((now - self._stage_began) * 1000))
         self._draining, self._stage_began = name, now
+
+
+async def _claimed(
+    engine: Engine, objects: BoundedObjects, url: str, on_owner: Callable[[str], None], *, is_empty: bool
+) -> StartClaim:
+    """Take the prefix, and return the claim. Meanwhile all calls are refused, and `on_owner` is told of whom it waits
+    for. Raises StartRefusal, StartFailure."""
+    from topics.bucket.archive import lease_terms  # noqa: PLC0415
+    from topics.bucket.object_store import StoreError  # noqa: PLC0415
+    from topics.bucket.offline.bucket_reader import BucketDamaged  # noqa: PLC0415
+    from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
+    from topics.bucket.ownership.start_claim import StartClaim  # noqa: PLC0415
+    from topics.bucket.settled_puts import PutGivenUp  # noqa: PLC0415
+
+    settings, datadir = engine.settings, engine.store.datadir
+
+    def show(problem: str, owner: str) -> None:
+        engine.status.not_owner = not_owner(f"this daemon waits for the bucket: {problem}", owner)
+        on_owner(owner)
+
+    try:
+        claim = StartClaim(
+            objects,
+            lease_terms(settings, os.environ, engine.offload, engine.clock),
+            engine.fs,
+            datadir,
+            clock=engine.clock,
+            offload=engine.offload,
+            url=url,
+            bucket_url=settings.bucket,
+            take=settings.bucket_take,
+            show=show,
+            copies_all=settings.cold_dir is not None,
+            in_place=is_mount_point(datadir.root),
+        )
+        await claim.run(is_empty=is_empty)
+    except (BucketRefused, BucketDamaged) as error:
+        raise StartRefusal(str(error)) from error
+    except (StoreError, PutGivenUp, OSError, ApiError) as error:
+        raise StartFailure(f"the bucket cannot be taken now: {error}") from error
+    engine.status.not_owner = None
+    return claim
 
 
 async def _branch(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:

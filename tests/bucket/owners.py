@@ -9,7 +9,7 @@ comes back with an empty disk.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -35,6 +35,9 @@ CLASSES: Final = ("remote", "fsync", "disk", "memory")
 CONFIG: Final = bucket_settings(
     bucket_round_ms=700, bucket_takeover=True, bucket_lease_ms=LEASE_MS, admission_ms=500, wal_file_bytes=64 << 10
 )
+
+
+Script = Callable[["History"], Awaitable[None]]
 
 
 class NodeClock(SimClock):
@@ -298,13 +301,15 @@ class History:
         ]
         self._written = 0
 
-    async def run(self, events: int) -> None:
-        """Live through it, heal everything, and judge."""
+    async def run(self, events: int = 0, script: Script | None = None) -> None:
+        """Live through random events, or a script, heal everything, and judge."""
         async with trio.open_nursery() as nursery:
             for node in self.nodes:
                 nursery.start_soon(node.run)
             for _ in range(3):
                 nursery.start_soon(self._client)
+            if script is not None:
+                await script(self)
             for _ in range(events):
                 await trio.sleep(self.random.uniform(0.2, 4))
                 self._happen()
@@ -312,8 +317,17 @@ class History:
                 node.is_cut_off, node.lost_answers = False, 0.0
                 node.resume()
             self.objects.arrive()
-            await self._judge_end()
+            if not self.judge.problems:
+                await self._judge_end()
             nursery.cancel_scope.cancel()
+
+    async def owner(self) -> Node:
+        """Return the node that serves, once there is one."""
+        while True:
+            await trio.sleep(0.1)
+            for node in self.nodes:
+                if node.life is not None and node.life.engine.store.right.is_held and not node.is_cut_off:
+                    return node
 
     def _happen(self) -> None:
         node = self.random.choice(self.nodes)

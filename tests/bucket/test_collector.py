@@ -111,7 +111,7 @@ async def test_a_new_history_begins_with_a_base(autojump_clock: Any) -> None:
         assert await bases.try_take()
         first = bases_of(objects)
         assert bases.has_base
-        await life.archive._give_up("a test")
+        await life.archive.begin_anew("a test")
         await trio.sleep(60)
         assert life.archive.epoch == 2
         look = look_for(life, bases)

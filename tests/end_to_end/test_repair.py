@@ -35,7 +35,7 @@ def archive(daemon: Daemon) -> None:
     until(lambda: len(list(segments.rglob("*.tags"))) >= len(files(daemon, "tags")), "the segments are not put")
     put_ns = max(path.stat().st_mtime_ns for path in segments.rglob("*.tags"))
     until(
-        lambda: any(path.stat().st_mtime_ns > put_ns for path in bases.iterdir() if path.name.isdigit()),
+        lambda: any(path.stat().st_mtime_ns > put_ns for path in bases.glob("*") if path.name.isdigit()),
         "no base has the segments",
     )
 

@@ -45,6 +45,7 @@ from topics.model import (
 )
 from topics.runtime.clock import SystemClock
 from topics.runtime.turns import Turns
+from topics.storage.wal.write_right import WriteRight
 from topics.telemetry.figures import EngineFigures, RouterFigures, TopicFigures
 
 NO_ROUTER = RouterState(
@@ -72,6 +73,7 @@ class FakeStatus:
     replay_progress: float = 1.0
     read_only: bool = False
     following: Any = None
+    not_owner: ApiError | None = None
 
 
 @dataclass
@@ -121,6 +123,7 @@ class FakeEngine:
         registry = part(caps_of="caps_of")
         registry.topics = self.topics
         parts = SimpleNamespace(
+            store=SimpleNamespace(right=WriteRight()),
             settings=self.settings,
             status=self.status,
             clock=self.clock,

@@ -159,8 +159,7 @@ class Archive:
         self._noted = NotedPlace(store, fs, offload, dir_id)
         self._place: Place | None = None
         self._backlog = Backlog(settings, store, fs, offload)
-        self._given_up = False
-        self._asked = False
+        self._given_up = self._asked = False
         self._wake = trio.Event()
         self._news = trio.Event()
         """Set, and replaced, when a cut is in the bucket, and when the state has changed."""
@@ -169,8 +168,7 @@ class Archive:
         self._archived_at_ms = clock.monotonic_ms()
         """When everything that was synced by then was in the bucket, as far as is known."""
         self._cut_number = 0
-        self._owner_round = 0
-        self._owner_due = False
+        self._owner_round, self._owner_due = 0, False
         self._base = 0
         """The newest base that is known; 0 before."""
         self._cuts = LogCuts(store, source, lambda: self._wake.set())  # noqa: PLW0108 (the event is replaced)
@@ -321,7 +319,7 @@ class Archive:
                     except (OSError, LogGone) as error:
                         self._enter("waiting", f"the data directory cannot be read or written for the bucket: {error}")
                         if isinstance(error, LogGone):
-                            await self._give_up("the log lacks bytes that the bucket should have")
+                            await self.begin_anew("the log lacks bytes that the bucket should have")
                         await self._rest(pause)
                         pause = min(2 * pause, LONGEST_S)
                 nursery.cancel_scope.cancel()
@@ -544,14 +542,9 @@ class Archive:
             with suppress(OSError):
                 reason = await self._backlog.exceeded(keep, is_working=self.state == "working")
                 if reason and self._noted.keep_from is keep:
-                    await self._give_up(reason)
+                    await self.begin_anew(reason)
 
     async def begin_anew(self, reason: str) -> None:
-        """The bucket has lost something that no round to come can bring back: begin another history, with all that the
-        data directory has."""
-        await self._give_up(reason)
-
-    async def _give_up(self, reason: str) -> None:
         """Let the files of the log go. The next opening begins a history."""
         self._ownership.lose(reason)
         self._given_up = True

@@ -46,6 +46,8 @@ class BucketNote(msgspec.Struct, kw_only=True):
     """How far the rounds have the log, by shard; None if a history is to begin."""
     history: int = 0
     """The first round of the history."""
+    identity: str = ""
+    """Of the directory when this was written (`Store.identity`); empty if it was not written by a daemon."""
     files: list[tuple[int, int, int]] = []
     """Shard and ordinal of files of the log, and the round that has their first byte."""
     complete: list[int] = []
@@ -135,6 +137,7 @@ class NotedPlace:
                 for key in [key for key in place.files if key[0] == shard and key[1] not in there]:
                     del place.files[key]
             self.note.files = [(shard, ordinal, number) for (shard, ordinal), number in sorted(place.files.items())]
+        self.note.identity = self._store.identity
         positions, number = self.note.positions, self.note.round
         await self._offload.run(Pool.FILES, partial(write_note, self._fs, self._store.datadir, self.note))
         self.written_at, self.round = trio.current_time(), number

@@ -22,6 +22,7 @@ filtered_records   records as filters ask about them, and where the tag index sa
 job_queue          the jobs of one queue, its claimers and its streams
 group_queue        the groups of one topic, each of them such a queue
 operations/        append, read, export, delete, topics and stages as a whole
+job_parts          puts the parts about jobs together, for the engine
 queues/            claim, ack, nack, extend; dead letters
 redrives/          dead letters back to the queues and groups that they came from
 groups/            groups of a log: making, changing, listing, deleting them

@@ -47,6 +47,7 @@ from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.idempotency_keys import IdempotencyKeys
+from topics.engine.job_parts import JobParts
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
 from topics.engine.operations.delete import Deletions
@@ -63,19 +64,7 @@ from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
 from topics.engine.operations.unique_jobs import UniqueJobs
-from topics.engine.queues.claims import Claims
-from topics.engine.queues.completions import Completions
-from topics.engine.queues.dead_letters import DeadLetters
-from topics.engine.queues.job_changes import JobChanges
-from topics.engine.queues.job_lists import JobLists
-from topics.engine.queues.key_looks import KeyLooks
-from topics.engine.queues.lease_commits import LeaseCommits
-from topics.engine.queues.looks import Looks
-from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.reach import Reach
-from topics.engine.redrives.dead_jobs import DeadJobs
-from topics.engine.redrives.letter_moves import LetterMoves
-from topics.engine.redrives.redrives import Redrives
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
 from topics.engine.restored_topics import KeptTopics, keep_only
@@ -172,8 +161,7 @@ class Engine:
         self._make_delivery()
         self.file_holds = self._make_maintenance()
         self._make_routing(self.file_holds)
-        self._make_queues()
-        self._make_redrives()
+        self._make_jobs()
         self._make_answers()
 
     def _make_records(self) -> None:
@@ -334,82 +322,23 @@ class Engine:
         )
         self.topic_lifecycle.on_gone = self.routers.forget_topic
 
-    def _make_queues(self) -> None:
-        """Jobs: who is given which, and what becomes of them."""
-        self._lease_commits = lease_commits = LeaseCommits(
-            self.clock, self.registry, commits=self._commits, loader=self.loader, background=self._background
-        )
-        self._dead_letters = dead_letters = DeadLetters(
+    def _make_jobs(self) -> None:
+        """Jobs: who is given which, what becomes of them, and dead letters on their way back."""
+        self._jobs = jobs = JobParts(
+            self.settings,
+            self.clock,
             self.status,
             self.registry,
             commits=self._commits,
-            lease_commits=lease_commits,
             appends=self.appends,
-            loader=self.loader,
-            background=self._background,
-        )
-        self._completions = Completions(
-            self.status,
-            self.registry,
-            commits=self._commits,
-            lease_commits=lease_commits,
-            appends=self.appends,
-            loader=self.loader,
-            background=self._background,
-        )
-        claims = Claims(
-            self.status,
-            commits=lease_commits,
-            loader=self.loader,
-            background=self._background,
-            dead_letters=dead_letters,
-            looks=Looks(self.settings, self.registry, self.loader),
-            key_looks=KeyLooks(self.settings, self.loader),
-        )
-        self.queues = QueueCalls(
-            self.settings,
-            self.registry,
-            commits=self._commits,
-            lease_commits=lease_commits,
-            claims=claims,
-            dead_letters=dead_letters,
-            completions=self._completions,
-            background=self._background,
-            catch_up=self.routers.catch_up,
-        )
-        self.job_lists = JobLists(
-            self.settings,
-            self.registry,
-            lease_commits=lease_commits,
-            loader=self.loader,
-            turns=self.turns,
-            catch_up=self.routers.catch_up,
-        )
-        self.job_changes = JobChanges(
-            self.settings,
-            self.registry,
-            commits=self._commits,
-            lease_commits=lease_commits,
-            loader=self.loader,
-            turns=self.turns,
-        )
-
-    def _make_redrives(self) -> None:
-        """Dead letters on their way back."""
-        moves = LetterMoves(
-            self.registry,
-            commits=self._commits,
-            lease_commits=self._lease_commits,
             members=self._member_commits,
-            appends=self.appends,
             loader=self.loader,
+            background=self._background,
             turns=self.turns,
+            catch_up=self.routers.catch_up,
         )
-        self.letter_moves = moves
-        self.dead_jobs = DeadJobs(self.settings, self.registry, moves=moves, loader=self.loader)
-        self.redrives = Redrives(
-            self.settings, self.status, self.registry, moves=moves, loader=self.loader, background=self._background
-        )
+        self.queues, self.job_lists, self.job_changes = jobs.queues, jobs.job_lists, jobs.job_changes
+        self.letter_moves, self.dead_jobs, self.redrives = jobs.letter_moves, jobs.dead_jobs, jobs.redrives
 
     def _make_answers(self) -> None:
         """What only looks at topics."""
@@ -429,7 +358,7 @@ class Engine:
             routers=self.routers,
             forwarders=self.forwarders,
             queues=self.queues,
-            completions=self._completions,
+            completions=self._jobs.completions,
             consumers=self.consumers,
             firings=self.firings,
             redrives=self.redrives,
@@ -461,7 +390,7 @@ class Engine:
             loader=self.loader,
             on_changed=self._consumed.note,
         )
-        self._lease_commits.on_finished = self._consumed.note
+        self._jobs.lease_commits.on_finished = self._consumed.note
         self.topic_lifecycle.on_changed = self._look_after
 
     def _make_schedules(self) -> None:
@@ -534,9 +463,7 @@ class Engine:
         await self.topic_lifecycle.creations_ended()
         await self.stages.ended()
         await self.stage_commits.ended()
-        await self._dead_letters.ended()
-        await self._completions.ended()
-        await self.redrives.ended()
+        await self._jobs.ended()
         for topic in list(self.registry.by_id.values()):
             await settled(topic)
             if not self.store.failed(topic.shard):

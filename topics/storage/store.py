@@ -349,6 +349,8 @@ class Store:
                 with understood(f"what is vouched for in {damage.where.path}"):
                     repair(self._fs, damage)
                 self.salvaged = True
+                if self.repairs is not None:
+                    self.repairs.vouched = {}
                 self.progress.done = self.progress.total = 0
         raise DataDirError(f"the WAL has more than {MAX_REPAIRS} damaged ranges")
 

@@ -118,7 +118,7 @@ async def carry_out(life: Life, model: TableModel, number: int, step: tuple[Any,
         case ("transaction", batch):
             rows = _rows(number, batch)
             appends = [
-                AppendRequest(records=[_record_in(*row) for row in some]) for some in (rows, [("a", 1), ("a", 2)])
+                AppendRequest(records=[record_in(*row) for row in some]) for some in (rows, [("a", 1), ("a", 2)])
             ]
             await engine.transactions.append(TransactionRequest(topics=["t", "other"], appends=appends), Performance())
             model.append(rows, life.clock.now_ms())
@@ -212,13 +212,13 @@ def _records(rows: list[tuple[str | None, Any]]) -> list[dict[str, Any]]:
     return [{"data": data, "tag": tag} for tag, data in rows]
 
 
-def _record_in(tag: str | None, data: Any) -> RecordIn:
+def record_in(tag: str | None, data: Any) -> RecordIn:
     return RecordIn(data=msgspec.Raw(json.dumps(data).encode()), tag=tag)
 
 
 def _checked(rows: list[tuple[str | None, Any]]) -> CheckedAppend:
     tags = [tag for tag, _ in rows]
-    found = [_record_in(*row) for row in rows]
+    found = [record_in(*row) for row in rows]
     datas = [bytes(record.data) for record in found]
     return CheckedAppend(records=found, datas=datas, nodes=None, tags=tags if any(tags) else None, metas=None)
 

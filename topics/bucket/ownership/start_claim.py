@@ -59,11 +59,12 @@ class StartClaim:
         take: bool,
         show: Callable[[str, str], None],
         copies_all: bool = False,
+        in_place: bool = False,
         workers: int = WORKERS,
     ) -> None:
         """`url` is where this daemon answers. `take`: the operator says that the owner is gone for good. `show` is told
         why the daemon waits, and the URL of the owner. `copies_all`: a directory from the bucket has all segments from
-        the beginning, because cold ones are not read from there."""
+        the beginning, because cold ones are not read from there. `in_place`: a disk is mounted at the directory."""
         self.nonce = secrets.token_hex(8)
         self.dir_id = secrets.token_hex(16)
         self._objects = objects
@@ -77,6 +78,7 @@ class StartClaim:
         self._show = show
         self._workers = workers
         self._copies_all = copies_all
+        self._in_place = in_place
         self._puts = SettledPuts(objects, offload)
         self.ownership = Ownership(objects, self._puts, offload, self.nonce, self._keep_on, terms)
 
@@ -216,7 +218,15 @@ class StartClaim:
             )
             with pinned(self._objects, target.base, self._clock.now_ms()) as pin:
                 source = None if self._copies_all else RestoreSource(self._bucket_url, pin)
-                work = BucketRestore(self._fs, reader, self._datadir.root, workers, source, adopted=adopted)
+                work = BucketRestore(
+                    self._fs,
+                    reader,
+                    self._datadir.root,
+                    workers,
+                    source,
+                    in_place=self._in_place,
+                    adopted=adopted,
+                )
                 figures = work.run(target)
             if not figures.left:
                 remove_pin(self._objects, pin)

@@ -22,8 +22,10 @@ from topics.bucket.object_store import ObjectStore, StoreError, StoreErrorKind
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.runtime.clock import Clock
 from topics.storage.files.datadir import DataDir
-from topics.storage.files.fs import Fs
+from topics.storage.files.fs import Fs, join
+from topics.storage.recovery.restored_copy import MARK, inode_of
 from topics.storage.segments.mended_files import SegmentCopy
+from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -49,6 +51,8 @@ class BucketHome:
     ) -> None:
         """`identity` returns that of the open directory (`Store.identity`)."""
         self.patience_s = START_S
+        self.has_answered = False
+        """True if the bucket has just answered, so that a start may ask it even if nothing is damaged."""
         self._objects = objects
         self._fs = fs
         self._datadir = datadir
@@ -155,6 +159,42 @@ class BucketHome:
                     yield lo, bytes(data[lo - run.offset : hi - run.offset])
             if head.positions[shard] >= (ordinal, stop):
                 return
+
+    def log_positions(self) -> list[LogPosition]:
+        """Return the positions of the last round of this directory that is known: that of the note, or a later one, if
+        the bucket `has_answered`. An empty list if the log is not the one that the note is about any more: after
+        salvage, and in a copy."""
+        datadir = self._datadir
+        try:
+            note = read_note(self._fs, datadir)
+            is_other = self._fs.exists(datadir.salvaged_path) or self._fs.exists(join(datadir.root, MARK))
+            if note is None or note.positions is None or is_other:
+                return []
+            if inode_of(note.identity) != inode_of(self._fs.identity(datadir.root)):
+                return []
+        except (BadNote, OSError):
+            return []
+        newest = self._newest_positions(note) if self.has_answered else []
+        return newest or [LogPosition(*position) for position in note.positions]
+
+    def _newest_positions(self, note: BucketNote) -> list[LogPosition]:
+        """Return the positions of the last round behind the note; an empty list if there is none, or if that is not
+        known."""
+        reader = self._reader()
+        found: list[LogPosition] = []
+        try:
+            if self._own_note(reader) is None:
+                return []
+            numbers = [one.number for one in reader.rounds(note.round)]
+            for round_ in reader.chain(note.round, numbers[-1]) if numbers[:1] == [note.round] else ():
+                if round_.head.begins_history or round_.head.number == note.round:
+                    if round_.hash != note.hash:
+                        return []
+                    continue
+                found = [LogPosition(*position) for position in round_.head.positions]
+        except (StoreError, BucketDamaged):
+            return []
+        return found
 
     # -- whose bucket ------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class NullExpiry:
         """Begin a pass, unless one is under way. Called every second."""
         if self._working or not self._registry.tables:
             return
-        due = [topic for topic in self._registry.tables if self._due(topic)]
+        due = [topic for topic in self._registry.tables if topic.log.nulls and self._due(topic)]
         if due:
             self._working = True
             self._background.start_soon(self._pass_over, due)

@@ -247,7 +247,7 @@ _OPERATIONS |= {
         "Takes a checkpoint, after which all records that could be read before are in sealed segments; later records "
         "go to a new one. A topic of which nothing is stored has no segments.",
         ok(answer_types.SealedAnswer, "The segments are sealed, and on disk."),
-        codes=("topic_not_found", "read_only"),
+        codes=("topic_not_found", "read_only", "not_owner"),
     ),
     "diff_post": Operation(
         RECORDS,

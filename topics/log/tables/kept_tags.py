@@ -18,14 +18,14 @@ only.
 Records also die for other reasons: ttl, caps, deletions, damage. Those below the front are recognized by their seq,
 those in a hole by the hole, deleted ones by a set. Whoever looks at a tag drops its dead records; a sweep does so for
 tags that nobody looks at. It begins when a quarter of the entries may be dead, and works in proportion to the deaths,
-so the garbage stays below half.
+so the garbage stays below half; below three quarters while a large deletion is carried out.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
@@ -40,8 +40,8 @@ _INFO: Final = (1 << _SEQ_SHIFT) - 1
 _SWEEP_SHARE: Final = 4
 _SWEEP_MIN: Final = 64
 _NAMES_PER_DEATH: Final = 4
-SWEEP_NAMES: Final = 2000
-"""Tags that one call of `sweep` visits at most: a millisecond or two."""
+SWEEP_NAMES: Final = 5000
+"""Tags that one call of `sweep` visits at most: a few milliseconds."""
 
 TableEntry: TypeAlias = "int | array[int]"
 
@@ -165,20 +165,30 @@ class KeptTags:
     ) -> None:
         """Decide about the next records of a batch. Adds the records that are taken away to `taken`, with their sizes;
         `KeptChange.close` then gets all of them."""
-        levels, on_the_way = change.levels, self._on_the_way
+        levels, on_the_way, entries = change.levels, self._on_the_way, self._entries
         change.last_seq = first_seq + len(tags) - 1
+        is_plain = not (self._suspects_holes or self._dead or self._aging)
         for i, tag in enumerate(tags):
             if tag is None:
                 continue
             way = on_the_way.get(tag)
+            is_first = way is None
             if way is None:
                 way = on_the_way[tag] = _PendingTag()
             if tag not in levels:
                 change.note(tag, way.gone_to)
                 way.commits += 1
             is_null = i in nulls
-            self._take_oldest(tag, way, 1 if is_null else keep, taken, front)
-            levels[tag] = way.gone_to
+            most = 1 if is_null else keep
+            entry = entries.get(tag) if is_first and is_plain else ()
+            if isinstance(entry, int):  # nearly always, in a table; the same as below
+                seq = entry >> _SEQ_SHIFT
+                if most == 1 and seq >= front:
+                    taken.append((seq, (entry & _INFO) >> 1))
+                    levels[tag] = way.gone_to = seq
+            elif entry is not None:
+                self._take_oldest(tag, way, most, taken, front)
+                levels[tag] = way.gone_to
             way.records.append((first_seq + i) << _SEQ_SHIFT | sizes[i] << 1 | is_null)
             if is_null:
                 change.nulls.append(first_seq + i)
@@ -274,6 +284,13 @@ class KeptTags:
         if isinstance(entry, int):
             return _unpacked(entry)
         return KeptRecord(entry[-2], entry[-1] >> 1, bool(entry[-1] & 1))
+
+    def newest_of(self, tag: str, front: int, counts: Callable[[int], bool]) -> int:
+        """Return the newest published live seq of a tag for which `counts` is True, 0 for none."""
+        newest = self.newest(tag, front)
+        if newest is None or counts(newest.seq):
+            return newest.seq if newest is not None else 0
+        return next((one.seq for one in reversed([*self.records(tag, front)]) if counts(one.seq)), 0)
 
     def records(self, tag: str, front: int) -> Iterator[KeptRecord]:
         """Yield the published live records of a tag, ascending."""

@@ -38,7 +38,7 @@ def is_restored(fs: Fs, root: str, recovered: RecoveredState, identity: str) -> 
     return any(
         shard.identity is not None
         and not _was_stopped(shard, recovered.starts.get(shard.shard))
-        and _inode(shard.identity) != _inode(identity)
+        and inode_of(shard.identity) != inode_of(identity)
         for shard in recovered.shards
     )
 
@@ -67,7 +67,7 @@ def forget(fs: Fs, datadir: DataDir, *, keeps_note: bool = False) -> None:
         fs.sync_dir(datadir.root)
 
 
-def _inode(identity: str) -> str:
+def inode_of(identity: str) -> str:
     """Return the inode of an identity, `device:inode` and what may follow it (`witness`); device numbers may change at
     a boot."""
     return identity.partition(" ")[0].rpartition(":")[2]
