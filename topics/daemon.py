@@ -23,6 +23,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, cast
@@ -118,7 +119,8 @@ EXIT_NOT_OWNER: Final = 3
 EXIT_AT_ONCE: Final = 130
 
 BEGIN_ANEW: Final = -1
-"""Not an exit code: the process begins again, with another directory (a standby)."""
+BEGIN_AT_ONCE: Final = -2
+"""Not exit codes: the process begins again, as a standby with another directory, or as the owner."""
 
 ANEW_S: Final = 5.0
 """The wait before that (s), so that a failure that comes at each start does no harm."""
@@ -133,15 +135,20 @@ def run(settings: Settings, cold: SegmentStore | None = None) -> int:
 
     `cold` is the store for old segments, in place of the directory that the settings name; tests use it.
     """
-    while (code := _run_once(settings, cold)) == BEGIN_ANEW:
-        time.sleep(ANEW_S)
-    return code
+    port = settings.port
+    while True:
+        code, port = _run_once(replace(settings, port=port), cold)
+        if code not in (BEGIN_ANEW, BEGIN_AT_ONCE):
+            return code
+        if code == BEGIN_ANEW:
+            time.sleep(ANEW_S)
 
 
-def _run_once(settings: Settings, cold: SegmentStore | None) -> int:
-    code = EXIT_FAILED
+def _run_once(settings: Settings, cold: SegmentStore | None) -> tuple[int, int]:
+    """Return the exit code, and the port."""
+    code, port = EXIT_FAILED, settings.port
     try:
-        code = trio.run(partial(_main, settings, cold), strict_exception_groups=True)
+        code, port = trio.run(partial(_main, settings, cold), strict_exception_groups=True)
     except* StartRefusal as group:
         for error in _leaves(group):
             log.error("start_refused", reason=str(error))
@@ -153,7 +160,7 @@ def _run_once(settings: Settings, cold: SegmentStore | None) -> int:
     except* Exception as group:
         log.error("daemon_failed", exc_info=group)
         code = EXIT_FAILED
-    return code
+    return code, port
 
 
 def _leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
@@ -164,7 +171,7 @@ def _leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
             yield error
 
 
-async def _main(settings: Settings, cold: SegmentStore | None) -> int:
+async def _main(settings: Settings, cold: SegmentStore | None) -> tuple[int, int]:
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     limit_arenas(ARENAS)
@@ -197,10 +204,9 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
         if not comes_from_bucket:
             lock(engine)
         try:
-            daemon = Daemon(
-                settings, engine, make_app(engine, keys, audit), audit, listening_sockets(settings), segments, note
-            )
-            return await daemon.serve(signals)
+            app, sockets = make_app(engine, keys, audit), listening_sockets(settings)
+            daemon = Daemon(settings, engine, app, audit, sockets, segments, note)
+            return await daemon.serve(signals), daemon.port
         finally:
             engine.store.unlock()
 
@@ -235,7 +241,7 @@ class Daemon:
         self._is_fenced = False
         self._note = note
         self._standby: Standby | None = None
-        self._begins_anew = False
+        self._again: int | None = None
         self._failed = False
         self._draining = "requests"
         self._drain_began = self._stage_began = 0.0
@@ -296,8 +302,9 @@ class Daemon:
             log.info("ready", version=__version__, port=self.port, topics=len(self.engine.registry.topics))
             background.start_soon(trio.to_thread.run_sync, load_late)
             await self._stop.wait()
-            if self._is_fenced:
+            if self._is_fenced or self._again is not None:
                 self.engine.start_draining()
+                await self.engine.watch_sessions.say_farewell()
                 daemon.cancel_scope.cancel()
                 return self._stop_code
             with trio.move_on_after(self.settings.drain_ms / 1000) as limit:
@@ -309,8 +316,6 @@ class Daemon:
             daemon.cancel_scope.cancel()
         if self.audit is not None:
             await self.audit.summarize()
-        if self._begins_anew:
-            return BEGIN_ANEW
         return EXIT_FAILED if self._failed else EXIT_OK
 
     async def _open_log(self, storage: trio.Nursery) -> Archive | None:
@@ -337,16 +342,17 @@ class Daemon:
         from topics.standby import BucketRefused, Standby  # noqa: PLC0415
 
         try:
-            standby = Standby(self.settings, self.engine, note, self.port)
+            standby = Standby(self.settings, self.engine, note, self._url)
         except BucketRefused as error:
             raise StartRefusal(str(error)) from error
         self._objects = standby.objects
         return standby
 
     async def _follow(self, standby: Standby) -> None:
-        """Follow the owner. If that ends, the process begins anew."""
+        """Follow the owner. If that ends, the process begins again."""
         await self._vital("standby", standby.run)
-        self._begins_anew = not self._failed
+        if not self._failed:
+            self._again = BEGIN_AT_ONCE if standby.has_taken else BEGIN_ANEW
         self._stop.set()
 
     async def _look_after_clients(self) -> None:
@@ -494,12 +500,19 @@ class Daemon:
         if self._objects is None or not self.settings.bucket_takeover or self._standby is not None:
             return
         comes_from_bucket = is_empty(engine.store.datadir.root)
-        claim = self._claim = await claimed(engine, self._objects, self._url, is_empty=comes_from_bucket)
+        call = partial(claimed, engine, self._objects, self._url, self._note_owner)
+        claim = self._claim = await call(is_empty=comes_from_bucket)
         if comes_from_bucket:
             lock(engine)
         if self._home is not None:
             self._home.has_answered = True
         engine.store.right.lease = claim.lease
+
+    def _note_owner(self, owner: str) -> None:
+        """The claim waits for another owner. What may be a standby follows that one instead."""
+        if owner and self.settings.role == "standby":
+            self._again = BEGIN_AT_ONCE
+            self._stop.set()
 
     async def _watch_lease(self, lease: Lease) -> None:
         """When the lease is lost: change nothing any more, answer reads for a while, stop."""
@@ -531,6 +544,8 @@ class Daemon:
     @property
     def _stop_code(self) -> int:
         """The exit code of a stop that does not drain."""
+        if self._again is not None:
+            return self._again
         return EXIT_NOT_OWNER if self._is_fenced else EXIT_OK
 
     @property

@@ -111,8 +111,11 @@ def listening_sockets(settings: Settings) -> list[socket.socket]:
         raise StartRefusal(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
 
 
-async def claimed(engine: Engine, objects: BoundedObjects, url: str, *, is_empty: bool) -> StartClaim:
-    """Take the prefix, and return the claim. Meanwhile all calls are refused. Raises StartRefusal, StartFailure."""
+async def claimed(
+    engine: Engine, objects: BoundedObjects, url: str, on_owner: Callable[[str], None], *, is_empty: bool
+) -> StartClaim:
+    """Take the prefix, and return the claim. Meanwhile all calls are refused, and `on_owner` is told of whom it waits
+    for. Raises StartRefusal, StartFailure."""
     from topics.bucket.archive import lease_terms  # noqa: PLC0415
     from topics.bucket.object_store import StoreError  # noqa: PLC0415
     from topics.bucket.offline.bucket_reader import BucketDamaged  # noqa: PLC0415
@@ -124,6 +127,7 @@ async def claimed(engine: Engine, objects: BoundedObjects, url: str, *, is_empty
 
     def show(problem: str, owner: str) -> None:
         engine.status.not_owner = not_owner(f"this daemon waits for the bucket: {problem}", owner)
+        on_owner(owner)
 
     try:
         claim = StartClaim(

@@ -52,6 +52,7 @@ async def following(
     `catch_up`."""
     clock, offload = clock or SimClock(BASE_MS), InlineOffload()
     note = prepare_directory(fs, ROOT, URL, objects, 1)
+    assert note is not None
     segments = BucketSegments(fs, ROOT, lambda url: objects)
     engine = Engine(
         replace(config, cold_dir=None), fs=fs, clock=clock, offload=offload, cold=segments, objects=segments

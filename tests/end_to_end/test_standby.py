@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +131,51 @@ def test_a_standby_follows_over_s3_and_waits_for_the_first_base(tmp_path: Path) 
         standby.kill()
         standby.start()
         follows(Client(standby.port), "a", 121)
+
+
+TAKEOVER = {"TOPICS_ROLE": "standby", "TOPICS_BUCKET_TAKEOVER": "1", "TOPICS_BUCKET_LEASE_MS": "3000"}
+
+
+def role_of(daemon: Daemon) -> str:
+    ready = Client(daemon.port).call("GET", "/v0/ready")
+    return "none" if ready[0] != 200 else "standby" if "standby" in ready[1] else "owner"
+
+
+def owns(daemon: Daemon) -> bool:
+    return role_of(daemon) == "owner"
+
+
+@pytest.mark.slow
+def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> None:
+    """Both have the same settings: whoever is first owns the bucket. Then the owner is killed, again and again."""
+    (tmp_path / "bucket").mkdir()
+    with pair(tmp_path, f"file://{tmp_path}/bucket", {}) as (one, other):
+        one.end()
+        for daemon in (one, other):
+            daemon.settings.update(TAKEOVER)
+            shutil.rmtree(daemon.root / "data", ignore_errors=True)
+        shutil.rmtree(tmp_path / "bucket")
+        (tmp_path / "bucket").mkdir()
+        one.start()
+        other.start()
+        assert (role_of(one), role_of(other)) == ("owner", "standby")
+        client = Client(one.port)
+        assert client.call("PUT", "/v0/topics/r", {"durability": "remote"})[0] in (200, 201)
+        remote: list[Any] = []
+        head = 0
+        for turn in range(3):
+            for i in range(20):
+                head = append(client, "r", [turn, i])
+                remote.append([turn, i])
+            append(client, "d", *({"turn": turn, "i": i} for i in range(200)))
+            one.kill()
+            until(partial(owns, other), "nobody takes over")
+            client = Client(other.port)
+            records = diff(client, "r", 0)[1]["records"]
+            assert [record["data"] for record in records] == remote
+            assert len({record["$seq"] for record in records}) == len(records)
+            one.start()
+            assert role_of(one) == "standby"
+            assert list((one.root / "data").glob("diverged-*"))
+            follows(Client(one.port), "r", head)
+            one, other = other, one

@@ -50,6 +50,8 @@ class BucketNote(msgspec.Struct, kw_only=True):
     """Of the directory when this was written (`Store.identity`); empty if it was not written by a daemon."""
     files: list[tuple[int, int, int]] = []
     """Shard and ordinal of files of the log, and the round that has their first byte."""
+    complete: list[int] = []
+    """Of a standby: the shards whose last file is complete (FileEnd)."""
 
 
 def read_note(fs: Fs, datadir: DataDir, path: str | None = None) -> BucketNote | None:

@@ -177,15 +177,14 @@ class Store:
         return await self._offload.run(Pool.CPU, self._open_blocking)
 
     async def open_following(self, refusal: Callable[[], ApiError]) -> RecoveredState:
-        """Recover the directory of a standby, of which the log goes on: nothing is decided and nothing is logged. The
-        writers take nothing; `refusal` makes the error for that. Raises like `open`."""
+        """Recover the directory of a standby: nothing is decided or logged. The writers refuse with what `refusal`
+        makes. Raises like `open`."""
         return await self._offload.run(Pool.CPU, partial(self._open_following_blocking, refusal))
 
     def _open_following_blocking(self, refusal: Callable[[], ApiError]) -> RecoveredState:
         fs, began_ns = self._fs, self._clock.perf_ns()
         self.boot_id = fs.boot_id()
         witness = self._witness = Witness(fs, self.datadir)
-        log.info("recovering", directory=self.datadir.root, mode="standby")
         self.cold_dir.look_at_start()
         recovered = self._replay(follows=True)
         raise_format(fs, self.datadir)
@@ -200,13 +199,10 @@ class Store:
         witness.begin()
         for shard in recovered.shards:
             writer = self._make_writer(shard.shard, len(recovered.shards), FollowedShard)
-            if shard.file is None:
-                raise DataDirError(f"{shard.directory} has no file of the log")
             writer.refusal = refusal
             follow(writer, shard)
             self.writers.append(writer)
-        for topic_id in recovered.directories & recovered.topics.keys():
-            tidy_topic(fs, self.datadir, topic_id, recovered.topics[topic_id].segments)
+        tidy_all(fs, self.datadir, recovered)
         remove_unknown_topics(self.tiers.hot, recovered.topics.keys() | recovered.copied_topics)
         self.cold_dir.join_at_start(recovered)
         recovered.columns.forget_all()
@@ -341,6 +337,7 @@ class Store:
             without_snapshot=self._rebuilt,
             repairs=self.repairs,
             follows=follows,
+            every_manifest=follows or restored_copy.is_taken_over(self._fs, self.datadir.root),
         )
         self.windows.start(recovered.now)
         return recovered
@@ -601,10 +598,17 @@ def log_found(recovered: RecoveredState, verdicts: dict[int, list[Verdict]], ms:
 
 
 def follow(writer: FollowedShard, shard: RecoveredShard) -> None:
-    """Tell what stands for a writer how far the log is applied."""
-    assert shard.file is not None
+    """Tell what stands for a writer how far the log is applied. Raises DataDirError if the shard has no file."""
+    if shard.file is None:
+        raise DataDirError(f"{shard.directory} has no file of the log")
     file_end = shard.last_frame if shard.ended else None
     writer.follow(shard.file, shard.end, shard.frame_count, shard.last_seqs, file_end)
+
+
+def tidy_all(fs: Fs, datadir: DataDir, recovered: RecoveredState) -> None:
+    """Remove files that belong to no segment, in the directories of all topics. Blocking. Raises OSError."""
+    for topic_id in sorted(recovered.directories & recovered.topics.keys()):
+        tidy_topic(fs, datadir, topic_id, recovered.topics[topic_id].segments)
 
 
 def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[str, Any]]]:

@@ -43,6 +43,8 @@ WORKERS: Final = 16
 """Reads of the store at a time."""
 
 PARTIAL: Final = ".partial"
+DIVERGED: Final = "diverged-"
+"""How the names of directories begin that were set aside."""
 UNFINISHED: Final = "RESTORING"
 """A file in the directory while it is not complete: a directory with content and without it is not ours to remove."""
 
@@ -227,8 +229,9 @@ class BucketRestore:
             lock.release()
 
     def _is_of_disk(self, name: str) -> bool:
-        """Return True if a file system has made this in the directory at which it is mounted."""
-        return self._root == self._partial and name == "lost+found"
+        """Return True if a file system has made this in the directory at which it is mounted, or if it is what another
+        directory was before it was set aside (`topics.bucket.standby.handover`)."""
+        return self._root == self._partial and (name == "lost+found" or name.startswith(DIVERGED))
 
     def _remove_content(self, directory: str, keep: str = "") -> None:
         for name in self._fs.listdir(directory):
@@ -263,6 +266,8 @@ class BucketRestore:
                 log.take(found, is_first=found.head.number == first)
                 self.progress.done += sizes.get(found.head.number, 0)
             log.finish()
+            if self._adopted is not None:
+                self._adopted.complete = sorted(log.complete)
         finally:
             log.close()
         self._note_names(log.created)

@@ -25,6 +25,7 @@ from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRest
 from topics.bucket.offline.restore_target import RestoreRefused, choose_target
 from topics.bucket.pins import pinned, remove_pin
 from topics.bucket.standby.followed_log import cut_to
+from topics.bucket.standby.handover import set_aside, stays
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, join
 from topics.telemetry.logs import get_logger
@@ -34,18 +35,21 @@ log = get_logger(__name__)
 ATTEMPTS: Final = 3
 """How often a restore is begun if objects go while it reads: the owner may remove a base that nobody has pinned yet."""
 
-_OWN: Final = frozenset({"lock", "LOCK", "lost+found"})
-
 
 class StandbyRefused(Exception):
     """The directory cannot be that of a standby, or the bucket not be followed. The message is for the operator."""
 
 
-def prepare_directory(fs: Fs, root: str, url: str, objects: ObjectStore, workers: int = WORKERS) -> BucketNote:
-    """Have a directory that can be followed on, and return its note. Raises StandbyRefused, BucketDamaged, StoreError,
-    OSError."""
+def prepare_directory(
+    fs: Fs, root: str, url: str, objects: ObjectStore, workers: int = WORKERS, *, takes: bool = False
+) -> BucketNote | None:
+    """Have a directory that can be followed on, and return its note. With `takes` it may have been an owner's: None
+    then says that it is the owner's, or that nobody has owned the bucket yet. If another directory has taken over, it
+    is set aside. Raises StandbyRefused, BucketDamaged, StoreError, OSError."""
     datadir = DataDir(root)
     reader = BucketReader(objects)
+    if takes and _is_owner(fs, datadir, reader):
+        return None
     try:
         note = read_note(fs, datadir, datadir.standby_path)
     except BadNote as error:
@@ -55,12 +59,35 @@ def prepare_directory(fs: Fs, root: str, url: str, objects: ObjectStore, workers
     if not fs.exists(join(root, UNFINISHED)) and note is not None:
         reason = _why_anew(reader, note)
         if reason is None:
-            assert note.positions is not None
-            cut_to(fs, datadir, note.positions)
+            cut_to(fs, datadir, note)
             return note
         log.warning("standby_made_anew", reason=reason)
         mark_unfinished(fs, root)
     return _make(fs, root, url, reader, objects, workers)
+
+
+def _is_owner(fs: Fs, datadir: DataDir, reader: BucketReader) -> bool:
+    """Return True if a directory is the owner's, or may become it at once. Sets that of a former owner aside."""
+    if fs.exists(datadir.standby_path) or fs.exists(join(datadir.root, UNFINISHED)):
+        return False
+    owner = reader.owner()
+    try:
+        note = read_note(fs, datadir)
+    except BadNote as error:
+        raise StandbyRefused(f"{datadir.bucket_path} is damaged: {error}") from error
+    if note is None:
+        return owner is None and not _content(fs, datadir.root)
+    if owner is None or owner.dir == note.dir:
+        return True
+    if note.bucket != reader.bucket_id:
+        raise StandbyRefused(f"the directory is of the bucket {note.bucket}, and this is {reader.bucket_id}")
+    set_aside(fs, datadir.root, note, owner)
+    return False
+
+
+def _content(fs: Fs, root: str) -> list[str]:
+    """Return what is in a directory and belongs to its data."""
+    return [name for name in fs.listdir(root) if not stays(name)] if fs.exists(root) else []
 
 
 def mark_unfinished(fs: Fs, root: str) -> None:
@@ -89,8 +116,7 @@ def _why_anew(reader: BucketReader, note: BucketNote) -> str | None:
 
 
 def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStore, workers: int) -> BucketNote:
-    names = set(fs.listdir(root)) if fs.exists(root) else set()
-    if names - _OWN and UNFINISHED not in names:
+    if _content(fs, root) and not fs.exists(join(root, UNFINISHED)):
         raise StandbyRefused(
             f"{root} is not empty and not the directory of a standby: a standby makes its directory from the bucket"
         )

@@ -11,14 +11,14 @@ import errno
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from topics.storage.files.datadir import DataDir, parse_wal_name, wal_path
-from topics.storage.files.fs import Fs, parent, write_all
+from topics.bucket.local_note import BucketNote
+from topics.storage.files.datadir import FORMAT, DataDir, parse_wal_name, wal_path
+from topics.storage.files.fs import Fs, write_all
 from topics.storage.files.progress import Progress
 from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
 from topics.storage.recovery.recovered_state import RecoveredShard
-from topics.storage.wal.frames import FrameType
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles
-from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, read_heads, scans
+from topics.storage.wal.wal_head import TAIL_BYTES, WalHead, read_heads
 
 
 class LogPiece(NamedTuple):
@@ -93,7 +93,7 @@ class FollowedLog:
                 if ordinal != at.ordinal:
                     self._finish(wal_path(directory, at.ordinal), at.offset)
                 fs.sync_dir(directory)
-                head = read_heads(fs, directory, [ordinal], version=2).get(ordinal)
+                head = read_heads(fs, directory, [ordinal], version=FORMAT["wal"]).get(ordinal)
                 if head is None or head.problem is not None:
                     raise LogBroken(f"file {ordinal} of shard {shard} has no header")
                 new.append(NewFile(shard, ordinal, path, head))
@@ -151,11 +151,12 @@ class FollowedLog:
         return FileBatches(shard, file, read, batches.batch_at, batches.count, batches.ended)
 
 
-def cut_to(fs: Fs, datadir: DataDir, positions: Sequence[tuple[int, int]]) -> None:
-    """Cut the files of the log behind these places, one by shard: what is there was not noted as whole. Blocking.
-    Raises OSError, also if there is less."""
-    for shard, (ordinal, offset) in enumerate(positions):
-        directory = datadir.shard_dir(shard, len(positions))
+def cut_to(fs: Fs, datadir: DataDir, note: BucketNote) -> None:
+    """Cut the files of the log behind the places of a note: what is there is not known to be whole. Blocking. Raises
+    OSError, also if there is less."""
+    assert note.positions is not None
+    for shard, (ordinal, offset) in enumerate(note.positions):
+        directory = datadir.shard_dir(shard, len(note.positions))
         for name in fs.listdir(directory):
             found = parse_wal_name(name)
             if found is not None and found > ordinal:
@@ -164,19 +165,8 @@ def cut_to(fs: Fs, datadir: DataDir, positions: Sequence[tuple[int, int]]) -> No
             if handle.size() < offset:
                 raise OSError(errno.EIO, f"file {ordinal} of shard {shard} of the log ends before {offset}")
             handle.truncate(offset)
-            if not _is_complete(fs, directory, ordinal, offset):
+            if shard not in note.complete:
                 # The end of a file that is still written to has zeros behind it.
                 handle.truncate(offset + 2 * TAIL_BYTES)
             handle.fdatasync()
-        fs.sync_dir(parent(wal_path(directory, ordinal)))
-
-
-def _is_complete(fs: Fs, directory: str, ordinal: int, size: int) -> bool:
-    """Return True if a file ends with FileEnd. Raises OSError."""
-    head = read_heads(fs, directory, [ordinal], version=2).get(ordinal)
-    last = 0
-    if head is not None and head.problem is None:
-        with fs.open(wal_path(directory, ordinal), read_only=True) as handle:
-            for window in scans(handle, head, head.first, size):
-                last = window.scan.rows[-1][2] if window.scan.rows else last
-    return last == FrameType.FILE_END
+        fs.sync_dir(directory)

@@ -4,7 +4,6 @@ Theory of operation
 -------------------
 One task does everything, one round after another:
 
-    look      who is the owner, now and then (`Takeover.look`)
     round     the next round is read; its hash, number and bucket are checked
     write     its bytes go to the same places of the same files as on the owner, synced
     prepare   what applying would have to wait for (`Followed.prepare`)
@@ -31,7 +30,7 @@ from topics.bucket.object_store import StoreError
 from topics.bucket.ownership.owner_object import BucketRefused
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.place import Place
-from topics.bucket.round_format import Round
+from topics.bucket.round_format import Round, RoundHead
 from topics.bucket.standby.directory import keep_note, mark_unfinished
 from topics.bucket.standby.followed_log import FileBatches, FollowedLog, LogBroken, LogPiece
 from topics.errors import ApiError
@@ -44,9 +43,6 @@ from topics.telemetry.figures import StandbyFigures
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
-
-OWNER_S: Final = 1.0
-"""How often the present owner is looked for (s)."""
 
 RETRY_S: Final = 1.0
 """The wait after a failure (s)."""
@@ -96,6 +92,8 @@ class RoundFollower:
             files={(shard, ordinal): number for shard, ordinal, number in note.files},
         )
         self.figures = StandbyFigures(round=note.round, epoch=note.epoch, wall_ms=note.wall_ms)
+        self.note = note
+        """Up to where the log is whole, and applied."""
         self._takeover = takeover
         self._followed = followed
         self._files = files
@@ -138,11 +136,14 @@ class RoundFollower:
 
     async def run(self) -> None:
         """Follow until cancelled. Raises Unfollowable if this process cannot go on."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_owner)
-            while True:
-                await self.catch_up()
-                await trio.sleep(self._poll_s)
+        while True:
+            await self.catch_up()
+            await trio.sleep(self._poll_s)
+
+    @property
+    def is_current(self) -> bool:
+        """Return True if the last look has found no round that is not written here."""
+        return self.figures.state == "following"
 
     async def catch_up(self) -> None:
         """Apply what is there. Waits out what may pass. Raises Unfollowable."""
@@ -193,8 +194,10 @@ class RoundFollower:
             positions=head.positions,
             history=self.place.history,
             files=[(shard, ordinal, number) for (shard, ordinal), number in sorted(files.items())],
+            complete=self._complete(head, cut),
         )
         await self._offload.run(Pool.FILES, partial(keep_note, self._fs, self._datadir, note))
+        self.note = note
         began_ns = self._clock.perf_ns()
         try:
             self._followed.apply(cut, head.wall_ms)
@@ -209,18 +212,20 @@ class RoundFollower:
         applied, self._applied = self._applied, trio.Event()
         applied.set()
 
+    def _complete(self, head: RoundHead, cut: Sequence[FileBatches]) -> list[int]:
+        """Return the shards whose files end with FileEnd at the places of this round."""
+        before = self.note.positions or []
+        ended = {(part.shard, part.file.ordinal) for part in cut if part.is_ended}
+        return [
+            shard
+            for shard, place in enumerate(head.positions)
+            if (shard, place[0]) in ended or (shard in self.note.complete and tuple(before[shard]) == tuple(place))
+        ]
+
     async def _give_up(self, reason: str) -> Unfollowable:
         """Have the next start make the directory anew. Raises OSError."""
         await self._offload.run(Pool.FILES, partial(mark_unfinished, self._fs, self._datadir.root))
         return Unfollowable(reason)
-
-    async def _watch_owner(self) -> None:
-        while True:
-            try:
-                await self._takeover.look()
-            except (StoreError, BucketRefused) as error:
-                log.debug("owner_not_read", problem=str(error))
-            await trio.sleep(OWNER_S)
 
     def _enter(self, state: Literal["following", "waiting"], problem: str = "") -> None:
         figures = self.figures

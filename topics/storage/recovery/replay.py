@@ -82,6 +82,7 @@ def recover(
     without_snapshot: bool = False,
     repairs: StartRepairs | None = None,
     follows: bool = False,
+    every_manifest: bool = False,
 ) -> RecoveredState:
     """Read everything. Changes nothing on disk, except for segments that `repairs` mends. `now` is the moment from
     which leases continue, `file_bytes` the length to which files of the log are made (it bounds what a file that has
@@ -91,7 +92,7 @@ def recover(
     `without_snapshot`: if no snapshot can be read and the log was cut, use the manifests instead
     (`substitute_snapshot`); without it that is NoSnapshot.
     `follows`: the directory is that of a standby. More of the log will come, so transactions that are in doubt stay so
-    (`RecoveredState.transactions`); and the log has no marks of work on files, so every manifest is read.
+    (`RecoveredState.transactions`). `every_manifest`: the log has no marks of the work on files that was done here.
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` if the directory cannot be used at
     all, or has content with valid checksums that no version writes, `UnknownFrameType` for frames of a newer version.
@@ -101,7 +102,9 @@ def recover(
         outcomes: Mapping[Members, bool] = {}
         while True:  # twice at most: the second replay knows all outcomes
             clock = ReplayClock(now, windows_by_wall=windows_by_wall)
-            replay = _Replay(fs, datadir, tiers, clock, base, outcomes, repairs, follows=follows)
+            replay = _Replay(
+                fs, datadir, tiers, clock, base, outcomes, repairs, follows=follows, every_manifest=every_manifest
+            )
             if replay.read_log(progress, file_bytes):
                 return replay.result(ids_of_unknown_count=without_snapshot)
             assert not outcomes
@@ -145,6 +148,7 @@ class _Replay:
         repairs: StartRepairs | None,
         *,
         follows: bool,
+        every_manifest: bool,
     ) -> None:
         """`outcomes` are those that another reading has found. Raises DataDirError if the snapshot is malformed, and
         OSError."""
@@ -172,7 +176,7 @@ class _Replay:
                 self._load(base.snapshot)
             except (SnapshotDamaged, *MALFORMED) as error:  # its checksum holds, so it was written like this
                 raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
-        if follows:
+        if every_manifest:
             for topic_id in sorted(self._stored.directories):
                 self._topics.consulted(topic_id)
 
