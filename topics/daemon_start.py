@@ -37,8 +37,8 @@ class StartFailure(Exception):
     """The start has failed for a reason that may pass, such as a full disk; the message is for the operator."""
 
 
-async def prepared_standby(settings: Settings, offload: ThreadOffload) -> BucketNote:
-    """Have the directory of a standby. Raises StartRefusal, StartFailure."""
+async def prepared_standby(settings: Settings, offload: ThreadOffload) -> BucketNote | None:
+    """Have the directory of a standby; None if it is the owner's. Raises StartRefusal, StartFailure."""
     from topics.standby import BucketRefused, StandbyRefused, prepare  # noqa: PLC0415
 
     try:
