@@ -238,18 +238,22 @@ def test_a_pointer_that_is_damaged_or_missing_is_made_anew_when_it_is_needed(buc
 
         def remade(topic_id: int, first: int) -> SegmentPointer | None:
             asked.append((topic_id, first))
-            return decode_pointer(before) if len(asked) > 1 else None
+            if len(asked) == 1:
+                raise OSError("the bucket does not answer")
+            return decode_pointer(before) if len(asked) > 2 else None
 
         store.remake = remade
-        for _ in range(2):  # nobody is asked again at once
+        with pytest.raises(OSError, match="does not answer"):
+            store.read_range(segment.topic_id, name, 0, 10)
+        for _ in range(2):  # who has said that he has none is not asked again at once
             with pytest.raises(OSError, match=r"no file|damaged"):
                 store.read_range(segment.topic_id, name, 0, 10)
-        assert len(asked) == 1
+        assert len(asked) == 2
         store._not_remade.clear()
         assert len(store.read_range(segment.topic_id, name, 0, 10)) == 10
-        assert (life.fs.read(path), store.remade, asked) == (before, 1, [(segment.topic_id, segment.first)] * 2)
+        assert (life.fs.read(path), store.remade, asked) == (before, 1, [(segment.topic_id, segment.first)] * 3)
         assert len(store.read_range(segment.topic_id, name, 10, 10)) == 10
-        assert len(asked) == 2
+        assert len(asked) == 3
 
     live(world, script)
 

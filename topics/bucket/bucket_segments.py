@@ -251,7 +251,12 @@ class BucketSegments:
                 self._not_remade.clear()
             self._not_remade[topic_id, first] = now
             self._unchanged.add((topic_id, first))
-        pointer = self.remake(topic_id, first)
+        try:
+            pointer = self.remake(topic_id, first)
+        except OSError:
+            with self._lock:
+                self._not_remade.pop((topic_id, first), None)  # it has not said that it has none
+            raise
         if pointer is None or (topic_id, first) not in self._unchanged:  # the segment has come home, or has gone
             return
         self.point(topic_id, first, pointer)
