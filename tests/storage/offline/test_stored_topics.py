@@ -165,7 +165,7 @@ def test_a_directory_says_itself_what_it_is(fs: SimFs) -> None:
     for path, cold, problem in ((COLD, ROOT, "itself"), ("/nowhere", None, "does not exist")):
         with pytest.raises(DataDirError, match=problem):
             TopicDirectory.found(fs, path, cold)
-    put(fs, DIRS.format_path, b'{"wal":1,"segment":3,"snapshot":1}')
+    put(fs, DIRS.format_path, b'{"wal":1,"segment":4,"snapshot":1}')
     with pytest.raises(DataDirError, match="formats this version does not know"):
         TopicDirectory.found(fs, ROOT)
     fs.unlink(DIRS.format_path)
