@@ -141,6 +141,10 @@ class BaseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Live records as of the capture, for people."""
 
 
+for _kind in (BaseHead, BaseBody, list[TopicEntry]):
+    msgspec.msgpack.Decoder(_kind)  # for its types: finding them at the first use is not safe in several threads
+
+
 class Base(NamedTuple):
     """A base that was read."""
 

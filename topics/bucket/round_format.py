@@ -71,6 +71,9 @@ class RoundHead(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Length of all runs together."""
 
 
+msgspec.msgpack.Decoder(RoundHead)  # for its types: finding them at the first use is not safe in several threads
+
+
 class Round(NamedTuple):
     """A round that was read. `hash` is what the next one has as `previous`."""
 
