@@ -636,6 +636,7 @@ class LatestRequest(NamedTuple):
     max_batch_bytes: int
     include_tags: bool = True
     include_meta: bool = True
+    touch: bool = True
 
 
 class NewestRecords(NamedTuple):

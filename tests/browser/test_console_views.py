@@ -16,6 +16,7 @@ VIEWS = [
     (("topics",), "Topics", "orders"),
     (("topics", "orders"), "orders", "log only"),
     (("topics", "orders", "config"), "orders", "Idempotency window"),
+    (("topics", "orders", "latest"), "orders", "Tag begins with"),
     (("topics", "orders", "append"), "orders", "Append a record"),
     (("topics", "orders", "delete"), "orders", "Count them"),
     (("queues",), "Queues and groups", "shipping"),

@@ -673,6 +673,18 @@ CASES = {
         [("prefix", "x"), ("page_size", "7"), ("cursor", "c"), ("include_tags", "false"), ("max_batch_bytes", "5")],
         repeatable=True,
     ),
+    "latest, only looking": said(
+        latest_calls.latest("a", "x", touch=False),
+        "GET /v0/topics/a/latest",
+        [("tag", "x"), ("touch", "false")],
+        repeatable=True,
+    ),
+    "latest_page, only looking": said(
+        latest_calls.latest_page("a", touch=False),
+        "GET /v0/topics/a/latest",
+        [("prefix", ""), ("page_size", "100"), ("touch", "false")],
+        repeatable=True,
+    ),
     "record": said(calls.record("a", 7), "GET /v0/topics/a/records/7", repeatable=True),
     "commit, conditions": said(
         calls.commit("a", ["s"], "k", expected_head_seq=3, expected_tag_seqs={}, fence=("f", 0)),

@@ -197,7 +197,7 @@ class FakeEngine:
             raise ApiError("topic_not_empty", "there are records", detail={"topic": name})
         return self.topics.pop(name, None) is not None, []
 
-    async def topic_state(self, name: str, *, touch: bool) -> TopicState:
+    async def topic_state(self, name: str, *, touch: bool, places: bool = False) -> TopicState:
         return self._state(name, touch=touch)
 
     def _state(self, name: str, *, touch: bool) -> TopicState:

@@ -123,6 +123,8 @@ class Load(Struct, kw_only=True):
     cold_usable: bool
     bucket: dict[str, Any] | None = None
     """The archive in the bucket; None without one."""
+    standby: dict[str, Any] | None = None
+    """How far a standby has followed its owner; None on an owner."""
 
 
 class StorageShard(Struct, kw_only=True):

@@ -11,13 +11,18 @@ from topics.client.results import Record
 from topics.client.streams.follower import Position
 
 
-def latest(topic: str, tag: str, *, include_meta: bool = True) -> ClientCall[LatestRecord]:
+def latest(topic: str, tag: str, *, include_meta: bool = True, touch: bool = True) -> ClientCall[LatestRecord]:
     """The newest record of a tag.
 
     Raises NotFound if there is none; the `reason` in `detail` of the error is `none`, or `null` if the data of the
-    newest record is null.
+    newest record is null. With `touch=False` the call does not count as a use of the topic.
     """
-    where = target(topic_path(topic, "latest"), tag=tag, include_meta=None if include_meta else False)
+    where = target(
+        topic_path(topic, "latest"),
+        tag=tag,
+        include_meta=None if include_meta else False,
+        touch=None if touch else False,
+    )
     return ClientCall(method="GET", target=where, answer=LatestRecord, repeatable=True)
 
 
@@ -30,9 +35,11 @@ def latest_page(
     include_tags: bool = True,
     include_meta: bool = True,
     max_batch_bytes: int | None = None,
+    touch: bool = True,
 ) -> ClientCall[LatestPage]:
     """One page of the newest records of the tags that begin with `prefix`, in the order of the tags, without those
-    whose data is null. `all_latest` fetches all pages."""
+    whose data is null. `all_latest` fetches all pages. With `touch=False` the call does not count as a use of the
+    topic."""
     where = target(
         topic_path(topic, "latest"),
         prefix=prefix,
@@ -41,6 +48,7 @@ def latest_page(
         include_tags=None if include_tags else False,
         include_meta=None if include_meta else False,
         max_batch_bytes=max_batch_bytes,
+        touch=None if touch else False,
     )
     return ClientCall(method="GET", target=where, answer=LatestPage, repeatable=True)
 

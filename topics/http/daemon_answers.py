@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from topics.http.answer_types import BucketState
+from topics.http.answer_types import BucketState, StandbyState
 from topics.model import Performance
 
 
@@ -128,6 +128,12 @@ class BucketFiguresAnswer(BucketState, kw_only=True):
     repairs_waiting: int
 
 
+class StandbyFiguresAnswer(StandbyState, kw_only=True):
+    """How far a standby has followed its owner, and why it waits."""
+
+    problem: str
+
+
 class FiguresAnswer(Struct, kw_only=True):
     """The answer to `GET /v0/figures`."""
 
@@ -159,6 +165,7 @@ class FiguresAnswer(Struct, kw_only=True):
     salvaged: bool
     cold_usable: bool
     bucket: BucketFiguresAnswer | UnsetType = UNSET
+    standby: StandbyFiguresAnswer | UnsetType = UNSET
     performance: Performance
 
 

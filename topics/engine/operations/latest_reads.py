@@ -66,12 +66,15 @@ class LatestReads:
         self._records = records
         self._catch_up = catch_up
 
-    async def one(self, name: str, tag: str, projection: Projection, perf: Performance) -> NewestRecords:
+    async def one(
+        self, name: str, tag: str, projection: Projection, perf: Performance, *, touch: bool = True
+    ) -> NewestRecords:
         """Return the newest record of a tag, as a page of one. Raises `404 topic_not_found`, and `404 record_not_found`
         if there is none or its data is null. Cancelling leaves nothing behind."""
         await self._catch_up((name,))
         topic = self._registry.topic(name)
-        self._registry.touch(topic)
+        if touch:
+            self._registry.touch(topic)
         head: int | None = None
         for _ in range(ROUNDS):
             await self._settled(topic)
@@ -94,7 +97,8 @@ class LatestReads:
         though others follow. Raises `404 topic_not_found`, and 503. Cancelling leaves nothing behind."""
         await self._catch_up((name,))
         topic = self._registry.topic(name)
-        self._registry.touch(topic)
+        if request.touch:
+            self._registry.touch(topic)
         await self._settled(topic)
         head = topic.log.head_seq
         if topic.log.kept is not None:

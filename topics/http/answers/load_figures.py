@@ -28,6 +28,7 @@ from topics.http.daemon_answers import (
     Rates,
     ReclaimState,
     ShardState,
+    StandbyFiguresAnswer,
     StorageAnswer,
     TierState,
     TotalFigures,
@@ -146,6 +147,7 @@ class LoadFigures:
             salvaged=store.salvaged,
             cold_usable=store.cold_dir.is_ours,
             bucket=self._bucket(),
+            standby=self._standby(),
             performance=performance,
         )
 
@@ -164,6 +166,20 @@ class LoadFigures:
     def _bucket(self) -> BucketFiguresAnswer | UnsetType:
         look = self._engine.metrics.bucket
         return UNSET if look is None else _bucket_of(look())
+
+    def _standby(self) -> StandbyFiguresAnswer | UnsetType:
+        if self._engine.status.following is None:
+            return UNSET
+        seen = self._engine.status.following()
+        return StandbyFiguresAnswer(
+            state=seen.state,
+            problem=seen.problem,
+            owner=seen.owner or None,
+            epoch=seen.epoch,
+            round=seen.round,
+            at=seen.wall_ms,
+            lag_ms=seen.lag_ms,
+        )
 
     async def storage(self, performance: Performance) -> StorageAnswer:
         """Return the answer to `GET /v0/storage`. The segments are counted in several steps of the loop."""

@@ -2,7 +2,8 @@
 
 The page runs only what the daemon has sent as a file: the policy allows no inline script, no inline style, no other
 host, no frame around the page, and no text that is made into markup (trusted types). The files are read once, when a
-browser first asks for one, and are sent as they are but for indentation and comments. A browser asks again before it
+browser first asks for one, and are sent as they are but for indentation, comments, and spaces in the style
+sheet. A browser asks again before it
 uses a file that it has kept (`no-cache`, with an `ETag`), so that a new daemon never meets an old page.
 """
 
@@ -74,6 +75,11 @@ def without_margins(body: bytes) -> bytes:
     return re.sub(rb"^/\*.*?\*/$", lambda found: b"\n" * found[0].count(b"\n"), text, flags=re.MULTILINE | re.DOTALL)
 
 
+def without_spaces(body: bytes) -> bytes:
+    """Return a style sheet without the spaces around its punctuation, which mean nothing: a twelfth of it."""
+    return re.sub(rb" *([{};]) *|(?<=[:,]) ", rb"\1", body)
+
+
 @cache
 def assets() -> Mapping[str, Asset]:
     """Blocking: all files by their paths below the console, such as `views/topics.js`."""
@@ -84,6 +90,8 @@ def assets() -> Mapping[str, Asset]:
             body = path.read_bytes()
             if path.suffix in (".js", ".css") and path.parent.name != _VENDOR:
                 body = without_margins(body)
+            if path.suffix == ".css":
+                body = without_spaces(body)
             etag = b'"%b"' % hashlib.sha256(body).hexdigest()[:32].encode()
             found[path.relative_to(ROOT).as_posix()] = Asset(body, kind, etag)
     return found

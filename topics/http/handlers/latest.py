@@ -21,7 +21,7 @@ class LatestHandlers:
         tag, request = decode_latest(call.query, engine.settings)
         if tag is not None:
             projection = Projection(request.include_tags, request.include_meta)
-            found = await engine.latest.one(topic, tag, projection, call.perf)
+            found = await engine.latest.one(topic, tag, projection, call.perf, touch=request.touch)
             call.gathered(len(found.records))
             answer = b'{"topic":"%b","epoch":%d,"record":%b,"head_seq":%d}'
             return Response(200, answer % (topic.encode(), found.epoch, found.records, found.head_seq))

@@ -13,7 +13,11 @@ _FILE: Final = Operation(
     DAEMON,
     "A file of the console",
     "A script, a style sheet or a picture of the page. With `If-None-Match` the answer may be 304.",
-    {200: Answer("The file.", {"text/javascript; charset=utf-8": None})},
+    {
+        200: Answer(
+            "The file.", dict.fromkeys(("text/javascript; charset=utf-8", "text/css; charset=utf-8", "image/svg+xml"))
+        )
+    },
     codes=("not_found",),
 )
 

@@ -122,6 +122,10 @@ FIGURE_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "salvaged": Fact("The last start found damage, and went on without what is lost."),
         "cold_usable": Fact("The cold directory is this daemon's, or there is none."),
         "bucket": Fact("The archive in the bucket; only with one."),
+        "standby": Fact("How far a standby has followed its owner; only on one."),
+    },
+    daemon_answers.StandbyFiguresAnswer: {
+        "problem": Fact("Why it waits; empty if it does not."),
     },
     daemon_answers.ShardState: {
         "shard": seq("Number of the shard."),

@@ -22,6 +22,7 @@ LATEST_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "include_tags": Fact("Records have `$tag`."),
         "include_meta": Fact("Records have `meta`."),
         "max_batch_bytes": Fact(f"Most bytes of records, but at least one record; clamped to {MAX_BATCH_BYTES}."),
+        "touch": Fact("Count this as a use of the topic, which may set its priority."),
     },
     answer_types.LatestAnswer: {
         "record": Fact("The newest record of the tag."),

@@ -25,6 +25,7 @@ class LatestQuery(msgspec.Struct, kw_only=True):
     include_tags: bool = True
     include_meta: bool = True
     max_batch_bytes: int = DEFAULT_BATCH_BYTES
+    touch: bool = True
 
 
 class LatestSelection(NamedTuple):
@@ -57,6 +58,7 @@ def decode_latest(query: bytes, settings: Settings) -> LatestSelection:
             max_batch_bytes=min(most or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
             include_tags=values.boolean("include_tags", True),
             include_meta=values.boolean("include_meta", True),
+            touch=values.boolean("touch", True),
         ),
     )
 

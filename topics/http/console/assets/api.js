@@ -27,8 +27,8 @@ export class Observed {
   }
 }
 
-/** The daemon, as far as this tab knows: `up` (it answers), `replay` (0..1 while it starts), `askKey`, and `rights`. */
-export const daemon = new Observed({ up: true, replay: null, stopping: null, askKey: false, badKey: false, rights: null });
+/** The daemon, as far as this tab knows: `up` (it answers), `replay` (0..1 while it starts), `isStandby`, `askKey`, and `rights`. */
+export const daemon = new Observed({ up: true, replay: null, stopping: null, isStandby: false, askKey: false, badKey: false, rights: null });
 
 /** Raised whenever everything should be asked again: a new key, a daemon that is back. */
 export const generation = new Observed(0);
@@ -59,10 +59,10 @@ export async function loadRights() {
   change({ rights });
 }
 
-/** Whether the key has these scopes, and covers this name. */
+/** Whether the key has these scopes, and covers this name. On a standby nobody may do more than look. */
 export function may(scopes, name = null) {
-  const { rights } = daemon.value;
-  if (rights === null) return false;
+  const { rights, isStandby } = daemon.value;
+  if (rights === null || (isStandby && scopes !== "read")) return false;
   if (!scopes.split(" ").every((scope) => rights.scopes.includes(scope))) return false;
   return name === null || rights.prefixes.length === 0 || rights.prefixes.some((prefix) => name.startsWith(prefix));
 }
@@ -98,7 +98,7 @@ export async function call(method, path, { query = {}, body, signal, exact = fal
     lost();
     throw new Failure(0, "no_answer", "The daemon does not answer.");
   }
-  found();
+  found(answer.headers.get("topics-role") === "standby");
   if (answer.status === 304) return known.value;
   if (!answer.ok) throw refused(answer.status, text);
   const value = exact ? parseExact(text) : JSON.parse(text);
@@ -136,8 +136,8 @@ export function lost() {
   awaitReturn();
 }
 
-function found() {
-  if (!daemon.value.up || daemon.value.stopping) change({ up: true, stopping: null });
+function found(isStandby) {
+  change({ up: true, stopping: null, isStandby });
 }
 
 /** Ask for readiness until the daemon is ready, then have everything asked again. */

@@ -88,7 +88,7 @@ function Side({ current, figures, help }) {
   const next = { auto: "dark", dark: "light", light: "auto" }[theme];
   return html`<header class="side">
     <a class="brand" href="#/"><img src="console/icon.svg" alt="" width="26" height="26" /><span>topics</span></a>
-    <nav aria-label="Views"><ul>${Object.entries(VIEWS).filter(([, [, , scope]]) => may(scope) && (scope === "read" || rights.prefixes.length === 0)).map(([path, [name]]) => html`<li key=${path}>
+    <nav aria-label="Views"><ul>${Object.entries(VIEWS).filter(([, [, , scope]]) => rights?.scopes.includes(scope) && (scope === "read" || rights.prefixes.length === 0)).map(([path, [name]]) => html`<li key=${path}>
       <a href=${path ? link(path) : "#/"} aria-current=${path === current ? "page" : undefined}>${name}</a></li>`)}</ul></nav>
     <div class="side-foot">
       <span class="live"><span class="dot ${up ? "good" : "bad"}" aria-hidden="true"></span>${up ? (figures ? `topics ${figures.version}` : "connected") : "no answer"}</span>
@@ -107,8 +107,16 @@ function Banner({ state, figures }) {
   if (!state.up) said.push(["bad", "The daemon does not answer. This page goes on by itself when it does."]);
   else if (state.replay !== null) said.push(["warn", `The daemon is starting: ${percent(state.replay)} of its log is replayed.`]);
   else if (state.stopping) said.push(["warn", state.stopping === "not_owner" ? `Another daemon owns the bucket, or may: ${state.owner ?? "it is not known where"}. This one changes nothing.` : "The daemon is stopping."]);
-  if (state.up && figures?.read_only) said.push(["bad", figures.disk.shortage ? `Read-only: ${figures.disk.shortage}. Appends are refused, reads go on.` : "Read-only: a shard of the log has failed. Its appends are refused until a restart; reads go on."]);
+  if (state.up && state.isStandby) said.push(standbyOf(figures?.standby));
+  else if (state.up && figures?.read_only) said.push(["bad", figures.disk.shortage ? `Read-only: ${figures.disk.shortage}. Appends are refused, reads go on.` : "Read-only: a shard of the log has failed. Its appends are refused until a restart; reads go on."]);
   return html`<div class="banners" role="status" aria-live="polite">${said.map(([kind, text]) => html`<p class="notice ${kind}" key=${text}>${text}</p>`)}</div>`;
+}
+
+/** A standby in a sentence. */
+function standbyOf(seen) {
+  const what = `This is a standby of ${seen?.owner ?? "another daemon"}: it shows what that one has put into the bucket, and changes nothing.`;
+  if (!seen || seen.state === "following") return ["", what];
+  return ["warn", `${what} It ${seen.state === "opening" ? "has not heard of the bucket yet" : `waits: ${seen.problem || "the bucket does not answer"}`}.`];
 }
 
 function AskKey({ wrong }) {

@@ -189,8 +189,18 @@ export const Search = ({ label, value, set, children }) => html`<div class="tool
 /** A note below a list that has more than what is shown. */
 export const Rest = ({ page, rows }) => page.next_cursor && html`<p class="foot">The first ${count(rows.length)}. Type the beginning of a name to see others.</p>`;
 
-/** Columns of numbers; `wide` ones are left out on a narrow screen. */
-export const numbers = (title, pick, isWide) => ({ title, class: `right${isWide ? " wide" : ""}`, cell: (row) => count(pick(row)) });
+/** A column of numbers; a `wide` one is left out on a narrow screen. */
+export const numbers = (title, pick, isWide, show = count) => ({ title, class: `right nowrap${isWide ? " wide" : ""}`, cell: (row) => show(pick(row)) });
+
+/** The pages of a list: the cursor of the present one, and buttons that lead to the others. */
+export function usePages() {
+  const [cursors, set] = useState([]);
+  return {
+    cursor: cursors.at(-1), first: () => set([]),
+    buttons: (page, more) => html`<div class="pager">${cursors.length > 0 && html`<${Do} class="small" onClick=${() => set(cursors.slice(0, -1))}>Back<//>`}
+      ${page.next_cursor && html`<${Do} class="small" onClick=${() => set([...cursors, page.next_cursor])}>More<//>`}${more}</div>`,
+  };
+}
 
 export function Choice({ label, help, value, set, options, class: name }) {
   return html`<${Field} label=${label} help=${help} class=${name}>

@@ -23,7 +23,7 @@ function List({ prefix }) {
         { title: "Consumer", cell: (one) => html`<a href=${link("consumers", one.topic, one.consumer)}><${Name}>${`${one.topic} / ${one.consumer}`}<//></a>` },
         numbers("Position", (one) => one.committed_seq), numbers("Lag", (one) => one.lag),
         { title: "Owner", class: "wide", cell: (one) => (one.owner === null ? html`<span class="soft">nobody</span>` : html`<${Name}>${one.owner}<//>`) },
-        { title: "Last commit", class: "right wide", cell: (one) => ago(one.last_commit_ts) },
+        numbers("Last commit", (one) => one.last_commit_ts, true, ago),
       ]} />
       <${Rest} page=${page} rows=${page.consumers} />`}<//>
   <//>`;

@@ -5,7 +5,7 @@ import { call, may } from "../api.js";
 import { ago, count, plural, time, visible } from "../format.js";
 import { JsonTree, brief } from "../json_tree.js";
 import { useAction, usePoll } from "../live.js";
-import { Badge, Card, Choice, Confirm, Do, Empty, Loaded, Table, Text, Trouble, numbers } from "../parts.js";
+import { Badge, Card, Choice, Confirm, Do, Empty, Loaded, Table, Text, Trouble, numbers, usePages } from "../parts.js";
 
 const STATES = [["", "all but dead"], ["ready", "ready"], ["in_flight", "in flight"], ["delayed", "delayed"], ["dead", "dead"]];
 const KINDS = { ready: "good", in_flight: "queue", delayed: "warn", dead: "bad" };
@@ -15,15 +15,14 @@ export function Jobs({ topic, group, dead, done }) {
   const [state, setState] = useState("");
   const [typed, setTyped] = useState("");
   const [filter, setFilter] = useState(null);
-  const [cursors, setCursors] = useState([]);
   const [chosen, choose] = useState(new Set());
   const [open, setOpen] = useState(null);
   const [asking, ask] = useState(null);
   const [said, say] = useState("");
   const action = useAction();
-  const cursor = cursors.at(-1);
+  const { cursor, first, buttons } = usePages();
   const poll = usePoll((signal) => call("GET", parts, { query: { state, filter, page_size: 50, cursor, touch: false }, exact: true, signal }), [topic, group, state, filter, cursor], 3000);
-  const restart = () => (setCursors([]), choose(new Set()), setOpen(null), say(""));
+  const restart = () => (first(), choose(new Set()), setOpen(null), say(""));
   const apply = async (event) => {
     event.preventDefault();
     if (typed.trim() === "") return (setFilter(null), restart());
@@ -57,6 +56,12 @@ export function Jobs({ topic, group, dead, done }) {
   const many = filter !== null && chosen.size === 0;
   const selection = many ? { filter: JSON.parse(filter) } : { seqs };
   const which = many ? "all jobs that match the filter" : plural(seqs.length, "job");
+  const questions = {
+    retry: { action: "Retry", run: change("retry", { ...selection, ...(state === "dead" || state === "delayed" ? { state } : {}) }),
+      text: state === "dead" ? `Dead letters become jobs again, with new seqs: ${which}.` : `Delayed jobs become ready now: ${which}.` },
+    cancel: { action: "Cancel the jobs", run: change("cancel", { ...selection, ...(state ? { state } : {}) }), text: `They are deleted, whoever holds them: ${which}. This cannot be undone.` },
+    nack: { action: "Give back", run: giveBack, text: `The jobs are taken from those who hold them, and can be claimed again: ${which}.` },
+  };
   const none = !many && seqs.length === 0;
   const job = poll.data?.jobs.find((one) => one.$seq === open);
   return html`<${Card} title="Jobs">
@@ -80,15 +85,9 @@ export function Jobs({ topic, group, dead, done }) {
         { title: "Tag", class: "wide name short", cell: (one) => one.$tag !== undefined && visible(one.$tag) },
         { title: "Data", class: "code line", cell: (one) => brief(one.data, 160) },
       ]} />
-      <div class="pager">${cursors.length > 0 && html`<${Do} class="small" onClick=${() => setCursors(cursors.slice(0, -1))}>Back<//>`}
-        ${page.next_cursor && html`<${Do} class="small" onClick=${() => setCursors([...cursors, page.next_cursor])}>More<//>`}</div>`}<//>
+      ${buttons(page)}`}<//>
     ${job && html`<${History} job=${job} />`}
-    ${asking === "retry" && html`<${Confirm} title="Retry" action="Retry" close=${() => ask(null)} run=${change("retry", { ...selection, ...(state === "dead" || state === "delayed" ? { state } : {}) })}>
-      <p>${state === "dead" ? `Dead letters become jobs again, with new seqs: ${which}.` : `Delayed jobs become ready now: ${which}.`}</p><//>`}
-    ${asking === "cancel" && html`<${Confirm} title="Cancel" action="Cancel the jobs" close=${() => ask(null)} run=${change("cancel", { ...selection, ...(state ? { state } : {}) })}>
-      <p>They are deleted, whoever holds them: ${which}. This cannot be undone.</p><//>`}
-    ${asking === "nack" && html`<${Confirm} title="Give back" action="Give back" close=${() => ask(null)} run=${giveBack}>
-      <p>The jobs are taken from those who hold them, and can be claimed again: ${which}.</p><//>`}
+    ${asking && html`<${Confirm} ...${questions[asking]} title=${questions[asking].action} close=${() => ask(null)}><p>${questions[asking].text}</p><//>`}
     <${Trouble} error=${poll.error && poll.data ? poll.error : null} />
   <//>`;
 }

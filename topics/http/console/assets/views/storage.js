@@ -2,7 +2,7 @@
 
 import { html } from "../vendor/htm-preact.js";
 import { call } from "../api.js";
-import { count, duration, plural, size } from "../format.js";
+import { count, duration, plural, size, time } from "../format.js";
 import { usePoll } from "../live.js";
 import { Age, Badge, Card, Empty, Figures, Loaded, Page, Table, numbers } from "../parts.js";
 
@@ -15,16 +15,16 @@ export function Storage({ figures }) {
     <${Card} title="The log, by shard">
       <${Table} label="Shards" rows=${now.shards} rowKey=${(one) => one.shard} columns=${[
         { title: "Shard", cell: (one) => html`${one.shard} ${one.read_only && html`<${Badge} kind="bad">read-only<//>`}` },
-        { title: "Written", class: "right", cell: (one) => size(one.bytes) },
+        numbers("Written", (one) => one.bytes, false, size),
         numbers("Frames", (one) => one.frames, true), numbers("Syncs", (one) => one.syncs),
-        { title: "Sync p99", class: "right", cell: (one) => duration(one.sync_p99_ms) },
+        numbers("Sync p99", (one) => one.sync_p99_ms, false, duration),
         numbers("Waiting", (one) => one.queue_depth, true), numbers("Files begun", (one) => one.rotations, true),
       ]} />
     <//>
     <${Card} title="Segments, by tier">
       <${Table} label="Segments" rows=${now.tiers.filter((one) => one.tier === "hot" || one.segments > 0 || now.cold !== "none")} rowKey=${(one) => one.tier} columns=${[
         { title: "Tier", cell: (one) => html`${one.tier} <span class="soft">${one.tier === "hot" ? "the data directory" : now.cold === "bucket" ? "the bucket" : "the cold directory"}</span>${one.tier === "cold" && !now.cold_usable && html` <${Badge} kind="bad">away<//>`}` },
-        numbers("Segments", (one) => one.segments), numbers("Seqs", (one) => one.seqs), { title: "Size", class: "right", cell: (one) => size(one.bytes) },
+        numbers("Segments", (one) => one.segments), numbers("Seqs", (one) => one.seqs), numbers("Size", (one) => one.bytes, false, size),
       ]} />
     <//>
     <div class="pair">
@@ -37,7 +37,11 @@ export function Storage({ figures }) {
         ["Disk free", size(figures?.disk.free_bytes)], ["Kept free", size(figures?.disk.min_free_bytes), "below that appends are refused"],
       ]} /><//>
     </div>
-    <${Card} title="Bucket">${now.bucket ? html`
+    ${figures?.standby && html`<${Card} title="Standby"><${Figures} items=${[
+      ["State", html`<${Badge} kind=${figures.standby.state === "following" ? "good" : "warn"}>${figures.standby.state}<//>`], ["Owner", figures.standby.owner ?? "not known"],
+      ["Epoch", count(figures.standby.epoch)], ["Round", count(figures.standby.round)], ["Shows", time(figures.standby.at)], ["Behind for", duration(figures.standby.lag_ms)],
+    ]} /><//>`}
+    ${!figures?.standby && html`<${Card} title="Bucket">${now.bucket ? html`
       ${now.bucket.problem && html`<p class="notice ${STATES[now.bucket.state] === "bad" ? "bad" : "warn"}">${now.bucket.problem}</p>`}
       <${Figures} items=${[
         ["State", html`<${Badge} kind=${STATES[now.bucket.state]}>${now.bucket.state}<//>`], ["Epoch", count(now.bucket.epoch)], ["Round", count(now.bucket.round)],
@@ -45,6 +49,6 @@ export function Storage({ figures }) {
         ["Last backup", now.bucket.has_base ? html`<${Age} ms=${now.bucket.base_age_ms} />` : "none yet", "the newest base: a restore begins with it"], now.bucket.has_base && ["Base", count(now.bucket.base)], ["Base is due", now.bucket.base_is_due ? "yes" : "no"],
         ["Bases since start", count(now.bucket.bases)], now.bucket.bases_failed > 0 && ["Bases failed", count(now.bucket.bases_failed)],
         now.bucket.calls_hanging > 0 && ["Calls hanging", count(now.bucket.calls_hanging)], now.bucket.repairs_waiting > 0 && ["Repairs waiting", count(now.bucket.repairs_waiting)],
-      ]} />` : html`<${Empty} title="There is no bucket." command="TOPICS_BUCKET=s3://backups/topics">With this setting the daemon keeps a second home of the data in object storage.<//>`}<//>
+      ]} />` : html`<${Empty} title="There is no bucket." command="TOPICS_BUCKET=s3://backups/topics">With this setting the daemon keeps a second home of the data in object storage.<//>`}<//>`}
   `}<//><//>`;
 }

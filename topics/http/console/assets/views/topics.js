@@ -20,14 +20,14 @@ export function Topics({ address }) {
   useEffect(() => {
     const timer = setTimeout(() => typed !== prefix && go({ prefix: typed, sort }), 200);
     return () => clearTimeout(timer);
-  }, [typed]);
+  }, [typed, prefix, sort]);
   const go = (query) => {
     const params = new URLSearchParams(Object.entries(query).filter(([name, value]) => value && !(name === "sort" && value === "name")));
     history.replaceState(null, "", `#/topics${params.size > 0 ? `?${params}` : ""}`);
     dispatchEvent(new HashChangeEvent("hashchange"));
   };
   return html`<${Page} title="Topics" actions=${may("admin") && html`<${Do} class="primary" onClick=${() => setCreating(true)}>Create a topic<//>`}>
-    <${Search} label="Name begins with" value=${typed} set=${setTyped}><${Choice} label="Order" value=${sort} set=${(value) => go({ prefix, sort: value })} options=${SORTS} /><//>
+    <${Search} label="Name begins with" value=${typed} set=${setTyped}><${Choice} label="Order" value=${sort} set=${(value) => go({ prefix: typed, sort: value })} options=${SORTS} /><//>
     <${List} prefix=${prefix} sort=${sort} key=${`${prefix} ${sort}`} />
     ${creating && html`<${Create} close=${() => setCreating(false)} />`}
   <//>`;
@@ -96,9 +96,9 @@ function List({ prefix, sort }) {
     <${LongTable} label="Topics" rows=${rows} total=${complete || isSorted ? rows.length : -1} rowKey=${(topic) => topic.topic} onEnd=${more} onView=${(a, b) => setView([a, b])} class="fill" columns=${[
       { title: "Topic", cell: (topic) => html`<a href=${link("topics", topic.topic)}><${Name}>${topic.topic}<//></a>` },
       { title: "Kind", class: "wide nowrap", cell: (topic) => html`${topic.type === "queue" && html`<${Badge} kind="queue">queue<//> `}<${Badge}>${topic.durability}<//>` },
-      { title: "Records/s", class: "right", cell: (topic) => rate(rates.of(topic)) },
+      numbers("Records/s", (topic) => rates.of(topic), false, rate),
       numbers("Records", (topic) => topic.count),
-      { title: "Size", class: "right wide", cell: (topic) => size(topic.bytes) },
+      numbers("Size", (topic) => topic.bytes, true, size),
       numbers("Head", (topic) => topic.head_seq, true), numbers("Priority", (topic) => topic.effective_priority, true),
     ]} />
     <p class="foot" role="status">${complete || isSorted ? count(rows.length) : `first ${count(rows.length)}`} ${rows.length === 1 ? "topic" : "topics"}${isSorted ? `, ${SORTS.find(([key]) => key === sort)[1]}` : ""}</p>`;
