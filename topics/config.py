@@ -335,6 +335,10 @@ class Settings:
         1000, 0, MAX_COUNT, FILES, "Appends are refused while fewer inodes (files) are free on the disk; 0 is off."
     )
 
+    evidence_key_file: Path | None = _path(
+        None, FILES, "Key that signs evidence (PEM, Ed25519); unset: made in the data directory when it is needed."
+    )
+
     bucket: str = _url(BUCKET, "Bucket that has everything a second time; unset: none.")
     bucket_take: bool = _bool(False, BUCKET, "For one start: take the bucket, though it belongs to another directory.")
     bucket_round_ms: int = _duration(2000, 10, BUCKET, "Interval of rounds: at most so much is not in the bucket yet.")

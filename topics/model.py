@@ -83,6 +83,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of this and the next two: the limit of the topic's segments, None for that of the daemon."""
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
+    evidence: bool = False
+    """Whether it keeps a Merkle tree (`docs/spec/evidence.md` section 1)."""
 
     def __hash__(self) -> int:  # a schema cannot be hashed
         return hash((self.type, self.ttl_ms, self.cap_records, self.cap_bytes, self.durability, self.dead_letter))
@@ -120,6 +122,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET
     segment_max_age_ms: int | UnsetType | None = UNSET
+    evidence: bool | UnsetType = UNSET
 
 
 class UniqueIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -550,6 +553,37 @@ class RouterState(msgspec.Struct, frozen=True, kw_only=True):
     forwarded_total: int
     cursor_seq: int
     lag: int
+
+
+class EvidenceResult(msgspec.Struct, kw_only=True):
+    """A signed checkpoint of a topic (`docs/spec/evidence.md` section 1)."""
+
+    topic: str
+    epoch: int
+    origin: str
+    start_seq: int
+    size: int
+    root: str
+    """Base64, like all hashes here."""
+    note: str
+
+
+class InclusionResult(msgspec.Struct, kw_only=True):
+    """The proof that a record is in the tree of the first `size` leaves."""
+
+    seq: int
+    index: int
+    size: int
+    leaf: str
+    hashes: list[str]
+
+
+class ConsistencyResult(msgspec.Struct, kw_only=True):
+    """The proof that a tree is the beginning of a larger one."""
+
+    first: int = msgspec.field(name="from")
+    second: int = msgspec.field(name="to")
+    hashes: list[str]
 
 
 class DeleteRequest(msgspec.Struct, kw_only=True):

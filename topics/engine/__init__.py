@@ -24,6 +24,7 @@ redrives/          dead letters back to the queues and groups that they came fro
 groups/            groups of a log: making, changing, listing, deleting them
 consumers/         named consumers: their calls, and reads at their positions
 schedules/         records that are appended by the clock
+evidence/          Merkle trees: checkpoints and proofs
 forwarding/        routers at work
 delivery/          watch sessions and streams
 """

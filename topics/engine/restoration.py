@@ -81,6 +81,7 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
     topic.stage, topic.commit_keys, topic.transactions = found.stage, found.commit_keys, found.transactions
     topic.fences = Fences(found.fences) if found.fences else None
     topic.consumers = found.consumers
+    topic.tree = found.tree
     if found.groups:
         topic.set_groups(TopicGroups(found.groups.values()))
     # Appends since the checkpoint do not have the time of this clock: the stage counts as used now.

@@ -21,6 +21,8 @@ from topics.consumers.consumers import Consumers
 from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.errors import ApiError
+from topics.evidence.merkle import Leaves
+from topics.evidence.topic_tree import TopicTree
 from topics.log.copies import CopyTable
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.seq_ceiling import SeqCeiling
@@ -74,6 +76,7 @@ class TopicTotals:
         "copying",
         "delayed",
         "fetch",
+        "hash_soon",
         "in_doubt",
         "is_synced",
         "news",
@@ -91,6 +94,8 @@ class TopicTotals:
         """The same for the reclaimer, as far as they have segments."""
         self.fetch: Callable[[Topic, tuple[Span, ...]], None] | None = None
         """Starts loading columns that a topic needs before it can go on publishing; ends in `Topic.resume`."""
+        self.hash_soon: Callable[[Topic], None] | None = None
+        """Told that many leaves of a topic's tree wait to be hashed."""
         self.news: Callable[[Topic | Fanout[Any]], None] | None = None
         """Told that a topic has somebody to be served, or that there is something to be forwarded."""
         self.copying: dict[Topic, None] = {}
@@ -166,6 +171,7 @@ class Topic:
         "synced_seq",
         "touched_ms",
         "transactions",
+        "tree",
         "undecided",
         "unwritten",
         "used_at",
@@ -241,6 +247,8 @@ class Topic:
         """Its groups, once it has had one."""
         self.transactions: TransactionKeys | None = None
         """The transactions that it remembers by their keys: those whose first topic it is."""
+        self.tree: TopicTree | None = None
+        """Its Merkle tree, if it has evidence."""
         self.deleted = False
         self.counted_records = 0
         self.counted_bytes = 0
@@ -551,6 +559,7 @@ class Commit:
         "_clock_ns",
         "answerable",
         "apply",
+        "bodies",
         "bytes",
         "commit_point",
         "data",
@@ -567,6 +576,7 @@ class Commit:
         "held",
         "last_seq",
         "leans",
+        "leaves",
         "needs",
         "offset",
         "on_fail",
@@ -623,6 +633,10 @@ class Commit:
         """Whether nobody minds if it is written a little later."""
         self.leans: Leans = ()
         """Where the bytes end that its copies are made of."""
+        self.leaves: Leaves | None = None
+        """The leaves of its records, if they are not those of its Append frames."""
+        self.bodies: Sequence[bytes] = ()
+        """The bodies of its Append frames once they are written, if its topic has evidence."""
         self.last_seq = last_seq
         self.records = records
         self.sizes = sizes
@@ -663,6 +677,8 @@ class Commit:
         topic = self.topic
         self.file, self.offset = file.file_id, offset
         self.end = LogPosition(file.ordinal, offset + len(self.data))
+        if topic.tree is not None and self.leaves is None:
+            self.bodies = self.data.bodies[: self.records]
         self.data = NOTHING
         self.written_ns = file.written_ns
         topic.blocks.written_seq = max(topic.blocks.written_seq, self.last_seq)
@@ -739,9 +755,18 @@ class Commit:
             if topic.unwritten is None:
                 topic.unwritten = deque()
             topic.unwritten.append(self)
+        if topic.tree is not None and self.records:
+            self._grow(topic.tree)
         self.result = self.apply(self)
         if topic.working is None:
             self.finish()
+
+    def _grow(self, tree: TopicTree) -> None:
+        """Add the leaves of its records to the topic's tree."""
+        tree.publish(self.last_seq - self.records + 1, self.leaves or self.bodies, self.bytes)
+        self.bodies = ()
+        if tree.is_due and self.topic.common.hash_soon is not None:
+            self.topic.common.hash_soon(self.topic)
 
     def finish(self) -> None:
         """Let those go on who wait for it."""

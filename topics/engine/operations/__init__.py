@@ -17,5 +17,6 @@ export            all records of a range, slice by slice
 delete            deletions by seq and by tag
 topic_lifecycle   creating, reconfiguring and deleting topics
 stage_lifecycle   creating, filling and dropping stages
+stage_leaves      the leaves of the records of stages, computed before they have their seqs
 stage_commits     publishing the records of stages in their topic
 """

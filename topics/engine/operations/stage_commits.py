@@ -34,12 +34,14 @@ from topics.engine.commits import Commits, time_commit
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends, eviction_frames, evicts, fence_frame, only_appends
 from topics.engine.operations.judge import FoundTags, publish_fence, raise_fence
+from topics.engine.operations.stage_leaves import StageLeaves, hash_ahead, stage_columns
 from topics.engine.operations.stage_lifecycle import StageLifecycle
-from topics.engine.record_columns import BLOCK_RECORDS, encode_blocks, index_flags
+from topics.engine.record_columns import encode_blocks, index_flags
 from topics.engine.registry import Registry, settled
 from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, invalid, topic_not_found
-from topics.log.block import Block, RecordColumns, block_with
+from topics.evidence.merkle import Leaves
+from topics.log.block import Block, RecordColumns
 from topics.log.copies import PLAIN, CopyKind, CopyTable
 from topics.log.missing_columns import missing_below
 from topics.log.span import FLAG_DERIVED, SPAN_RECORDS, NotLoaded, Span
@@ -47,6 +49,7 @@ from topics.log.stages import CommitKeys, KnownCommit
 from topics.model import CommitResult, Conditions, Fence, Performance
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
+from topics.runtime.offload import Offload
 from topics.storage.segments.copy_frames import CopyRecipe, encode_staged
 from topics.storage.segments.tags_format import SegmentTags
 from topics.storage.segments.topic_segments import Segment, SegmentSet
@@ -122,6 +125,7 @@ class StageCommits:
         stage_lifecycle: StageLifecycle,
         loader: Loader,
         background: BackgroundTasks,
+        offload: Offload,
     ) -> None:
         self._clock = clock
         self._registry = registry
@@ -132,6 +136,7 @@ class StageCommits:
         self._stage_lifecycle = stage_lifecycle
         self._loader = loader
         self._background = background
+        self._offload = offload
         self._in_flight: dict[tuple[int, str], trio.Event] = {}
         """Events for the ends of the commits in flight, by topic id and key."""
 
@@ -335,25 +340,13 @@ class StageCommits:
 
     async def _read(self, stage: Topic) -> list[_StagePiece]:
         """Return the contents of a stage, for a target that has its records in memory only."""
-        log = stage.log
         pieces: list[_StagePiece] = []
-        loaded: list[Block] = []
-        position = 1
-        while position <= log.head_seq:
-            block = stage.blocks.find(position) or block_with(loaded, position)
-            if block is None:
-                loaded = await self._loader.load(stage, position, log.head_seq)
-                if stage.deleted or log.count != log.head_seq:
-                    raise ApiError("stage_not_found", f"stage {stage.name!r} has lost records")
-                continue
-            last = min(block.last_seq, position + BLOCK_RECORDS - 1)
-            columns = block.columns(position, last)
+        async for columns in stage_columns(stage, self._loader):
             sizes = array("I", map(len, columns.datas))
             if columns.metas is not None:
                 sizes = array("I", map(add, sizes, map(len, columns.metas)))
             flags = index_flags(len(sizes), columns.nodes, columns.tags)
             pieces.append(_StagePiece(None, set(), b"", sizes, sum(sizes), flags, columns.tags, columns))
-            position = last + 1
             await trio.lowlevel.checkpoint()
         return pieces
 
@@ -376,6 +369,7 @@ class StageCommits:
         nbytes = sum(piece.nbytes for piece in pieces)
         waited = 0.0
         tags: FoundTags = {}
+        leaves: StageLeaves | None = None
         while True:
             if target.deleted:
                 raise topic_not_found(target.name)
@@ -400,11 +394,15 @@ class StageCommits:
             except NotLoaded:
                 await self._loader.prepared(target, partial(self._appends.watermark, target, sizes))
                 continue
+            if target.tree is not None and sizes and (leaves is None or not leaves.fits(target)):
+                leaves = await hash_ahead(target, stages, self._registry.now_ms(), self._loader, self._offload)
+                continue
             break
         if waited:
             perf.throttle_wait_ms = waited
         fence = raise_fence(target, conditions) if conditions is not None else None
-        return self._send(target, stages, key, pieces, sizes, nbytes, watermark, fence)
+        leaves = leaves if target.tree is not None else None
+        return self._send(target, stages, key, pieces, sizes, nbytes, watermark, fence, leaves)
 
     def _send(
         self,
@@ -416,10 +414,13 @@ class StageCommits:
         nbytes: int,
         watermark: int,
         fence: Fence | None,
+        leaves: StageLeaves | None,
     ) -> tuple[Commit, _DecidedCommit]:
-        """Queue the batch, in one step of the loop: from here on the commit is the target's."""
+        """Queue the batch, in one step of the loop: from here on the commit is the target's. `leaves` fit."""
         count = len(sizes)
         ts, at = max(self._registry.now_ms(), target.last_ts), self._registry.windows.now_ms()
+        if leaves is not None:
+            ts = leaves.ts
         first_seq, last_seq = target.assigned + 1, target.assigned + count
         if count:
             self._ceilings.commit_point(target, last_seq, ts)
@@ -428,7 +429,7 @@ class StageCommits:
         seq = first_seq
         for piece in pieces:
             if piece.recipe is not None:
-                payloads.append((FrameType.FORWARDED, piece.payload, seq))
+                payloads.append((FrameType.FORWARDED, self._with_leaves(piece, seq - first_seq, leaves), seq))
                 seq += len(piece.flags)
                 # The source files must stay from now on, before the copies are published.
                 target.copy_table().need(piece.files, last_seq)
@@ -457,10 +458,20 @@ class StageCommits:
         )
         if watermark:
             commit.needs = partial(missing_below, target.log.index, watermark)
+        if leaves is not None:
+            commit.leaves = Leaves(leaves.leaves)
         commit.held = trio.Event()
         commit.on_fail = commit.held.set
         self._commits.send(commit)
         return commit, decided
+
+    def _with_leaves(self, piece: _StagePiece, at: int, leaves: StageLeaves | None) -> bytes:
+        """Return the payload of the frame of a piece, whose first record is number `at` of the commit."""
+        if leaves is None or piece.recipe is None:
+            return piece.payload
+        some = leaves.part(at, len(piece.flags))
+        stage_id = piece.recipe.kinds[0][1].topic_id
+        return dump_payload(encode_staged(stage_id, piece.recipe, self._store.files.place_of, some))
 
     async def _index(self, target: Topic, decided: _DecidedCommit) -> None:
         """Build the index columns that publication puts in place. All commits before this one are published, and no

@@ -26,6 +26,7 @@ from topics.engine.loader import Loader
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
+from topics.evidence.topic_tree import TopicTree, TreeIdentity
 from topics.log.block import Block, block_with
 from topics.log.copies import Origin
 from topics.log.losses import Gap
@@ -37,6 +38,7 @@ from topics.log.topic_config import config_to_wire, resolve_config, targets_of
 from topics.log.topic_log import SeqRun
 from topics.model import TopicConfig, TopicConfigPatch
 from topics.runtime.background import BackgroundTasks
+from topics.runtime.offload import Offload
 from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.store import Store
 from topics.storage.wal import frames
@@ -64,6 +66,7 @@ class TopicLifecycle:
         keys: IdempotencyKeys,
         loader: Loader,
         background: BackgroundTasks,
+        offload: Offload,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -73,6 +76,7 @@ class TopicLifecycle:
         self._keys = keys
         self._loader = loader
         self._background = background
+        self._offload = offload
         self.on_gone: Callable[[Topic], list[str]] | None = None
         """Called when a topic is deleted; returns the names of the routers that are deleted with it."""
         self.on_changed: Callable[[Topic], None] | None = None
@@ -161,8 +165,11 @@ class TopicLifecycle:
             return True, await self._background.finish(work, self._commits.wait_begun)
 
     def check_targets(self, name: str, config: TopicConfig) -> None:
-        """Refuse a config with which a dead-letter topic, or one for results, would be ephemeral: it must survive a
-        restart (`docs/spec/semantics.md` section 6)."""
+        """Refuse evidence without a key that may sign it; and a config with which a dead-letter topic, or one for
+        results, would be ephemeral: it must survive a restart (`docs/spec/semantics.md` section 6)."""
+        present = self._registry.topics.get(name)
+        if config.evidence and (present is None or not present.config.evidence):
+            self._store.evidence_key.check_may_begin()
         if config.durability == "ephemeral":
             fields = {field for _, field in self._targets.get(name, ())}
             for _, other in self._intended:
@@ -175,6 +182,11 @@ class TopicLifecycle:
             becomes = any(of == named and other.durability == "ephemeral" for of, other in self._intended)
             if becomes or (target is not None and target.ephemeral):
                 raise invalid(field, f"{named!r} is ephemeral")
+
+    async def _new_tree(self, start_seq: int) -> TreeIdentity:
+        """Return a new Merkle tree whose first leaf is that of `start_seq`. Raises `503 not_ready` without a key."""
+        signer = await self._store.evidence_key.signer(self._offload)
+        return TreeIdentity(self._store.new_tree_id(), start_seq, signer.hash)
 
     async def create(self, name: str, config: TopicConfig) -> bool:
         """Make a topic, synced, and return True. Or wait for the task that is making it and return False; the caller
@@ -240,6 +252,10 @@ class TopicLifecycle:
             ceiling = 0 if config.durability == "fsync" else MIN_CEILING_BLOCK
             now = self._registry.now_ms()
             entries = [(FrameType.TOPIC_CREATE, {"name": name, "config": config_to_wire(config), "ceiling": ceiling})]
+            if config.evidence:
+                tree = await self._new_tree(1)
+                entries.append((FrameType.EVIDENCE, tree_frame(tree)))
+                topic.tree = TopicTree(tree)
 
             def apply(batch: ControlBatch) -> None:
                 topic.ceiling.set(ceiling)
@@ -248,7 +264,7 @@ class TopicLifecycle:
 
             batch = ControlBatch(
                 seal_batch(entries, topic_id=topic_id, ts=now, opened=False),
-                1,
+                len(entries),
                 topic_id=topic_id,
                 wants_sync=True,
                 apply=apply,
@@ -313,6 +329,10 @@ class TopicLifecycle:
             ceiling = _ceiling_under(topic, config)
             below = await self._loader.prepared(topic, partial(eviction_watermark, topic.log, config, []))
             entries = self._update_entries(topic, config, ceiling, below)
+            tree: TreeIdentity | None = None
+            if config.evidence and not old.evidence:
+                tree = await self._new_tree(topic.assigned + 1)
+                entries.append((FrameType.EVIDENCE, tree_frame(tree)))
 
             def apply(batch: ControlBatch) -> None:
                 topic.on_disk.applied_end = batch.end
@@ -320,6 +340,8 @@ class TopicLifecycle:
                     topic.synced_seq = topic.blocks.written_seq = topic.assigned
                     topic.lagging = None
                 self._apply_config(topic, config, ceiling)
+                if tree is not None:
+                    topic.tree = TopicTree(tree)
                 topic.change(partial(self._latch, topic, below))
 
             batch = ControlBatch(
@@ -445,6 +467,11 @@ class TopicLifecycle:
             lens.extend(one.frame_lens)
         topic.log.index.place(first, batch.file_id, offsets_of(batch.offset, lens), lens)
         topic.blocks.written_seq = max(topic.blocks.written_seq, last)
+
+
+def tree_frame(tree: TreeIdentity) -> dict[str, Any]:
+    """Return the payload of the frame that begins a Merkle tree."""
+    return {"tree": tree.tree, "start": tree.start_seq, "key": tree.key}
 
 
 def _ceiling_under(topic: Topic, config: TopicConfig) -> int:

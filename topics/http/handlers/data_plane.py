@@ -25,6 +25,7 @@ from topics.http.calls import (
 from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
 from topics.http.handlers.consumers import ConsumerHandlers
+from topics.http.handlers.evidence import EvidenceHandlers
 from topics.http.handlers.groups import GroupHandlers
 from topics.http.handlers.jobs import JobHandlers
 from topics.http.handlers.queues import Queues
@@ -63,6 +64,7 @@ class DataPlane:
         schedules = ScheduleHandlers(engine)
         groups = GroupHandlers(engine)
         redrives = RedriveHandlers(engine)
+        evidence = EvidenceHandlers(engine)
         self._stages = Stages(engine)
         self._raw_bytes = RawBytes(engine, self._stages)
         self.handlers: Mapping[str, Handler] = {
@@ -120,6 +122,10 @@ class DataPlane:
             "group_pause": queues.pause,
             "group_resume": queues.resume,
             "group_work": queues.work,
+            "evidence": evidence.checkpoint,
+            "inclusion": evidence.inclusion,
+            "consistency": evidence.consistency,
+            "evidence_key": evidence.key,
             "get_topic": states.get_topic,
             "health": states.health,
             "healthz": states.health,

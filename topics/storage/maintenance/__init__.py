@@ -8,6 +8,7 @@ segment_growth     writes the new records of one topic, chunk by chunk, and seal
 frame_reads        which reads fetch the frames of captured records
 frame_conversion   makes the frames of a segment from frames of the log
 segment_files      makes and extends the files of a segment
+leaf_checkpoint  writes the leaves of Merkle trees
 deletion_flags     flags deleted records in hot segments
 work_slice         how long a checkpoint keeps the loop before others run
 live_topic         what a checkpoint asks of the running daemon and its topics

@@ -16,6 +16,7 @@ from topics.log.dumped_spans import grow_dump, set_unflagged, summary_first
 from topics.log.record_index import RawRun
 from topics.log.span import Span
 from topics.runtime.instant import Instant
+from topics.storage.evidence.leaf_writer import StoredLeaves
 from topics.storage.maintenance.live_topic import LiveCommit, LiveTopic
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.segments.flag_patches import FlagPatch
@@ -92,6 +93,14 @@ class TopicCapture:
         if self.ephemeral:
             self.runs = _with_place(self.runs)
         self.part = topic.dump_part()
+        self.tree = topic.tree
+        self.leaves = 0
+        """How many leaves its tree has, if it has one."""
+        if self.tree is not None:
+            self.tree.fill(self.head_seq)
+            self.leaves = self.tree.published
+        self.stored_leaves: StoredLeaves | None = None
+        """Those of them that are in files once the part counts."""
         self.queue: FrozenQueue | None = None
         if topic.queue is not None:
             self.queue = topic.queue.freeze(instant(), keeps_jobs=not self.ephemeral)

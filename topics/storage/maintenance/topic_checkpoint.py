@@ -29,6 +29,7 @@ from topics.storage.files.fs import Fs
 from topics.storage.files.unsynced_files import UnsyncedFiles
 from topics.storage.maintenance.deletion_flags import DeletionFlags
 from topics.storage.maintenance.frame_conversion import FrameConversion
+from topics.storage.maintenance.leaf_checkpoint import LeafCheckpoint
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.maintenance.segment_files import SegmentFiles
@@ -85,6 +86,7 @@ class TopicCheckpoints:
         self._small = SmallTopics(self._files, frames, self.work, offload)
         self._growth = SegmentGrowth(source, store.tiers, self._files, frames, notes, work=self.work, offload=offload)
         self.flags = DeletionFlags(store.datadir, fs, offload)
+        self._leaves = LeafCheckpoint(store.datadir, fs, offload)
         self.stuck: set[LiveTopic] = set()
         """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. What it may name must
         not be written again before the one from before is on disk in its place (`Manifests.supersede`), which the next
@@ -138,7 +140,7 @@ class TopicCheckpoints:
         """Remove hot files of this topic that its part does not name. The caller holds its `hot_lock`. Raises
         OSError."""
         segments = list(topic.segment_set.segments) if topic.segment_set is not None else []
-        tidy = partial(tidy_topic, self._fs, self._store.datadir, topic.id, segments)
+        tidy = partial(tidy_topic, self._fs, self._store.datadir, topic.id, segments, topic.tree)
         await self._offload.run(Pool.FILES, tidy)
 
     # -- capturing ---------------------------------------------------------------------------------------------------
@@ -194,6 +196,8 @@ class TopicCheckpoints:
                 if not one.written:
                     await self._growth.write(one, files)
                     await self.flags.write(one, files)
+                if one.tree is not None:
+                    await self._leaves.write(one, one.tree, files)
         async with self._synced_behind() as files:
             await self.flags.write_indexes(captures, files)
         for one in captures:
@@ -240,7 +244,7 @@ class TopicCheckpoints:
         todo = [
             ManifestWrite(one.topic.id, one.encoded, one.part.generation)
             for one in captures
-            if not one.topic.deleted and (one.part.segments or one.topic.id in manifests)
+            if not one.topic.deleted and (one.part.segments or one.tree is not None or one.topic.id in manifests)
         ]
         try:
             await manifests.write(todo, remove_outdated=named is NOTHING)
@@ -257,6 +261,8 @@ class TopicCheckpoints:
         topic = capture.topic
         topic.on_disk.set_part(capture.encoded, LogPosition(*capture.part.end))
         topic.on_disk.seals_done = max(topic.on_disk.seals_done, capture.seals)
+        if capture.tree is not None and capture.stored_leaves is not None:
+            capture.tree.note_stored(*capture.stored_leaves)
         if topic.deleted:
             return
         segment_set = topic.segment_set

@@ -190,6 +190,9 @@ class ShardReplay:
         if batch.rows:
             topic.part = None
             topic.end = LogPosition(file.ordinal, batch.end)
+            if topic.tree is not None:
+                batch.take_leaves()
+            batch.forget_bytes()
             transactions.take(topic, self._shard, batch)
 
     def _apply_to_shard(self, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:

@@ -1,0 +1,134 @@
+"""What a checkpoint writes of the leaves of one topic: whole blocks, and the leaves of the block that is not whole.
+
+Nothing that is written here counts before a part says how many leaves are on disk. Every file that is made has a leaf
+beyond those that are on disk by now, so no file that a hold has named is written to: it names those on disk. Which
+leaves there are does not depend on the attempt: one that failed may have left a file of the same name, with the same
+bytes, and it is made anew all the same, because its name may not be on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from topics.evidence.merkle import GrowingTree, Leaves
+from topics.evidence.record_leaf import BLANK, LEAF_BYTES
+from topics.evidence.topic_tree import TreeIdentity
+from topics.storage.evidence.leaf_files import BLOCK_LEAVES, MAX_PIECES, LeafFile, encode_leaf_file
+from topics.storage.evidence.leaf_reader import LeafDirectory, all_leaves
+from topics.storage.files.fs import Fs, write_all
+from topics.storage.files.unsynced_files import UnsyncedFiles
+
+
+class StoredLeaves(NamedTuple):
+    """The leaves of a topic that are on disk."""
+
+    tree: GrowingTree
+    blank_runs: tuple[tuple[int, int], ...]
+    """First leaf and number of each long run of blank leaves, for which there is no file."""
+
+
+class LeafWriter:
+    """Writes the leaves behind those that are on disk. Blocking; for one call. Raises OSError, LeavesDamaged."""
+
+    def __init__(
+        self, fs: Fs, directory: str, identity: TreeIdentity, stored: StoredLeaves, files: UnsyncedFiles
+    ) -> None:
+        self._fs = fs
+        self._identity = identity
+        self._stored = stored.tree.size
+        self._files = files
+        self._tree = stored.tree.copy()
+        self._runs = list(stored.blank_runs)
+        fs.mkdir(directory)
+        self._directory = LeafDirectory(fs, directory)
+        self._at = self._stored
+        self._new = bytearray()
+        """The new leaves of the present block."""
+
+    def write(self, parts: Iterable[Leaves], *, clears: bool) -> StoredLeaves:
+        """Write these leaves. With `clears`, remove the files first whose leaves are on disk in another one."""
+        if clears:
+            for file in obsolete(self._directory.files, self._identity.start_seq + self._stored):
+                self._fs.unlink(self._directory.path(file))
+        for some in parts:
+            self._tree.add(some)
+            self._add(some.hashes)
+            self._add_blanks(some.blanks)
+        if self._new:
+            self._write_piece()
+        return StoredLeaves(self._tree, tuple(self._runs))
+
+    def _add(self, hashes: bytes) -> None:
+        view = memoryview(hashes)
+        at = 0
+        while at < len(hashes):
+            room = (BLOCK_LEAVES - self._at % BLOCK_LEAVES) * LEAF_BYTES
+            some = view[at : at + room]
+            self._new += some
+            at += len(some)
+            self._at += len(some) // LEAF_BYTES
+            if self._at % BLOCK_LEAVES == 0:
+                self._write_block()
+
+    def _add_blanks(self, count: int) -> None:
+        while count:
+            whole = count - count % BLOCK_LEAVES
+            if whole and self._at % BLOCK_LEAVES == 0:
+                self._skip(whole)
+                count -= whole
+                continue
+            some = min(count, BLOCK_LEAVES - self._at % BLOCK_LEAVES)
+            self._add(BLANK * some)
+            count -= some
+
+    def _skip(self, count: int) -> None:
+        """Add whole blocks of blank leaves, which have no files."""
+        if self._runs and sum(self._runs[-1]) == self._at:
+            first, before = self._runs.pop()
+            self._runs.append((first, before + count))
+        else:
+            self._runs.append((self._at, count))
+        self._at += count
+
+    def _write_block(self) -> None:
+        start = self._at - BLOCK_LEAVES
+        self._write(start, self._before(start) + bytes(self._new))
+        self._new.clear()
+
+    def _write_piece(self) -> None:
+        """Write the leaves of the block that is not whole, together with those before them if there are many files."""
+        start = self._at - self._at % BLOCK_LEAVES
+        first_seq = self._identity.start_seq + start
+        end_seq = self._identity.start_seq + self._stored
+        pieces = [file for file in self._directory.files if file.first_seq >= first_seq and file.end_seq <= end_seq]
+        if len(pieces) >= MAX_PIECES:
+            self._write(start, self._before(start) + bytes(self._new))
+        else:
+            self._write(max(self._stored, start), bytes(self._new))
+
+    def _before(self, start: int) -> bytes:
+        """Return the leaves on disk of the block that begins at `start`."""
+        if start >= self._stored:
+            return b""
+        return all_leaves(self._directory, self._identity, start, self._stored).hashes
+
+    def _write(self, index: int, leaves: bytes) -> None:
+        file = LeafFile(self._identity.start_seq + index, len(leaves) // LEAF_BYTES)
+        path = self._directory.path(file)
+        if self._fs.exists(path):
+            self._fs.unlink(path)
+        with self._files.writing(path, create=True) as handle:
+            write_all(handle, encode_leaf_file(file.first_seq, leaves), 0)
+
+
+def obsolete(files: Sequence[LeafFile], end_seq: int) -> list[LeafFile]:
+    """Return the files whose leaves are all in another file, which has none from `end_seq` on."""
+    gone = []
+    covered_to = 0
+    for file in sorted(files, key=lambda file: (file.first_seq, -file.leaves)):
+        if file.end_seq <= covered_to:
+            gone.append(file)
+        elif file.end_seq <= end_seq:
+            covered_to = file.end_seq
+    return gone
