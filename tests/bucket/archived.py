@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import trio
 
 from tests.bucket.simulated_objects import SimObjects
@@ -19,6 +20,7 @@ from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.owner_format import Owner, decode_owner
 from topics.bucket.round_format import Round, decode_round
 from topics.config import Settings
+from topics.storage.files.datadir import FORMAT
 from topics.storage.files.fs import write_all
 
 
@@ -182,7 +184,7 @@ def restored(rounds: list[Round], shards: int = 2) -> SimFs:
     ):
         fs.mkdir(path)
     with fs.open("/data/FORMAT", create=True) as handle:
-        write_all(handle, b'{"wal":2,"segment":2,"snapshot":2}\n', 0)
+        write_all(handle, msgspec.json.encode(FORMAT) + b"\n", 0)
         handle.fdatasync()
     last = {shard: max(ordinal for s, ordinal in log_in(rounds) if s == shard) for shard in range(shards)}
     for (shard, ordinal), content in log_in(rounds).items():

@@ -135,7 +135,8 @@ def test_objects_that_an_adversary_has_sealed_are_refused_in_words(header: objec
         ("body_bytes", 9),
         ("body_bytes", 7),
         ("body_bytes", 1 << 40),
-        ("format", 2),
+        ("format", 0),
+        ("format", 3),
         ("shards", 3),
         ("runs", [[0, 7, -32, 8]]),
         ("epoch", 1 << 24),
@@ -151,6 +152,15 @@ def test_a_round_that_contradicts_itself_is_refused(field: str, value: object) -
     opened = open_container(b"TOPICSR1", some_round())
     with pytest.raises(BadObject):
         decode_round(seal(b"TOPICSR1", {**opened.header, field: value}, opened.body))
+
+
+def test_rounds_and_bases_of_the_version_before_are_read_and_those_of_the_next_are_refused() -> None:
+    for magic, blob, decode in ((b"TOPICSR1", some_round(), decode_round), (b"TOPICSB1", some_base(), decode_base)):
+        opened = open_container(magic, blob)
+        assert opened.header["format"] == 2
+        decode(seal(magic, {**opened.header, "format": 1}, opened.body))
+        with pytest.raises(BadObject, match="format 3, which this version does not know"):
+            decode(seal(magic, {**opened.header, "format": 3}, opened.body))
 
 
 @pytest.mark.parametrize("changes", [{"epoch": -1}, {"pack": 10**10}, {"offset": -1}, {"length": 0}, {"size": 1 << 31}])

@@ -88,7 +88,7 @@ def test_an_old_directory_is_read_and_takes_no_record_of_a_client_in_an_old_file
     assert see(world.after("kill")) == before
 
     async def go_on(life: Life) -> None:
-        assert format_of(world) == {"wal": 2, "segment": 2, "snapshot": 2}
+        assert format_of(world) == datadir.FORMAT
         old = wal_files(life.fs)
         assert not any(salts(world))
         client = Client(life.engine, History())
@@ -118,6 +118,31 @@ def test_an_old_directory_is_read_and_takes_no_record_of_a_client_in_an_old_file
     last = world.after("drop")
     assert last.live(replace_all)
     assert all(salts(last)), "the old files went with checkpoints"
+
+
+def test_a_directory_of_version_2_is_read_and_raised_by_the_first_start_and_its_files_go_on() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datadir, "FORMAT", {"wal": 2, "segment": 2, "snapshot": 2})
+        world = World(config=settings())
+
+        async def fill(life: Life) -> None:
+            client = Client(life.engine, History())
+            await client.create("orders", durability="fsync")
+            await client.append("orders", 2)
+            await life.compactor.checkpoint()
+            await client.append("orders", 2)
+
+        assert world.live(fill, end="kill")
+        before = see(world.after("kill"))
+        assert format_of(world) == {"wal": 2, "segment": 2, "snapshot": 2}
+    assert see(world.after("drop")) == before
+
+    async def go_on(life: Life) -> None:
+        assert format_of(world) == {"wal": 3, "segment": 3, "snapshot": 3}
+        await Client(life.engine, History()).append("orders", 2)
+
+    assert world.live(go_on)
+    assert len(see(world.after("drop"))["orders"].records) == 6
 
 
 @pytest.mark.parametrize("step", range(0, 60, 3))
@@ -151,7 +176,7 @@ def test_damage_in_an_old_directory_is_bounded_as_it_was() -> None:
         assert format_of(world) == OLD, "a start that is refused raises nothing"
         views = salvaged(world)
         assert corrupt(views["events"]) == [(seq, seq)]
-        assert format_of(world) == {"wal": 2, "segment": 2, "snapshot": 2}
+        assert format_of(world) == datadir.FORMAT
 
 
 def test_damage_to_the_very_first_frame_of_an_old_directory_is_bounded() -> None:

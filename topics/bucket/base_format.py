@@ -46,6 +46,13 @@ _MOST: Final = 1 << 64
 MAX_BASE_BYTES: Final = 256 << 20
 """Of a base as it is stored, and inflated."""
 
+BASE_FORMAT: Final = 2
+"""Of the bases that this version writes, as `ROUND_FORMAT` is of rounds: 1 has snapshots and segments of FORMAT 2 at
+most, 2 of FORMAT 3."""
+
+READABLE: Final = (1, 2)
+"""The formats of bases that this version reads."""
+
 
 T = TypeVar("T")
 
@@ -107,7 +114,7 @@ class TopicEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class BaseHead(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a base says of itself."""
 
-    format: int = 1
+    format: int = BASE_FORMAT
     bucket: str
     epoch: int
     number: int
@@ -152,7 +159,7 @@ def decode_base(blob: bytes) -> Base:
     """Return the base of these bytes. Raises BadObject, whatever they are."""
     opened = open_container(BASE_MAGIC, blob)
     head = _converted(opened.header, BaseHead, "header")
-    if head.format != 1:
+    if head.format not in READABLE:
         raise BadObject(f"it has format {head.format}, which this version does not know")
     if not 0 <= head.body_bytes <= MAX_BASE_BYTES or head.first_round > head.number:
         raise BadObject("its header contradicts itself")

@@ -21,6 +21,13 @@ MAX_ROUND_BYTES: Final = 96 << 20
 MAX_OBJECT_BYTES: Final = MAX_ROUND_BYTES + (16 << 20)
 """Of a round as it is stored."""
 
+ROUND_FORMAT: Final = 2
+"""Of the rounds that this version writes. 1: the log in it is of FORMAT 2 at most; 2: of FORMAT 3 at most. An older
+version refuses what it does not know here, before it meets such bytes."""
+
+READABLE: Final = (1, 2)
+"""The formats of rounds that this version reads."""
+
 _MOST: Final = 1 << 63
 
 NO_HASH: Final = b""
@@ -39,7 +46,7 @@ class Run(NamedTuple):
 class RoundHead(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a round says of itself."""
 
-    format: int = 1
+    format: int = ROUND_FORMAT
     bucket: str
     """The id of the bucket."""
     epoch: int
@@ -93,7 +100,7 @@ def decode_round(blob: bytes) -> Round:
         head = msgspec.convert(opened.header, RoundHead)
     except msgspec.ValidationError as error:
         raise BadObject(f"its header is malformed: {error}") from error
-    if head.format != 1:
+    if head.format not in READABLE:
         raise BadObject(f"it has format {head.format}, which this version does not know")
     if any(value < 0 for run in head.runs for value in run) or sum(run.length for run in head.runs) != head.body_bytes:
         raise BadObject("its runs do not fit its body")

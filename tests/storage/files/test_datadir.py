@@ -68,7 +68,7 @@ def test_names_are_parsed_back_and_only_those() -> None:
 def test_opening_creates_the_directories_and_format(tmp_path: Path) -> None:
     root = str(tmp_path / "deep" / "data")
     datadir = open_data_dir(OsFs(), root)
-    assert json.loads(Path(datadir.format_path).read_bytes()) == {"wal": 2, "segment": 2, "snapshot": 2}
+    assert json.loads(Path(datadir.format_path).read_bytes()) == {"wal": 3, "segment": 3, "snapshot": 3}
     assert OsFs().listdir(root) == ["FORMAT", "meta", "topics", "wal"]
     assert open_data_dir(OsFs(), root) == datadir
 
@@ -123,7 +123,7 @@ def test_ancestors_that_cannot_be_synced_one_by_one_are_synced_together(number: 
 @pytest.mark.parametrize(
     "content",
     [
-        b'{"wal":3,"segment":2,"snapshot":2}',
+        b'{"wal":4,"segment":3,"snapshot":3}',
         b'{"wal":2,"segment":0,"snapshot":2}',
         b'{"wal":2,"segment":2,"snapshot":1.0}',
         b'{"wal":1,"segment":1}',
@@ -144,7 +144,7 @@ def test_a_format_that_is_not_ours_is_refused_with_what_was_found_and_what_is_su
     message = str(refused.value)
     assert "/var/topics/FORMAT" in message
     assert "found" in message
-    assert '{"wal":2,"segment":2,"snapshot":2}' in message
+    assert '{"wal":3,"segment":3,"snapshot":3}' in message
     assert fs.read(ROOT + "/FORMAT") == content
 
 
@@ -169,7 +169,7 @@ def test_a_damaged_format_is_refused_in_one_line_that_says_what_to_do(content: b
         open_data_dir(fs, ROOT)
     message = str(refused.value)
     assert message.startswith(
-        '/var/topics/FORMAT is damaged: it should hold the line {"wal":2,"segment":2,"snapshot":2}'
+        '/var/topics/FORMAT is damaged: it should hold the line {"wal":3,"segment":3,"snapshot":3}'
     )
     assert "Restore it from a copy of the directory" in message
     assert "write that line into it" in message
@@ -178,7 +178,7 @@ def test_a_damaged_format_is_refused_in_one_line_that_says_what_to_do(content: b
 
 
 @pytest.mark.parametrize(
-    "content", [b'{"wal":3,"segment":2,"snapshot":2}', b'{"wal":2,"segment":2,"snapshot":2,"index":1}']
+    "content", [b'{"wal":4,"segment":3,"snapshot":3}', b'{"wal":3,"segment":3,"snapshot":3,"index":1}']
 )
 def test_a_format_of_a_newer_version_is_refused_and_the_version_asked_for(content: bytes) -> None:
     fs = SimFs()
@@ -194,14 +194,21 @@ def format_on_disk(fs: SimFs) -> object:
     return json.loads(content)
 
 
-@pytest.mark.parametrize("older", ['{"wal":1,"segment":1,"snapshot":1}', '{"wal":2,"segment":1,"snapshot":2}\n'])
+@pytest.mark.parametrize(
+    "older",
+    [
+        '{"wal":1,"segment":1,"snapshot":1}',
+        '{"wal":2,"segment":1,"snapshot":2}\n',
+        '{"wal":2,"segment":2,"snapshot":2}\n',
+    ],
+)
 def test_an_older_format_is_raised_durably_and_whatever_happens_meanwhile_it_stays_readable(older: str) -> None:
     clean = SimFs()
     open_data_dir(clean, ROOT)
     write_atomic(clean, ROOT + "/FORMAT", older.encode())
     steps = clean.mutations
     raise_format(clean, open_data_dir(clean, ROOT))
-    raised = {"wal": 2, "segment": 2, "snapshot": 2}
+    raised = {"wal": 3, "segment": 3, "snapshot": 3}
     assert format_on_disk(clean) == raised
     for step in range(steps, clean.mutations):
         fs = SimFs(crash_at=step, crash_applied=True)

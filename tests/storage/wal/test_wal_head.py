@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.simulation.disk import SimFs
-from topics.storage.files.datadir import DataDir, open_data_dir, wal_path
+from topics.storage.files.datadir import FORMAT, DataDir, open_data_dir, wal_path
 from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.files.fs import write_all, write_atomic
 from topics.storage.wal.frames import FrameType, encode_control
@@ -86,10 +86,10 @@ def test_a_file_that_is_gone_is_left_out() -> None:
 
 def test_the_version_of_a_directory() -> None:
     fs, datadir = SimFs(), DataDir("/data")
-    assert wal_format(fs, datadir) == 2, "without FORMAT the stricter one"
+    assert wal_format(fs, datadir) == FORMAT["wal"], "without FORMAT the stricter one"
     open_data_dir(fs, "/data")
-    assert wal_format(fs, datadir) == 2
+    assert wal_format(fs, datadir) == FORMAT["wal"]
     write_atomic(fs, datadir.format_path, b'{"wal":1,"segment":1,"snapshot":1}')
     assert wal_format(fs, datadir) == 1
     write_atomic(fs, datadir.format_path, b"{")
-    assert wal_format(fs, datadir) == 2
+    assert wal_format(fs, datadir) == FORMAT["wal"]

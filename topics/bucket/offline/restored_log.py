@@ -12,7 +12,7 @@ from topics.bucket.base_format import Base
 from topics.bucket.object_names import base_name, round_name
 from topics.bucket.offline.bucket_reader import BucketDamaged
 from topics.bucket.round_format import Round, Run
-from topics.storage.files.datadir import DataDir, wal_path
+from topics.storage.files.datadir import FORMAT, DataDir, wal_path
 from topics.storage.files.fs import File, Fs, parent, write_all
 from topics.storage.wal.frames import FrameType
 from topics.storage.wal.wal_head import TAIL_BYTES, read_heads, scans
@@ -120,7 +120,7 @@ class RestoredLog:
         for shard, ordinals in self._files.items():
             self._close(shard)
             directory = self._datadir.shard_dir(shard, self._shards)
-            heads = read_heads(self._fs, directory, ordinals, version=2)
+            heads = read_heads(self._fs, directory, ordinals, version=FORMAT["wal"])
             for ordinal in ordinals:
                 with self._fs.open(self._path(shard, ordinal)) as handle:
                     size, last = handle.size(), 0

@@ -27,11 +27,11 @@ import msgspec
 
 from topics.storage.files.fs import Fs, LockHandle, LockHeld, join, parent, write_atomic
 
-FORMAT: Final = {"wal": 2, "segment": 2, "snapshot": 2}
+FORMAT: Final = {"wal": 3, "segment": 3, "snapshot": 3}
 """The formats that this version writes. Any change of bytes bumps one of them (`docs/spec/storage.md` section 6)."""
 
-READABLE: Final = (1, 2)
-"""The formats that this version reads, of each part. A directory of the older one contains files of both once it was
+READABLE: Final = (1, 2, 3)
+"""The formats that this version reads, of each part. A directory of an older one contains files of both once it was
 opened."""
 
 SHOWN_BYTES: Final = 80

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from topics.storage.files.datadir import DataDir, DataDirError, read_format, wal_path
+from topics.storage.files.datadir import FORMAT, DataDir, DataDirError, read_format, wal_path
 from topics.storage.files.file_header import (
     FILE_HEADER_BYTES,
     BadFileHeader,
@@ -71,7 +71,7 @@ def wal_format(fs: Fs, datadir: DataDir) -> int:
     file without a header is damage rather than old."""
     with suppress(FileNotFoundError, DataDirError):
         return read_format(fs, datadir)["wal"]
-    return 2
+    return FORMAT["wal"]
 
 
 def read_heads(fs: Fs, directory: str, ordinals: Iterable[int], *, version: int) -> dict[int, WalHead]:
