@@ -319,6 +319,11 @@ _CONFIG_OPTIONS: Final = (
         type=Limit(Duration(off=True)),
         help="Age at which a segment is sealed; `daemon` for its setting.",
     ),
+    click.option(
+        "--evidence/--no-evidence",
+        default=None,
+        help="Keep a Merkle tree, which proves that nothing was rewritten (--durability fsync).",
+    ),
 )
 """An option for each setting of a topic that can be changed, named after its field in the interface."""
 

@@ -4,6 +4,7 @@
     calls                     each call of `/v0`, as a value that both clients send
     consumer_calls            the calls on named consumers
     schedule_calls            the calls on schedules
+    evidence_calls            the calls about evidence
     group_calls               the calls on groups of a log
     pause_calls               pausing queues and groups
     job_calls                 looking at jobs, retrying and cancelling them

@@ -90,6 +90,7 @@ class TopicSettings(TypedDict, total=False):
     segment_max_age_ms: int | None
     retention: Literal["limits", "consumed"]
     order_by: Literal["tag", "node"] | None
+    evidence: bool
 
 
 class RouterSettings(TypedDict, total=False):

@@ -129,6 +129,11 @@ class GrowingTree:
         for some in parts:
             self.add(some)
 
+    def add_subtree(self, level: int, root: bytes) -> None:
+        """Add a complete subtree of 2^`level` leaves. The size must be a multiple of that."""
+        assert not self.size & ((1 << level) - 1)
+        self._push(level, root)
+
     def _largest(self, left: int) -> int:
         """Return the height of the largest complete subtree that may come next, of `left` leaves at most."""
         level = left.bit_length() - 1

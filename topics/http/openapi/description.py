@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from topics.http import answer_types
+from topics.http.openapi.evidence_operations import EVIDENCE_OPERATIONS
 from topics.http.openapi.fact import TOPIC, U64
 from topics.http.openapi.job_operations import JOB_OPERATIONS
 from topics.http.openapi.operation import (
@@ -248,6 +249,7 @@ _OPERATIONS |= {
         ok(answer_types.SealedAnswer, "The segments are sealed, and on disk."),
         codes=("topic_not_found", "read_only"),
     ),
+    **EVIDENCE_OPERATIONS,
     "diff_post": Operation(
         RECORDS,
         "Read records",

@@ -33,7 +33,8 @@ class RootCache:
     """Roots of subtrees of at least a block, which are the same as long as the tree grows. Used from several threads:
     each step is one operation of a dict."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = CACHED_ROOTS) -> None:
+        self._most = most
         self._roots: dict[tuple[str, int, int], bytes] = {}
 
     def get(self, key: tuple[str, int, int]) -> bytes | None:
@@ -42,7 +43,7 @@ class RootCache:
 
     def put(self, key: tuple[str, int, int], root: bytes) -> None:
         """Remember a root. When there are too many, all are forgotten."""
-        if len(self._roots) >= CACHED_ROOTS:
+        if len(self._roots) >= self._most:
             self._roots = {}
         self._roots[key] = root
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from topics.evidence.merkle import GrowingTree, Leaves
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
-from topics.evidence.topic_tree import TreeIdentity
-from topics.storage.evidence.leaf_files import BLOCK_LEAVES, MAX_PIECES, LeafFile, encode_leaf_file
+from topics.evidence.topic_tree import TopicTree, TreeIdentity
+from topics.storage.evidence.leaf_files import BLOCK_LEAVES, MAX_PIECES, LeafFile, encode_leaf_file, parse_leaf_name
 from topics.storage.evidence.leaf_reader import LeafDirectory, all_leaves
 from topics.storage.files.fs import Fs, write_all
 from topics.storage.files.unsynced_files import UnsyncedFiles
@@ -46,11 +46,8 @@ class LeafWriter:
         self._new = bytearray()
         """The new leaves of the present block."""
 
-    def write(self, parts: Iterable[Leaves], *, clears: bool) -> StoredLeaves:
-        """Write these leaves. With `clears`, remove the files first whose leaves are on disk in another one."""
-        if clears:
-            for file in obsolete(self._directory.files, self._identity.start_seq + self._stored):
-                self._fs.unlink(self._directory.path(file))
+    def write(self, parts: Iterable[Leaves]) -> StoredLeaves:
+        """Write these leaves."""
         for some in parts:
             self._tree.add(some)
             self._add(some.hashes)
@@ -120,6 +117,23 @@ class LeafWriter:
             self._fs.unlink(path)
         with self._files.writing(path, create=True) as handle:
             write_all(handle, encode_leaf_file(file.first_seq, leaves), 0)
+
+
+def remove_obsolete(fs: Fs, directory: str, identity: TreeIdentity, stored: int) -> None:
+    """Remove the files of a topic whose leaves are among the first `stored` ones, and in another file, too. Blocking.
+    Raises OSError."""
+    leaves = LeafDirectory(fs, directory)
+    for file in obsolete(leaves.files, identity.start_seq + stored):
+        fs.unlink(leaves.path(file))
+
+
+def needed_files(names: Iterable[str], tree: TopicTree) -> set[str]:
+    """Return which of these names are those of files with leaves of a tree, as its part counts them, that no other file
+    has."""
+    end_seq = tree.identity.start_seq + tree.stored.size
+    leaves = [file for name in names if (file := parse_leaf_name(name)) is not None]
+    counted = [file for file in leaves if file.end_seq <= end_seq]
+    return {file.name for file in set(counted).difference(obsolete(counted, end_seq))}
 
 
 def obsolete(files: Sequence[LeafFile], end_seq: int) -> list[LeafFile]:

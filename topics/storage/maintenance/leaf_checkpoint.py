@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from topics.evidence.merkle import Leaves
@@ -11,11 +12,10 @@ from topics.evidence.topic_tree import TopicTree, first_of
 from topics.runtime.offload import Offload, Pool
 from topics.storage.evidence.leaf_files import LeavesDamaged
 from topics.storage.evidence.leaf_hashing import hash_queued
-from topics.storage.evidence.leaf_writer import LeafWriter, StoredLeaves
+from topics.storage.evidence.leaf_writer import LeafWriter, StoredLeaves, remove_obsolete
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
 from topics.storage.files.unsynced_files import UnsyncedFiles
-from topics.storage.maintenance.named_files import NOTHING
 from topics.storage.maintenance.topic_capture import TopicCapture
 
 
@@ -33,10 +33,25 @@ class LeafCheckpoint:
         stored = StoredLeaves(tree.stored, tree.blank_runs)
         new = first_of(tree.pending().parts, capture.leaves - stored.tree.size)
         if new:
-            clears = capture.named is NOTHING
-            write = partial(self._write, capture.topic.id, tree, stored, new, files, clears=clears)
+            write = partial(self._write, capture.topic.id, tree, stored, new, files)
             stored = capture.stored_leaves = await self._offload.run(Pool.FILES, write)
         capture.part.evidence = tree.to_wire(*stored)
+
+    async def clear(self, captures: Sequence[TopicCapture]) -> None:
+        """Remove the files of these topics whose leaves are in larger ones by now, according to parts that are on disk.
+        Files that cannot be removed have no effect."""
+        todo = [one for one in captures if one.stored_leaves is not None and not one.topic.deleted]
+        if todo:
+            await self._offload.run(Pool.FILES, partial(self._clear, todo))
+
+    def _clear(self, captures: Sequence[TopicCapture]) -> None:
+        """In a worker thread."""
+        for one in captures:
+            assert one.tree is not None
+            assert one.stored_leaves is not None
+            directory = self._datadir.topic_dir(one.topic.id)
+            with suppress(OSError):
+                remove_obsolete(self._fs, directory, one.tree.identity, one.stored_leaves.tree.size)
 
     def _write(
         self,
@@ -45,13 +60,11 @@ class LeafCheckpoint:
         stored: StoredLeaves,
         new: Sequence[Leaves],
         files: UnsyncedFiles,
-        *,
-        clears: bool,
     ) -> StoredLeaves:
         """In a worker thread."""
         directory = self._datadir.topic_dir(topic_id)
         try:
             writer = LeafWriter(self._fs, directory, tree.identity, stored, files)
-            return writer.write(new, clears=clears)
+            return writer.write(new)
         except LeavesDamaged as error:
             raise OSError(errno.EIO, f"leaves of a Merkle tree are damaged: {error}", directory) from error

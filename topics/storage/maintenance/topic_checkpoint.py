@@ -212,6 +212,8 @@ class TopicCheckpoints:
             for one in captures:
                 await self._settle(one)
                 await self.work.give_way()
+            if named is NOTHING:
+                await self._leaves.clear(captures)
 
     @asynccontextmanager
     async def _synced_behind(self) -> AsyncIterator[UnsyncedFiles]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from topics.evidence.topic_tree import TopicTree
-from topics.storage.evidence.leaf_files import parse_leaf_name
-from topics.storage.evidence.leaf_writer import obsolete
+from topics.storage.evidence.leaf_writer import needed_files
 from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_name, segment_name
 from topics.storage.files.fs import Fs, join
 from topics.storage.recovery.substitute_snapshot import DAMAGED_SUFFIX
@@ -43,10 +42,7 @@ def tidy_topic(
         kinds = ("data", "idx", "tags") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold", "object")
         wanted.update(segment_name(segment.first, kind) for kind in kinds)
     if tree is not None:
-        end_seq = tree.identity.start_seq + tree.stored.size
-        leaves = [file for name in names if (file := parse_leaf_name(name)) is not None]
-        counted = [file for file in leaves if file.end_seq <= end_seq]
-        wanted.update(file.name for file in set(counted).difference(obsolete(counted, end_seq)))
+        wanted.update(needed_files(names, tree))
     removed = False
     for name in names:
         if name not in wanted:
