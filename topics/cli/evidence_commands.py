@@ -99,7 +99,7 @@ def prove(options: CommandOptions, topic: str, seq: int | None, earlier: Path | 
 
     The output is one file with all that `topics evidence check` needs besides the key.
     """
-    from topics.evidence.proof_file import VERSION, Consistency, Inclusion, ProofFile, encode_proof  # noqa: PLC0415
+    from topics.evidence.proof_file import VERSION, ConsistencyPath, InclusionPath, ProofFile, encode_proof  # noqa: PLC0415
 
     if seq is None and earlier is None:
         raise UsageRefusal("give the seq of a record, or --earlier FILE, or both")
@@ -109,7 +109,7 @@ def prove(options: CommandOptions, topic: str, seq: int | None, earlier: Path | 
         if seq is not None:
             found = client.inclusion(topic, seq, size=now.size)
             proof.record = _record(client, topic, seq)
-            proof.inclusion = Inclusion(index=found.index, hashes=found.hashes)
+            proof.inclusion = InclusionPath(index=found.index, hashes=found.hashes)
         if earlier is not None:
             note, kept = _note(earlier)
             if kept.checkpoint.origin != now.origin:
@@ -124,7 +124,7 @@ def prove(options: CommandOptions, topic: str, seq: int | None, earlier: Path | 
                 raise CommandFailure(
                     f"{earlier} is of {kept.checkpoint.size} records, and the topic has {now.size}: it has lost some"
                 )
-            proof.earlier, proof.consistency = note, Consistency(hashes=hashes)
+            proof.earlier, proof.consistency = note, ConsistencyPath(hashes=hashes)
     sys.stdout.buffer.write(encode_proof(proof))
     sys.stdout.buffer.flush()
 
@@ -141,11 +141,11 @@ def check(options: CommandOptions, files: tuple[str, ...], key: str) -> None:
 
     Exit code 1 if a file does not prove what it says.
     """
-    from topics.evidence.signed_note import BadNote, VerifierKey  # noqa: PLC0415
+    from topics.evidence.signed_note import BadSignedNote, VerifierKey  # noqa: PLC0415
 
     try:
         verifier = VerifierKey.parse(key)
-    except BadNote as error:
+    except BadSignedNote as error:
         raise UsageRefusal(f"--key: {error}") from None
 
     def one(path: str) -> None:
@@ -163,7 +163,7 @@ def _checked(path: str, verifier: VerifierKey) -> dict[str, object]:
     """Return what a file proves. Raises CommandFailure."""
     from topics.evidence.proof_file import check_proof, decode_proof, note_in  # noqa: PLC0415
     from topics.evidence.proofs import BadProof  # noqa: PLC0415
-    from topics.evidence.signed_note import BadNote  # noqa: PLC0415
+    from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
 
     blob = Path(path).read_bytes()
     try:
@@ -171,7 +171,7 @@ def _checked(path: str, verifier: VerifierKey) -> dict[str, object]:
             only = note_in(blob).verify(verifier)
             return {"file": path, "origin": only.origin, "size": only.size}
         proven = check_proof(decode_proof(blob), verifier)
-    except (BadNote, BadProof) as error:
+    except (BadSignedNote, BadProof) as error:
         raise CommandFailure(f"{path}: {error}", EXIT_FAILED) from None
     facts: dict[str, object] = {"file": path, "origin": proven.checkpoint.origin, "size": proven.checkpoint.size}
     if proven.record is not None:
@@ -198,12 +198,12 @@ def _sentences(path: str, facts: dict[str, object]) -> list[str]:
 def _note(path: Path) -> tuple[str, SignedCheckpoint]:
     """Return the note in a file of a checkpoint or of a proof, as text and taken apart."""
     from topics.evidence.proof_file import decode_proof, note_in  # noqa: PLC0415
-    from topics.evidence.signed_note import BadNote  # noqa: PLC0415
+    from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
 
     blob = path.read_bytes()
     try:
         found = note_in(blob)
-    except BadNote as error:
+    except BadSignedNote as error:
         raise UsageRefusal(f"--earlier {path}: {error}") from None
     text = decode_proof(blob).checkpoint if blob.lstrip()[:1] == b"{" else blob.decode()
     return text, found

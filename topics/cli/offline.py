@@ -107,12 +107,12 @@ def kept_checkpoint(path: str) -> KeptCheckpoint:
     """Return the checkpoint in a file: a note, or what `topics evidence prove` has written. Its signature is not
     checked: whoever keeps the file knows where it is from."""
     from topics.evidence.proof_file import note_in  # noqa: PLC0415
-    from topics.evidence.signed_note import BadNote  # noqa: PLC0415
+    from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
     from topics.storage.offline.verify_trees import KeptCheckpoint, is_about_topic  # noqa: PLC0415
 
     try:
         checkpoint = note_in(Path(path).read_bytes()).checkpoint
-    except (BadNote, OSError) as error:
+    except (BadSignedNote, OSError) as error:
         raise UsageRefusal(f"--against {path}: {error}") from None
     if not is_about_topic(checkpoint):
         raise UsageRefusal(f"--against {path}: its origin, {checkpoint.origin[:200]!r}, is not that of a topic")

@@ -2,6 +2,7 @@
 
     sync, concurrent          `Client` and `AsyncClient`: the I/O of both, and their lists of methods
     calls                     each call of `/v0`, as a value that both clients send
+    settings                  what topics and routers may be told
     consumer_calls            the calls on named consumers
     schedule_calls            the calls on schedules
     evidence_calls            the calls about evidence
@@ -11,6 +12,7 @@
     redrive_calls             moving dead letters back
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
+    evidence_results          those of the calls about evidence
     job_results               those of the calls about many jobs
     transport                 the request of a call, the result or error of an answer
     retry                     which calls are repeated, and when

@@ -3,7 +3,7 @@ are methods of both clients."""
 
 from __future__ import annotations
 
-from topics.client import results
+from topics.client import evidence_results as results
 from topics.client.calls import ClientCall, target, topic_path
 
 

@@ -6,6 +6,7 @@ engine_metrics     figures for a scrape of the metrics
 restoration        makes live topics of what recovery has found
 registry           the live topics by name and id, their totals, and the clocks that they are judged by
 topic              a live topic, and `Commit`: a change on its way through its shard
+foreseen           what a pending commit will do to the tags of its topic
 transaction        a transaction until its end: its commits are published or undone together
 commits            queues a decided change at its shard if that can take it, and bounds the waits of clients for changes
 doubts             names whose last change has failed, so that only a restart tells its outcome

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from topics.evidence.checkpoint_note import Checkpoint, Origin, SignedCheckpoint
+from topics.evidence.checkpoint_note import LogOrigin, SignedCheckpoint, TreeHead
 from topics.evidence.proofs import BadProof, check_consistency, check_inclusion
 from topics.evidence.record_leaf import record_leaf
-from topics.evidence.signed_note import BadNote, VerifierKey
+from topics.evidence.signed_note import BadSignedNote, VerifierKey
 
 VERSION: Final = 1
 
@@ -44,14 +44,14 @@ class ProvenRecord(msgspec.Struct, kw_only=True):
     data: str
 
 
-class Inclusion(msgspec.Struct, kw_only=True):
+class InclusionPath(msgspec.Struct, kw_only=True):
     """The proof that the record is in the tree of the checkpoint."""
 
     index: int
     hashes: list[str]
 
 
-class Consistency(msgspec.Struct, kw_only=True):
+class ConsistencyPath(msgspec.Struct, kw_only=True):
     """The proof that the earlier checkpoint is of the beginning of the log."""
 
     hashes: list[str]
@@ -63,17 +63,17 @@ class ProofFile(msgspec.Struct, kw_only=True, omit_defaults=True):
     topics_evidence: int = msgspec.field(default=0)
     checkpoint: str
     record: ProvenRecord | None = None
-    inclusion: Inclusion | None = None
+    inclusion: InclusionPath | None = None
     earlier: str | None = None
-    consistency: Consistency | None = None
+    consistency: ConsistencyPath | None = None
 
 
 class Proven(NamedTuple):
     """What a file proves."""
 
-    checkpoint: Checkpoint
+    checkpoint: TreeHead
     record: ProvenRecord | None
-    earlier: Checkpoint | None
+    earlier: TreeHead | None
 
 
 def encode_proof(proof: ProofFile) -> bytes:
@@ -99,15 +99,15 @@ def decode_proof(blob: bytes) -> ProofFile:
 
 
 def check_proof(proof: ProofFile, key: VerifierKey) -> Proven:
-    """Return what a file proves to somebody who trusts a key. Raises BadNote, BadProof."""
+    """Return what a file proves to somebody who trusts a key. Raises BadSignedNote, BadProof."""
     checkpoint = SignedCheckpoint.parse(proof.checkpoint).verify(key)
-    origin = Origin.parse(checkpoint.origin)
+    origin = LogOrigin.parse(checkpoint.origin)
     if proof.record is not None and proof.inclusion is not None:
         leaf = _leaf_of(origin.epoch, proof.record)
         check_inclusion(
             leaf, proof.inclusion.index, checkpoint.size, hashes_of(proof.inclusion.hashes), checkpoint.root
         )
-    earlier: Checkpoint | None = None
+    earlier: TreeHead | None = None
     if proof.earlier is not None and proof.consistency is not None:
         earlier = SignedCheckpoint.parse(proof.earlier).verify(key)
         if earlier.origin != checkpoint.origin:
@@ -132,16 +132,16 @@ def hashes_of(texts: list[str]) -> list[bytes]:
 
 
 def note_in(blob: bytes) -> SignedCheckpoint:
-    """Return the checkpoint in a file: that of a proof, or a note. Raises BadNote."""
+    """Return the checkpoint in a file: that of a proof, or a note. Raises BadSignedNote."""
     if blob.lstrip()[:1] == b"{":
         try:
             return SignedCheckpoint.parse(decode_proof(blob).checkpoint)
         except BadProof as error:
-            raise BadNote(str(error)) from error
+            raise BadSignedNote(str(error)) from error
     try:
         return SignedCheckpoint.parse(blob.decode())
     except UnicodeDecodeError as error:
-        raise BadNote("it is no signed note: it is not UTF-8") from error
+        raise BadSignedNote("it is no signed note: it is not UTF-8") from error
 
 
 def _leaf_of(epoch: int, record: ProvenRecord) -> bytes:

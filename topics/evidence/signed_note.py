@@ -41,7 +41,7 @@ _NAME: Final = re.compile(r"[^\s+]+")
 _LINE: Final = "\u2014 "
 
 
-class BadNote(ValueError):
+class BadSignedNote(ValueError):
     """A note or a key is malformed, or no signature of the note is good. The message is a sentence for people."""
 
 
@@ -61,17 +61,17 @@ class VerifierKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> VerifierKey:
-        """Return the key of a text. Raises BadNote."""
+        """Return the key of a text. Raises BadSignedNote."""
         parts = text.strip().split("+", 2)
         problem = f"{text[:200]!r} is no verifier key: it has to be name+id+key"
         if len(parts) != 3 or _NAME.fullmatch(parts[0]) is None:
-            raise BadNote(problem)
+            raise BadSignedNote(problem)
         blob = _from_base64(parts[2], problem)
         if blob[:1] != _ED25519 or len(blob) != 1 + _KEY_BYTES:
-            raise BadNote("the verifier key is no Ed25519 key")
+            raise BadSignedNote("the verifier key is no Ed25519 key")
         key = cls(parts[0], blob[1:])
         if key.id.hex() != parts[1]:
-            raise BadNote("the id in the verifier key is not that of its key: it was copied with an error")
+            raise BadSignedNote("the id in the verifier key is not that of its key: it was copied with an error")
         return key
 
 
@@ -84,7 +84,7 @@ class SignedNote(NamedTuple):
     """The name and the id of the key, and the signature, of each."""
 
     def verify(self, key: VerifierKey) -> None:
-        """Raise BadNote unless the note has a good signature by this key, and no bad one."""
+        """Raise BadSignedNote unless the note has a good signature by this key, and no bad one."""
         found = False
         for name, key_id, signature in self.signatures:
             if name != key.name or key_id != key.id:
@@ -92,31 +92,31 @@ class SignedNote(NamedTuple):
             try:
                 Ed25519PublicKey.from_public_bytes(key.public).verify(signature, self.text.encode())
             except (InvalidSignature, ValueError) as error:
-                raise BadNote("the signature of the checkpoint is not good: its text was changed") from error
+                raise BadSignedNote("the signature of the checkpoint is not good: its text was changed") from error
             found = True
         if not found:
-            raise BadNote(f"the checkpoint is not signed by the key {key}")
+            raise BadSignedNote(f"the checkpoint is not signed by the key {key}")
 
 
 def parse_note(note: str) -> SignedNote:
-    """Return the parts of a note. Raises BadNote."""
+    """Return the parts of a note. Raises BadSignedNote."""
     if len(note.encode("utf-8", "surrogatepass")) > MAX_NOTE_BYTES:
-        raise BadNote("it is too long for a signed note")
+        raise BadSignedNote("it is too long for a signed note")
     text, blank, lines = note.rpartition("\n\n")
     if not blank or not lines.endswith("\n"):
-        raise BadNote("it is no signed note: it has no empty line with signatures behind it")
+        raise BadSignedNote("it is no signed note: it has no empty line with signatures behind it")
     signatures = []
     for line in lines[:-1].split("\n"):
         name, space, encoded = line.removeprefix(_LINE).partition(" ")
         problem = f"it is no signed note: {line[:200]!r} is no signature"
         if not line.startswith(_LINE) or not space or _NAME.fullmatch(name) is None:
-            raise BadNote(problem)
+            raise BadSignedNote(problem)
         blob = _from_base64(encoded, problem)
         if len(blob) <= _ID_BYTES:
-            raise BadNote(problem)
+            raise BadSignedNote(problem)
         signatures.append((name, blob[:_ID_BYTES], blob[_ID_BYTES:]))
         if len(signatures) > MAX_SIGNATURES:
-            raise BadNote(f"a note has at most {MAX_SIGNATURES} signatures")
+            raise BadSignedNote(f"a note has at most {MAX_SIGNATURES} signatures")
     return SignedNote(text + "\n", signatures)
 
 
@@ -134,13 +134,13 @@ class NoteSigner:
 
     @classmethod
     def from_pem(cls, pem: bytes) -> NoteSigner:
-        """Return the key of a file: PEM, PKCS 8, without a passphrase. Raises BadNote."""
+        """Return the key of a file: PEM, PKCS 8, without a passphrase. Raises BadSignedNote."""
         try:
             key = load_pem_private_key(pem, None)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise BadNote("it is not a private key in PEM without a passphrase") from error
+            raise BadSignedNote("it is not a private key in PEM without a passphrase") from error
         if not isinstance(key, Ed25519PrivateKey):
-            raise BadNote("it is a private key, but not one of Ed25519")
+            raise BadSignedNote("it is a private key, but not one of Ed25519")
         return cls(key)
 
     def to_pem(self) -> bytes:
@@ -170,4 +170,4 @@ def _from_base64(text: str, problem: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadNote(problem) from error
+        raise BadSignedNote(problem) from error

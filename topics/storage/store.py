@@ -17,7 +17,7 @@ import msgspec
 
 from topics.config import Settings
 from topics.errors import ApiError
-from topics.evidence.signed_note import BadNote
+from topics.evidence.signed_note import BadSignedNote
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.runtime.offload import Offload, Pool
@@ -265,7 +265,7 @@ class Store:
         """Return the hash of the key that signs checkpoints now, None if it cannot be read."""
         try:
             return self.evidence_key.load().hash
-        except (OSError, BadNote) as error:
+        except (OSError, BadSignedNote) as error:
             log.error("evidence_key_unusable", problem=str(error))
             return None
 

@@ -14,14 +14,14 @@ from typing import Final, NamedTuple, TypeVar
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid
-from topics.evidence.checkpoint_note import Checkpoint, Origin
+from topics.evidence.checkpoint_note import LogOrigin, TreeHead
 from topics.evidence.merkle import GrowingTree
 from topics.evidence.proofs import prove_consistency, prove_inclusion, root_of_range
 from topics.evidence.topic_tree import TopicTree, first_of, leaves_from
 from topics.model import ConsistencyResult, EvidenceResult, InclusionResult
 from topics.runtime.offload import Offload, Pool
 from topics.storage.evidence.leaf_files import LeavesDamaged
-from topics.storage.evidence.leaf_hashing import hash_queued
+from topics.storage.evidence.leaf_hashes import hash_queued
 from topics.storage.evidence.leaf_reader import LeafDirectory, RootCache, TreeReader
 from topics.storage.files.fs import Fs
 from topics.storage.store import Store
@@ -77,8 +77,8 @@ class EvidenceCalls:
                 detail={"topic": name, "key": identity.key, "present_key": signer.hash},
             )
         root = await self._root(covered)
-        origin = str(Origin(identity.tree, topic.name, topic.id))
-        note = signer.sign(Checkpoint(origin, size, root).text)
+        origin = str(LogOrigin(identity.tree, topic.name, topic.id))
+        note = signer.sign(TreeHead(origin, size, root).text)
         return EvidenceResult(
             topic=topic.name,
             epoch=topic.id,

@@ -8,7 +8,7 @@ from topics.engine.topic import Topic
 from topics.evidence.topic_tree import TopicTree
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.offload import Offload
-from topics.storage.evidence.leaf_hashing import hash_queued, hashed
+from topics.storage.evidence.leaf_hashes import hash_queued, hashed
 
 MOST_QUEUED_BYTES: Final = 16 << 20
 """When so many bytes of records wait to be hashed, worker threads do not keep up: then the loop hashes, which slows the

@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
+from topics.engine.foreseen import Foreseen
 from topics.engine.forwarding.forwarder import Forwarder, WorkBeforeStep
 from topics.engine.forwarding.source_columns import CopyColumns, SourceColumns, columns_of_copies
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends, eviction_frames, placed, publish_records
 from topics.engine.record_columns import encode_blocks, utf8
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.evidence.merkle import Leaves
 from topics.evidence.record_leaf import leaves_of
 from topics.log.block import Block

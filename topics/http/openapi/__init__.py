@@ -7,8 +7,8 @@ job_operations   those of the calls on queues, groups and schedules
 fact             a fact about a field
 daemon_facts     those of health, readiness and checkpoints
 job_facts        those of the calls that look at jobs, retry and cancel them
-evidence_operations   those of the calls about evidence
-evidence_facts        the fields of their answers
+evidence_operations those of the calls about evidence
+evidence_facts   the fields of their answers
 field_facts      the meaning, the range and the unit of each field
 docs_page        the page at `/v0/docs`
 strict_names     refusing unknown names in requests that ask for it

@@ -19,6 +19,7 @@ EVIDENCE_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "note": Fact("The signed note."),
     },
     InclusionResult: {
+        "seq": seq("The seq of the record."),
         "index": seq("The number of the leaf, from 0."),
         "size": seq("The size of the tree."),
         "leaf": Fact("The leaf of the record, base64."),

@@ -3,7 +3,7 @@
 frame_leaves   the leaves of records in frames of the log
 leaf_files     the byte layout of `.mrk`, and the names of these files
 key_file       the key that signs checkpoints
-leaf_hashing   hashing the leaves of records that were published
+leaf_hashes    hashing the leaves of records that were published
 leaf_reader    the leaves and subtrees of one topic, from its files and from memory
 leaf_writer    what a checkpoint writes of the leaves of a topic
 segment_digest SHA-256 of a sealed segment, whatever was deleted in it since

@@ -13,7 +13,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from topics.errors import ApiError, invalid
-from topics.evidence.signed_note import BadNote, NoteSigner
+from topics.evidence.signed_note import BadSignedNote, NoteSigner
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, write_atomic
@@ -45,12 +45,12 @@ class EvidenceKey:
         if self._signer is None:
             try:
                 self._signer = await offload.run(Pool.FILES, self.load)
-            except (OSError, BadNote) as error:
+            except (OSError, BadSignedNote) as error:
                 raise ApiError("not_ready", f"the key that signs checkpoints cannot be used: {error}") from error
         return self._signer
 
     def load(self) -> NoteSigner:
-        """Return the key. Blocking. Raises OSError, BadNote."""
+        """Return the key. Blocking. Raises OSError, BadSignedNote."""
         try:
             pem = self._fs.read(self._path)
         except FileNotFoundError:
@@ -59,8 +59,8 @@ class EvidenceKey:
             return self._make()
         try:
             return NoteSigner.from_pem(pem)
-        except BadNote as error:
-            raise BadNote(f"{self._path}: {error}") from error
+        except BadSignedNote as error:
+            raise BadSignedNote(f"{self._path}: {error}") from error
 
     def _make(self) -> NoteSigner:
         seed = b"".join(self._fs.salt().to_bytes(8, "little") for _ in range(SALTS))

@@ -11,7 +11,7 @@ from topics.evidence.merkle import Leaves
 from topics.evidence.topic_tree import TopicTree, first_of
 from topics.runtime.offload import Offload, Pool
 from topics.storage.evidence.leaf_files import LeavesDamaged
-from topics.storage.evidence.leaf_hashing import hash_queued
+from topics.storage.evidence.leaf_hashes import hash_queued
 from topics.storage.evidence.leaf_writer import LeafWriter, StoredLeaves, remove_obsolete
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs

@@ -51,7 +51,7 @@ from topics.storage.offline.verify_pointers import pointed_firsts, pointer_findi
 from topics.storage.offline.verify_routers import CopyCheck
 from topics.storage.offline.verify_segments import SegmentCheck
 from topics.storage.offline.verify_start import verify_start
-from topics.storage.offline.verify_trees import KeptCheckpoint, SegmentLeaves, TreeCheck, checkpoints_of, without_topic
+from topics.storage.offline.verify_trees import KeptCheckpoint, SegmentLeaves, TreeCheck, checked
 from topics.storage.offline.verify_wal import LogCheck, LogFacts, LogReference, PartFacts, ShardLogFacts
 from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic, shard_of
 from topics.storage.recovery.restored_copy import MARK
@@ -556,17 +556,7 @@ class Verification:
 
     def _trees(self) -> Iterator[Finding]:
         """Check every Merkle tree."""
-        names: dict[int, str] = {}
-        for check in self._tree_checks():
-            names[check.topic_id] = check.name
-            roots: dict[int, bytes] = {}
-            for work in check.work():
-                root, problems = work.verified(self._fs)
-                yield from problems
-                if root is not None:
-                    roots[work.first_seq] = root
-            yield from check.findings(roots, checkpoints_of(check.topic_id, check.name, self._against))
-        yield from without_topic(self._against, names)
+        yield from checked(self._fs, self._tree_checks(), self._against)
 
     def _tree_checks(self) -> Iterator[TreeCheck]:
         """Yield what checks the tree of each topic that has one: as the next start will have it, or else as its part

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from topics.evidence.checkpoint_note import Checkpoint, Origin
+from topics.evidence.checkpoint_note import LogOrigin, TreeHead
 from topics.evidence.merkle import perfect_root, subtree_sizes
 from topics.evidence.proofs import root_of_range
 from topics.evidence.record_leaf import LEAF_BYTES
-from topics.evidence.signed_note import BadNote
+from topics.evidence.signed_note import BadSignedNote
 from topics.evidence.topic_tree import PendingLeaves, TopicTree
 from topics.storage.evidence.frame_leaves import leaves_of_frames
 from topics.storage.evidence.leaf_files import BLOCK_LEAVES, BLOCK_LEVEL, LeafFile, LeavesDamaged
@@ -34,7 +34,7 @@ class KeptCheckpoint(NamedTuple):
     """A checkpoint that was kept elsewhere. `path` is its file."""
 
     path: str
-    checkpoint: Checkpoint
+    checkpoint: TreeHead
 
 
 class SegmentLeaves:
@@ -151,7 +151,7 @@ class TreeCheck:
     def _against(self, kept: KeptCheckpoint, reader: TreeReader) -> Iterator[Finding]:
         """Compare the tree with a kept checkpoint."""
         path, (text, size, root) = kept
-        origin = Origin.parse(text)
+        origin = LogOrigin.parse(text)
         is_same = origin.tree == self._tree.identity.tree
         if size > self._tree.hashed and not self._is_complete:
             problem = f"topic {self.name!r} is in use, and what is not in its segments is not compared"
@@ -168,11 +168,26 @@ class TreeCheck:
             yield Finding(path, None, problem, "note")
 
 
+def checked(fs: Fs, checks: Iterable[TreeCheck], kept: Sequence[KeptCheckpoint]) -> Iterator[Finding]:
+    """Yield the problems of some trees, and those of checkpoints about no topic that has one. Raises OSError."""
+    names: dict[int, str] = {}
+    for check in checks:
+        names[check.topic_id] = check.name
+        roots: dict[int, bytes] = {}
+        for work in check.work():
+            root, problems = work.verified(fs)
+            yield from problems
+            if root is not None:
+                roots[work.first_seq] = root
+        yield from check.findings(roots, checkpoints_of(check.topic_id, check.name, kept))
+    yield from without_topic(kept, names)
+
+
 def checkpoints_of(topic_id: int, name: str, kept: Iterable[KeptCheckpoint]) -> list[KeptCheckpoint]:
     """Return the checkpoints about a topic instance."""
     found = []
     for one in kept:
-        origin = Origin.parse(one.checkpoint.origin)
+        origin = LogOrigin.parse(one.checkpoint.origin)
         if (origin.epoch, origin.topic) == (topic_id, name):
             found.append(one)
     return found
@@ -182,16 +197,16 @@ def without_topic(kept: Iterable[KeptCheckpoint], topics: Mapping[int, str]) -> 
     """Yield a finding for each checkpoint about a topic that is not among those with a tree, whose names are given by
     id."""
     for one in kept:
-        origin = Origin.parse(one.checkpoint.origin)
+        origin = LogOrigin.parse(one.checkpoint.origin)
         if topics.get(origin.epoch) != origin.topic:
             problem = f"there is no topic {origin.topic!r} with epoch {origin.epoch} and evidence"
             yield Finding(one.path, None, problem, "damage")
 
 
-def is_about_topic(checkpoint: Checkpoint) -> bool:
+def is_about_topic(checkpoint: TreeHead) -> bool:
     """Return True if the origin of a checkpoint is one of ours."""
     try:
-        Origin.parse(checkpoint.origin)
-    except BadNote:
+        LogOrigin.parse(checkpoint.origin)
+    except BadSignedNote:
         return False
     return True
