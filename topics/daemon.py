@@ -430,6 +430,7 @@ class Daemon:
         except OSError as error:
             raise StartFailure(f"the note about the bucket cannot be read or written: {error}") from error
         engine.compactor.keeper = archive
+        engine.evidence.begin_archive(archive.has)
         engine.metrics.bucket = archive.look
         return archive
 

@@ -163,6 +163,8 @@ class Archive:
         self._archived_at_ms = clock.monotonic_ms()
         """When everything that was synced by then was in the bucket, as far as is known."""
         self._cut_number = 0
+        self._last_cut: list[LogPosition] | None = None
+        """Where the last cut ends that is in the bucket as a whole, as far as this process knows."""
         self._owner_round = 0
         self._owner_due = False
         self.figures = BucketFigures()
@@ -238,6 +240,11 @@ class Archive:
             await news.wait()
             await trio.sleep(pause_s)
             pause_s = LOOK_S  # a shard without room has its place where it is
+
+    def has(self, shard: int, position: LogPosition) -> bool:
+        """Return True if everything of a shard before a position is in the bucket, with all that it refers to."""
+        cut = self._last_cut
+        return cut is not None and shard < len(cut) and cut[shard] >= position
 
     async def note_base(self, number: int) -> None:
         """There is a base for round `number`: with the next cut, `owner` names a recent round."""
@@ -437,6 +444,7 @@ class Archive:
             pieces = following
         self._archived_at_ms = began_ms
         self._cut_number = place.number
+        self._last_cut = list(ends)
         if self.state != "working":
             self._enter("working")
         if trio.current_time() - self._noted_at >= NOTE_S:

@@ -70,6 +70,7 @@ class TopicTotals:
 
     __slots__ = (
         "_steps",
+        "archives",
         "attention",
         "bytes_on_the_way",
         "changed",
@@ -95,6 +96,8 @@ class TopicTotals:
         """The same for the reclaimer, as far as they have segments."""
         self.fetch: Callable[[Topic, tuple[Span, ...]], None] | None = None
         """Starts loading columns that a topic needs before it can go on publishing; ends in `Topic.resume`."""
+        self.archives = False
+        """Whether there is a bucket that gets the log."""
         self.hash_soon: Callable[[Topic], None] | None = None
         """Told that many leaves of a topic's tree wait to be hashed."""
         self.news: Callable[[Topic | Fanout[Any]], None] | None = None
@@ -744,6 +747,8 @@ class Commit:
         """Add the leaves of its records to the topic's tree."""
         tree.publish(self.last_seq - self.records + 1, self.leaves or self.bodies, self.bytes)
         self.bodies = ()
+        if self.topic.common.archives and self.end is not None:
+            tree.mark(self.end)
         if tree.is_due and self.topic.common.hash_soon is not None:
             self.topic.common.hash_soon(self.topic)
 

@@ -28,22 +28,22 @@ import xxhash
 from topics.evidence.merkle import level_above
 from topics.evidence.record_leaf import LEAF_BYTES
 
-BLOCK_LEVEL: Final = 14
-BLOCK_LEAVES: Final = 1 << BLOCK_LEVEL
+BLOCK_LEVEL = 14
+BLOCK_LEAVES = 1 << BLOCK_LEVEL
 """Leaves of a block: a file of 516 KiB, whose root is computed in 10 ms. 100 million records are 6,100 files."""
 
-MIDDLE_LEVEL: Final = 7
+MIDDLE_LEVEL = 7
 """The height of the subtrees whose roots a whole block has besides: the root of the block takes 127 hashes then."""
 
-MAX_PIECES: Final = 16
+MAX_PIECES = 16
 """Files of the block that is not whole. When there are so many, they are joined."""
 
 _MAGIC: Final = b"TOPICSM1"
 _HEAD: Final = struct.Struct("<8sQQ")
 _SUM: Final = struct.Struct("<Q")
 HEAD_BYTES: Final = _HEAD.size
-MIDDLE_BYTES: Final = LEAF_BYTES << BLOCK_LEVEL - MIDDLE_LEVEL
 
+# The constants above are read where they are used, so that tests can make them smaller.
 _NAME: Final = re.compile(r"seg-([0-9]{20})-([1-9][0-9]{0,5})\.mrk")
 
 
@@ -102,20 +102,24 @@ def decode_leaf_file(blob: bytes, file: LeafFile) -> bytes:
 def decode_middle(head: bytes, tail: bytes, file: LeafFile) -> bytes:
     """Return the roots of the subtrees of `MIDDLE_LEVEL` of a whole block, from the beginning and the end of its file.
     Raises LeavesDamaged."""
-    if head != _HEAD.pack(_MAGIC, *file) or len(tail) != MIDDLE_BYTES + _SUM.size:
+    if head != _HEAD.pack(_MAGIC, *file) or len(tail) != _middle_bytes() + _SUM.size:
         raise LeavesDamaged(f"{file.name} is not a file of {file.leaves} leaves")
-    middle = tail[:MIDDLE_BYTES]
-    if _SUM.unpack_from(tail, MIDDLE_BYTES)[0] != xxhash.xxh3_64_intdigest(head + middle):
+    middle = tail[: _middle_bytes()]
+    if _SUM.unpack_from(tail, _middle_bytes())[0] != xxhash.xxh3_64_intdigest(head + middle):
         raise LeavesDamaged(f"the checksum of the subtrees of {file.name} does not match")
     return middle
 
 
 def middle_at() -> tuple[int, int]:
     """Return offset and length of what `decode_middle` takes as the end of a file."""
-    return HEAD_BYTES + BLOCK_LEAVES * LEAF_BYTES + _SUM.size, MIDDLE_BYTES + _SUM.size
+    return HEAD_BYTES + BLOCK_LEAVES * LEAF_BYTES + _SUM.size, _middle_bytes() + _SUM.size
+
+
+def _middle_bytes() -> int:
+    return LEAF_BYTES << BLOCK_LEVEL - MIDDLE_LEVEL
 
 
 def file_bytes(count: int) -> int:
     """Return the length of a file of so many leaves."""
-    middle = MIDDLE_BYTES + _SUM.size if count == BLOCK_LEAVES else 0
+    middle = _middle_bytes() + _SUM.size if count == BLOCK_LEAVES else 0
     return HEAD_BYTES + count * LEAF_BYTES + _SUM.size + middle

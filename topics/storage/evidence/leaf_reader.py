@@ -12,9 +12,8 @@ from typing import Final
 from topics.evidence.merkle import Leaves, blank_root, inner_node, perfect_root
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.evidence.topic_tree import PendingLeaves, TreeIdentity, leaves_from, leaves_up_to
+from topics.storage.evidence import leaf_files
 from topics.storage.evidence.leaf_files import (
-    BLOCK_LEAVES,
-    BLOCK_LEVEL,
     HEAD_BYTES,
     LeafFile,
     LeavesDamaged,
@@ -62,8 +61,8 @@ class LeafDirectory:
         self.files = sorted(file for name in names if (file := parse_leaf_name(name)) is not None)
         self.problems: list[str] = []
         """A sentence for each file that did not verify."""
-        self._blocks = {file.first_seq: file for file in self.files if file.leaves == BLOCK_LEAVES}
-        self._pieces = [file for file in self.files if file.leaves < BLOCK_LEAVES]
+        self._blocks = {file.first_seq: file for file in self.files if file.leaves == leaf_files.BLOCK_LEAVES}
+        self._pieces = [file for file in self.files if file.leaves < leaf_files.BLOCK_LEAVES]
         self._block_starts = sorted(self._blocks)
 
     def path(self, file: LeafFile) -> str:
@@ -85,7 +84,7 @@ class LeafDirectory:
         """Return the files that have leaves of these seqs, those with the most leaves first."""
         blocks = [
             self._blocks[at]
-            for at in range(first_seq - BLOCK_LEAVES + 1, first_seq + 1)
+            for at in range(first_seq - leaf_files.BLOCK_LEAVES + 1, first_seq + 1)
             if at in self._blocks and self._blocks[at].end_seq > first_seq
         ]
         pieces = [file for file in self._pieces if file.first_seq < end_seq and file.end_seq > first_seq]
@@ -128,12 +127,12 @@ class TreeReader:
         end = index + (1 << level)
         if self._blanks_at(index) >= end - index:
             return blank_root(level)
-        if level < BLOCK_LEVEL:
+        if level < leaf_files.BLOCK_LEVEL:
             return perfect_root(self.leaves(index, end))
         key = (self._identity.tree, level, index)
         root = self._cache.get(key)
         if root is None:
-            root = self._root_of_block(index) if level == BLOCK_LEVEL else self._joined(level, index)
+            root = self._root_of_block(index) if level == leaf_files.BLOCK_LEVEL else self._joined(level, index)
             self._cache.put(key, root)
         return root
 
@@ -147,7 +146,7 @@ class TreeReader:
                 return perfect_root(self._directory.middle(file))
             except LeavesDamaged as error:
                 self._directory.problems.append(str(error))  # the leaves may still verify
-        return perfect_root(self.leaves(index, index + BLOCK_LEAVES))
+        return perfect_root(self.leaves(index, index + leaf_files.BLOCK_LEAVES))
 
     def leaves(self, start: int, end: int) -> bytes:
         """Return the leaves `start` (inclusive) to `end` (exclusive), of one block. Raises LeavesDamaged, OSError."""

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from topics.evidence.merkle import GrowingTree, Leaves
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.evidence.topic_tree import TopicTree, TreeIdentity
-from topics.storage.evidence.leaf_files import BLOCK_LEAVES, MAX_PIECES, LeafFile, encode_leaf_file, parse_leaf_name
+from topics.storage.evidence import leaf_files
+from topics.storage.evidence.leaf_files import LeafFile, encode_leaf_file, parse_leaf_name
 from topics.storage.evidence.leaf_reader import LeafDirectory, all_leaves
 from topics.storage.files.fs import Fs, write_all
 from topics.storage.files.unsynced_files import UnsyncedFiles
@@ -60,22 +61,22 @@ class LeafWriter:
         view = memoryview(hashes)
         at = 0
         while at < len(hashes):
-            room = (BLOCK_LEAVES - self._at % BLOCK_LEAVES) * LEAF_BYTES
+            room = (leaf_files.BLOCK_LEAVES - self._at % leaf_files.BLOCK_LEAVES) * LEAF_BYTES
             some = view[at : at + room]
             self._new += some
             at += len(some)
             self._at += len(some) // LEAF_BYTES
-            if self._at % BLOCK_LEAVES == 0:
+            if self._at % leaf_files.BLOCK_LEAVES == 0:
                 self._write_block()
 
     def _add_blanks(self, count: int) -> None:
         while count:
-            whole = count - count % BLOCK_LEAVES
-            if whole and self._at % BLOCK_LEAVES == 0:
+            whole = count - count % leaf_files.BLOCK_LEAVES
+            if whole and self._at % leaf_files.BLOCK_LEAVES == 0:
                 self._skip(whole)
                 count -= whole
                 continue
-            some = min(count, BLOCK_LEAVES - self._at % BLOCK_LEAVES)
+            some = min(count, leaf_files.BLOCK_LEAVES - self._at % leaf_files.BLOCK_LEAVES)
             self._add(BLANK * some)
             count -= some
 
@@ -89,17 +90,17 @@ class LeafWriter:
         self._at += count
 
     def _write_block(self) -> None:
-        start = self._at - BLOCK_LEAVES
+        start = self._at - leaf_files.BLOCK_LEAVES
         self._write(start, self._before(start) + bytes(self._new))
         self._new.clear()
 
     def _write_piece(self) -> None:
         """Write the leaves of the block that is not whole, together with those before them if there are many files."""
-        start = self._at - self._at % BLOCK_LEAVES
+        start = self._at - self._at % leaf_files.BLOCK_LEAVES
         first_seq = self._identity.start_seq + start
         end_seq = self._identity.start_seq + self._stored
         pieces = [file for file in self._directory.files if file.first_seq >= first_seq and file.end_seq <= end_seq]
-        if len(pieces) >= MAX_PIECES:
+        if len(pieces) >= leaf_files.MAX_PIECES:
             self._write(start, self._before(start) + bytes(self._new))
         else:
             self._write(max(self._stored, start), bytes(self._new))

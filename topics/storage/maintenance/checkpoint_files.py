@@ -16,9 +16,12 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from topics.evidence.topic_tree import TopicTree
 from topics.runtime.offload import Offload, Pool
+from topics.storage.evidence.leaf_files import LeafFile, parse_leaf_name
+from topics.storage.evidence.leaf_writer import needed_files
 from topics.storage.files.datadir import DataDir
-from topics.storage.files.fs import Fs
+from topics.storage.files.fs import Fs, join
 from topics.storage.maintenance.base_capture import CapturedSegment, CapturedTopic
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
@@ -131,6 +134,8 @@ class CheckpointFiles:
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
         names += [_RELATIVE.segment_path(owner, first, "data") for owner, first in moment.foreign]
+        for topic_id, files in (await self._leaf_files(moment.topics)).items():
+            names += [join(_RELATIVE.topic_dir(topic_id), file.name) for file in files]
         cold = [
             (topic.id, s.first)
             for topic in moment.topics
@@ -186,6 +191,21 @@ class CheckpointFiles:
                 names.append(f"cold:{path}" if cold else path)
         return names
 
+    async def _leaf_files(self, topics: Iterable[LiveTopic]) -> dict[int, list[LeafFile]]:
+        """Return the files with those leaves of Merkle trees that the parts on disk count, by topic id. Raises
+        OSError."""
+        trees = [(topic.id, topic.tree) for topic in topics if topic.tree is not None and topic.tree.stored.size]
+        return await self._offload.run(Pool.FILES, partial(self._listed_leaves, trees)) if trees else {}
+
+    def _listed_leaves(self, trees: Iterable[tuple[int, TopicTree]]) -> dict[int, list[LeafFile]]:
+        """In a worker thread."""
+        found: dict[int, list[LeafFile]] = {}
+        for topic_id, tree in trees:
+            names = self._fs.listdir(self._store.datadir.topic_dir(topic_id))
+            needed = needed_files(names, tree)
+            found[topic_id] = sorted(file for name in needed if (file := parse_leaf_name(name)) is not None)
+        return found
+
     def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:
         """Return those files of cold segments that are in the data directory as well. Runs in a worker thread."""
         datadir = self._store.datadir
@@ -219,11 +239,14 @@ class CheckpointFiles:
     async def topics_of(self, moment: Moment, named: NamedFiles) -> list[CapturedTopic]:
         """Return the topics with their parts as they are on disk, and what files they have. Raises OSError."""
         found: list[CapturedTopic] = []
+        leaves = await self._leaf_files(moment.topics)
         for i, (topic, generation, segments) in enumerate(self._topics(moment, named, held=True), 1):
             part = topic.on_disk.newest_part
             if part is not None:
                 taken = tuple(map(_captured, segments))
-                found.append(CapturedTopic(topic.id, part, generation is not None, taken))
+                tree = topic.tree.identity.tree if topic.tree is not None else ""
+                files = tuple(leaves.get(topic.id, ()))
+                found.append(CapturedTopic(topic.id, part, generation is not None, taken, tree, files))
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
         found.sort(key=lambda topic: topic.id)

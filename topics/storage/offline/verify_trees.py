@@ -18,8 +18,9 @@ from topics.evidence.proofs import root_of_range
 from topics.evidence.record_leaf import LEAF_BYTES
 from topics.evidence.signed_note import BadSignedNote
 from topics.evidence.topic_tree import PendingLeaves, TopicTree
+from topics.storage.evidence import leaf_files
 from topics.storage.evidence.frame_leaves import leaves_of_frames
-from topics.storage.evidence.leaf_files import BLOCK_LEAVES, BLOCK_LEVEL, LeafFile, LeavesDamaged
+from topics.storage.evidence.leaf_files import LeafFile, LeavesDamaged
 from topics.storage.evidence.leaf_reader import LeafDirectory, RootCache, TreeReader
 from topics.storage.evidence.leaf_writer import obsolete
 from topics.storage.files.fs import Fs, join
@@ -92,7 +93,7 @@ class LeafWork(NamedTuple):
         directory = LeafDirectory(fs, self.directory)
         try:
             leaves = directory.read(file)
-            if file.leaves < BLOCK_LEAVES:
+            if file.leaves < leaf_files.BLOCK_LEAVES:
                 return None, []
             root = perfect_root(leaves)
             if perfect_root(directory.middle(file)) != root:
@@ -132,7 +133,7 @@ class TreeCheck:
         identity, stored = self._tree.identity, self._tree.stored
         cache = RootCache(_ALL)
         for first_seq, root in roots.items():
-            cache.put((identity.tree, BLOCK_LEVEL, first_seq - identity.start_seq), root)
+            cache.put((identity.tree, leaf_files.BLOCK_LEVEL, first_seq - identity.start_seq), root)
         reader = TreeReader(self._leaves, identity, self._tree.blank_runs, self._tree.pending(), cache)
         try:
             at, edge = 0, bytearray()
