@@ -27,6 +27,9 @@ from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 FEW_BLANKS: Final = 4096
 """So many blank leaves are treated like any others."""
 
+JOINED: Final = 256
+"""Pending leaves are kept in pieces of at least so many, as far as they come one by one."""
+
 MOST_MARKS: Final = 1000
 """Positions of the log that are kept for a topic."""
 
@@ -123,10 +126,10 @@ class TopicTree:
         or leaves. Seqs before them have no record."""
         self.fill(first_seq - 1)
         assert first_seq == self.next_seq, "a seq has one leaf"
-        self._queue.append(records)
         if isinstance(records, Leaves):
-            self.published += records.size
+            self._add_leaves(records)
         else:
+            self._queue.append(records)
             self.published += len(records)
             self.queued_records += len(records)
             self.queued_bytes += nbytes
@@ -135,8 +138,21 @@ class TopicTree:
         """Give the seqs up to `head_seq` that have no record their blank leaves."""
         missing = head_seq + 1 - self.next_seq
         if missing > 0:
-            self._queue.append(blanks(missing))
-            self.published += missing
+            self._add_leaves(blanks(missing))
+
+    def _add_leaves(self, some: Leaves) -> None:
+        """Add leaves that need not be hashed, behind those that are queued."""
+        self.published += some.size
+        if self._queue:
+            self._queue.append(some)
+        else:
+            self._note_hashed(some)
+
+    def _note_hashed(self, some: Leaves) -> None:
+        self.hashed += some.size
+        if self._parts and self._parts[-1].size < JOINED and not self._parts[-1].blanks:
+            some = Leaves(self._parts.pop().hashes + some.hashes, some.blanks)
+        self._parts.append(some)
 
     def work(self) -> QueuedWork:
         """Return what is queued. `done` takes what it was made into; meanwhile more may be queued."""
@@ -154,8 +170,7 @@ class TopicTree:
         if not self._queue:
             self.queued_bytes = 0
         for some in leaves:
-            self._parts.append(some)
-            self.hashed += some.size
+            self._note_hashed(some)
 
     # -- the bucket ----------------------------------------------------------------------------------------------------
 

@@ -134,8 +134,8 @@ class CheckpointFiles:
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
         names += [_RELATIVE.segment_path(owner, first, "data") for owner, first in moment.foreign]
-        for topic_id, files in (await self._leaf_files(moment.topics)).items():
-            names += [join(_RELATIVE.topic_dir(topic_id), file.name) for file in files]
+        for topic_id, leaves in (await self._leaf_files(moment.topics)).items():
+            names += [join(_RELATIVE.topic_dir(topic_id), file.name) for file in leaves]
         cold = [
             (topic.id, s.first)
             for topic in moment.topics
