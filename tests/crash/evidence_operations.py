@@ -25,6 +25,7 @@ TREES: Final = (1, 2, 3, 6)
 
 async def appending(life: Life, client: Auditor) -> None:
     """A topic is made, with records one by one and side by side, and checkpoints between."""
+    await life.engine.evidence.key()
     await client.create(life, "t")
     await client.keep(life)
     for _ in range(3):

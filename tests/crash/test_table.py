@@ -36,6 +36,7 @@ from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine import Engine
 from topics.engine.engine_metrics import EngineMetrics
+from topics.engine.evidence.evidence_calls import EvidenceCalls
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
@@ -108,6 +109,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     Deletions: ("delete_records", "trim"),
     FenceRemovals: ("remove",),
     TopicSeals: ("seal",),
+    EvidenceCalls: ("key",),
     StageLifecycle: ("append", "delete"),
     StageCommits: ("commit",),
     Transactions: ("append",),
@@ -160,6 +162,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     Redrives: ("ended", "get", "start", "stop", "stop_all"),
     Deletions: ("is_ready",),
     Reads: ("read", "record", "wait_for_news"),
+    EvidenceCalls: ("checkpoint", "consistency", "inclusion"),
     Exports: ("open",),
     TopicStates: ("of", "page"),
     EngineMetrics: ("figures",),
@@ -205,6 +208,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
     UniqueJobs: ("adopt_all", "begin", "judged", "nothing_stored", "publish"),
+    EvidenceCalls: ("begin_archive",),
     HomeMoves: ("bring", "bring_all", "needed"),
 }
 """What only the engine and its parts call, on behalf of the others."""

@@ -568,6 +568,8 @@ class Verification:
             topic = self._recovered.get(topic_id) if self._recovered is not None else None
             if topic is not None:
                 tree, name = topic.tree, topic.name
+                if tree is not None:
+                    tree.fill(topic.log.head_seq)
             else:
                 blob = found.part.evidence if found is not None else None
                 tree, name = TopicTree.from_wire(blob) if blob is not None else None, found.part.name if found else ""
