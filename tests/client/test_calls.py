@@ -15,7 +15,16 @@ import pytest
 
 from tests.client.call_cases import CASES, Query, Said
 from tests.described import closed_document, resolve
-from topics.client import calls, consumer_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
+from topics.client import (
+    calls,
+    consumer_calls,
+    evidence_calls,
+    group_calls,
+    job_calls,
+    pause_calls,
+    redrive_calls,
+    schedule_calls,
+)
 from topics.client.calls import ClientCall
 from topics.client.results import NewRecord, Page, Record, Tombstone
 from topics.http.openapi.document import document
@@ -27,7 +36,7 @@ every_call = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def makers() -> dict[str, Callable[..., Any]]:
     """The functions that make a call."""
-    modules = calls, consumer_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
+    modules = calls, consumer_calls, evidence_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
     found = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     return {
         name: function

@@ -26,7 +26,7 @@ EVIDENCE_OPERATIONS: Final[Mapping[str, Operation]] = {
         "The audit path of RFC 6962 from the leaf of the record to the root of the first `size` leaves.",
         ok(InclusionResult, "The proof."),
         parameters=(
-            Parameter("seq", "The seq of the record.", {"type": "integer", "minimum": 1}, required=True, example="1"),
+            Parameter("seq", "The seq of the record.", {"type": "integer", "minimum": 1}, required=True, example=1),
             Parameter("size", "The size of the tree; default: the present one.", {"type": "integer", "minimum": 1}),
         ),
         codes=("topic_not_found", "record_not_found", "no_evidence"),
@@ -37,7 +37,7 @@ EVIDENCE_OPERATIONS: Final[Mapping[str, Operation]] = {
         "The consistency proof of RFC 6962 between the trees of the first `from` and the first `to` leaves.",
         ok(ConsistencyResult, "The proof."),
         parameters=(
-            Parameter("from", "The smaller size.", {"type": "integer", "minimum": 1}, required=True, example="1"),
+            Parameter("from", "The smaller size.", {"type": "integer", "minimum": 1}, required=True, example=1),
             Parameter("to", "The larger size; default: the present one.", {"type": "integer", "minimum": 1}),
         ),
         codes=("topic_not_found", "no_evidence"),
