@@ -205,6 +205,20 @@ def _url(group: str, help: str) -> Any:
     return _field("", group=group, help=help, allowed=what, default="", parse=parse)
 
 
+_HTTP_URL = re.compile(r"https?://[^/\s@?#]+(/[^\s?#]*)?")
+
+
+def _http_url(group: str, help: str) -> Any:
+    """The URL of a daemon; an empty text means none."""
+
+    def parse(text: str) -> str:
+        if text and (not text.isprintable() or _HTTP_URL.fullmatch(text) is None):
+            raise ValueError
+        return text.rstrip("/")
+
+    return _field("", group=group, help=help, allowed="a URL such as http://topics-1:4000", default="", parse=parse)
+
+
 def _keys(group: str, help: str) -> Any:
     """API keys. An empty text is refused: it probably means that a secret is missing."""
     what = "KEY[:SCOPES[:PREFIXES]], comma-separated; SCOPES joined by + of read, write, delete, admin, PREFIXES by |"
@@ -348,6 +362,15 @@ class Settings:
     bucket_base_ms: int = _duration(600_000, 1000, BUCKET, "Interval of bases, from which a restore begins.")
     bucket_retain_ms: int = _duration(
         7 * 86_400_000, 0, BUCKET, "How far back the bucket can restore to; what is older is deleted."
+    )
+    bucket_takeover: bool = _bool(
+        False, BUCKET, "The bucket is owned by lease: when this daemon is gone, another one takes over."
+    )
+    bucket_lease_ms: int = _duration(
+        10_000, 300, BUCKET, "With takeover: another daemon takes over when the owner was not heard of for so long."
+    )
+    advertised_url: str = _http_url(
+        BUCKET, "Where clients reach this daemon, as the object owner says; unset: its host and port."
     )
     bucket_timeout_ms: int = _duration(
         30_000, 100, BUCKET, "A call of the bucket is given up after so long, and the time that its bytes need."

@@ -33,6 +33,7 @@ from topics.auth.key_file import KeysRefused, read_keys
 from topics.bucket.bounded_objects import MOST_CHANGES, MOST_READS
 from topics.config import Settings
 from topics.engine.engine import Engine
+from topics.errors import ApiError, not_owner
 from topics.http.app import make_app
 from topics.http.connections.server import Server, open_listener, port_of, serve
 from topics.http.gate import Gate
@@ -58,10 +59,18 @@ if TYPE_CHECKING:
     from topics.bucket.bases.base_writer import BaseWriter
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
+    from topics.bucket.ownership.lease import Lease
+    from topics.bucket.ownership.start_claim import StartClaim
     from topics.bucket.repair.bucket_home import BucketHome
-    from topics.bucket.restore_completion import RestoreCompletion
+    from topics.bucket.restored.restore_completion import RestoreCompletion
 
 log = get_logger(__name__)
+
+GRACE_S: Final = 10.0
+"""How long a daemon that has lost its lease goes on answering reads (s)."""
+
+LEASE_LOOK_S: Final = 0.05
+"""How often it is looked if the lease is lost (s). Whatever changes something looks itself."""
 
 HOUSEKEEPING_MS: Final = 500
 """How often idle state is looked for: ceilings, idempotency keys, stages, sessions, slow connections."""
@@ -90,6 +99,7 @@ used by the others."""
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_REFUSED: Final = 2
+EXIT_NOT_OWNER: Final = 3
 EXIT_AT_ONCE: Final = 130
 
 
@@ -106,7 +116,7 @@ E = TypeVar("E", bound=Exception)
 
 def run(settings: Settings, cold: SegmentStore | None = None) -> int:
     """Run the daemon until it stops. Returns the exit code of the process: 0 after a clean stop, 1 after a failure, 2
-    if the start is refused.
+    if the start is refused, 3 if another daemon owns the bucket now, or may.
 
     `cold` is the store for old segments, in place of the directory that the settings name; tests use it.
     """
@@ -163,15 +173,30 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
     segments = _bucket_segments(settings) if cold is None else None
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold or segments, objects=segments)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        try:
-            engine.store.lock(f"pid {os.getpid()}")
-        except DataDirError as error:
-            raise StartRefusal(str(error)) from error
+        comes_from_bucket = bool(settings.bucket) and settings.bucket_takeover and is_empty(str(settings.data_dir))
+        if not comes_from_bucket:
+            _lock(engine)
         try:
             daemon = Daemon(settings, engine, make_app(engine, keys, audit), audit, _listen(settings), segments)
             return await daemon.serve(signals)
         finally:
             engine.store.unlock()
+
+
+def _lock(engine: Engine) -> None:
+    """Lock the data directory. Raises StartRefusal."""
+    try:
+        engine.store.lock(f"pid {os.getpid()}")
+    except DataDirError as error:
+        raise StartRefusal(str(error)) from error
+
+
+def is_empty(root: str) -> bool:
+    """Return True if there is no data directory, or nothing in it but what a file system makes."""
+    try:
+        return not set(os.listdir(root)) - {"lost+found"}
+    except FileNotFoundError:
+        return True
 
 
 def _bucket_segments(settings: Settings) -> BucketSegments | None:
@@ -236,6 +261,8 @@ class Daemon:
         self._segments = segments
         self._archive: Archive | None = None
         self._bases: BaseWriter | None = None
+        self._claim: StartClaim | None = None
+        self._is_fenced = False
         self._failed = False
         self._draining = "requests"
         self._drain_began = self._stage_began = 0.0
@@ -254,12 +281,16 @@ class Daemon:
             storage = await daemon.start(_branch)
             await storage.start(self.engine.run)
             self._make_home()
-            if not await self._recover():
+            claimed = await self._until_stopped(self._claim_bucket)
+            if claimed and self._claim is not None:
+                daemon.start_soon(self._watch_lease, self._claim.lease)
+            if not claimed or not await self._recover():
                 daemon.cancel_scope.cancel()
-                return EXIT_OK
+                return self._stop_code
             archive = await self._make_archive()
             for writer in self.engine.store.writers:
                 storage.start_soon(self._vital, f"wal shard {writer.shard}", writer.run)
+            await self._keep_selected()
             if archive is not None:
                 storage.start_soon(self._restarted, "archive", archive.run)
                 await self._settle_bucket(archive)
@@ -267,6 +298,9 @@ class Daemon:
             background.start_soon(self._restarted, "compactor", self.engine.compactor.run)
             if archive is not None:
                 self._start_bases(background, archive)
+            if archive is not None and not await self._until_stopped(partial(self._archive_recovered, archive)):
+                daemon.cancel_scope.cancel()
+                return self._stop_code
             background.start_soon(self._restarted, "reclaimer", self.engine.reclaimer.run)
             if self.engine.store.tiers.cold is not None:
                 background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
@@ -289,6 +323,10 @@ class Daemon:
             log.info("ready", version=__version__, port=self.port, topics=len(self.engine.registry.topics))
             background.start_soon(trio.to_thread.run_sync, load_late)
             await self._stop.wait()
+            if self._is_fenced:
+                self.engine.start_draining()
+                daemon.cancel_scope.cancel()
+                return self._stop_code
             with trio.move_on_after(self.settings.drain_ms / 1000) as limit:
                 await self._drain(server, background.cancel_scope)
             if limit.cancelled_caught:
@@ -377,6 +415,12 @@ class Daemon:
             except OSError as error:
                 raise StartFailure(f"the data directory cannot be recovered now: {error}") from error
             nursery.cancel_scope.cancel()
+        remote = [topic.name for topic in engine.registry.by_id.values() if topic.is_remote]
+        if remote and not self.settings.bucket:
+            raise StartRefusal(
+                f"topics of this directory have the class remote, which needs a bucket, such as {remote[0]!r} (of "
+                f"{len(remote)}): set TOPICS_BUCKET"
+            )
         log.info(
             "recovered",
             topics=len(engine.registry.topics),
@@ -385,13 +429,35 @@ class Daemon:
         )
         return not self._stop.is_set()
 
+    async def _keep_selected(self) -> None:
+        """Delete what a restore of some topics has left out, at its first start. Raises StartRefusal, StartFailure."""
+        engine, datadir = self.engine, self.engine.store.datadir
+        if not await engine.offload.run(Pool.FILES, partial(engine.fs.exists, datadir.selection_path)):
+            return
+        from topics.bucket.restored.topic_selection import BadSelection, read_selection, remove_selection  # noqa: PLC0415
+
+        try:
+            selection = await engine.offload.run(Pool.FILES, partial(read_selection, engine.fs, datadir))
+            if selection is None:
+                return
+            kept = await engine.keep_only(selection.matches)
+            await engine.offload.run(Pool.FILES, partial(remove_selection, engine.fs, datadir))
+        except BadSelection as error:
+            raise StartRefusal(
+                f"{datadir.selection_path} is damaged: {error}. Restore again; or remove it, and keep all topics"
+            ) from error
+        except (OSError, ApiError) as error:
+            raise StartFailure(f"the topics that the restore leaves out cannot be deleted now: {error}") from error
+        log.info("restored_topics_selected", patterns=list(selection.patterns), **kept._asdict())
+
     def _make_home(self) -> None:
         """Have damage repaired from the bucket, if there is one. Raises StartRefusal."""
         engine = self.engine
         if not self.settings.bucket:
+            self._mend_pointers()
             return
         from topics.bucket.archive import make_objects  # noqa: PLC0415
-        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
         from topics.bucket.repair.bucket_home import BucketHome  # noqa: PLC0415
 
         try:
@@ -401,6 +467,102 @@ class Daemon:
         store = engine.store
         self._home = BucketHome(self._objects, engine.fs, store.datadir, lambda: store.identity, engine.clock)
         store.home = engine.loader.spans.repairs.home = self._home
+        self._mend_pointers()
+
+    def _mend_pointers(self) -> None:
+        """Have pointers to segments in a bucket that are damaged made anew."""
+        if self._segments is None:
+            return
+        from topics.bucket.repair.pointer_home import PointerHome  # noqa: PLC0415
+
+        store = self.engine.store
+        home = PointerHome(
+            self.engine.fs, store.datadir, self._home, self.settings.bucket or "", self._segments.store_at
+        )
+        self._segments.remake = home.pointer
+
+    async def _claim_bucket(self) -> None:
+        """With takeover: become the owner of the bucket before anything is recovered. Raises StartRefusal,
+        StartFailure."""
+        settings, engine = self.settings, self.engine
+        if self._objects is None or not settings.bucket_takeover:
+            return
+        from topics.bucket.archive import lease_terms  # noqa: PLC0415
+        from topics.bucket.object_store import StoreError  # noqa: PLC0415
+        from topics.bucket.offline.bucket_reader import BucketDamaged  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.start_claim import StartClaim  # noqa: PLC0415
+        from topics.bucket.settled_puts import PutGivenUp  # noqa: PLC0415
+
+        status = engine.status
+
+        def show(problem: str, owner: str) -> None:
+            status.not_owner = not_owner(f"this daemon waits for the bucket: {problem}", owner)
+
+        comes_from_bucket = is_empty(engine.store.datadir.root)
+        try:
+            claim = StartClaim(
+                self._objects,
+                lease_terms(settings, os.environ, engine.offload, engine.clock),
+                engine.fs,
+                engine.store.datadir,
+                clock=engine.clock,
+                offload=engine.offload,
+                url=self._url,
+                bucket_url=settings.bucket,
+                take=settings.bucket_take,
+                show=show,
+                copies_all=settings.cold_dir is not None,
+            )
+            await claim.run(is_empty=comes_from_bucket)
+        except (BucketRefused, BucketDamaged) as error:
+            raise StartRefusal(str(error)) from error
+        except (StoreError, PutGivenUp, OSError, ApiError) as error:
+            raise StartFailure(f"the bucket cannot be taken now: {error}") from error
+        if comes_from_bucket:
+            _lock(engine)
+        status.not_owner = None
+        self._claim = claim
+        if self._home is not None:
+            self._home.has_answered = True
+        engine.store.right.lease = claim.lease
+
+    async def _watch_lease(self, lease: Lease) -> None:
+        """When the lease is lost: change nothing any more, answer reads for a while, stop."""
+        while True:
+            if self._stop.is_set():
+                return
+            if not lease.is_held:
+                break
+            await trio.sleep(LEASE_LOOK_S)
+        log.error("lease_lost", reason=lease.reason, owner=lease.successor, grace_s=GRACE_S)
+        self.engine.fence(lease.refusal)
+        self._is_fenced = True
+        await trio.sleep(GRACE_S)
+        self._stop.set()
+
+    async def _until_stopped(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do a part of the start. Return False if a signal to stop came meanwhile: then it is cut short."""
+        async with trio.open_nursery() as nursery:
+
+            async def stopped() -> None:
+                await self._stop.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(stopped)
+            await work()
+            nursery.cancel_scope.cancel()
+        return not self._stop.is_set()
+
+    @property
+    def _stop_code(self) -> int:
+        """The exit code of a stop that does not drain."""
+        return EXIT_NOT_OWNER if self._is_fenced else EXIT_OK
+
+    @property
+    def _url(self) -> str:
+        """Where clients reach this daemon."""
+        return self.settings.advertised_url or f"http://{self.settings.host}:{self.port}"
 
     async def _make_archive(self) -> Archive | None:
         """Make the archive, if there is a bucket. Raises StartRefusal."""
@@ -408,7 +570,7 @@ class Daemon:
         if self._objects is None or self._home is None:
             return None
         from topics.bucket.archive import Archive  # noqa: PLC0415
-        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
         from topics.bucket.repair.bucket_home import LIVE_S  # noqa: PLC0415
 
         self._home.patience_s = LIVE_S
@@ -422,7 +584,10 @@ class Daemon:
                 fs=engine.fs,
                 clock=engine.clock,
                 offload=engine.offload,
-                url=f"http://{self.settings.host}:{self.port}",
+                url=self._url,
+                nonce=self._claim.nonce if self._claim is not None else None,
+                dir_id=self._claim.dir_id if self._claim is not None else None,
+                ownership=self._claim.ownership if self._claim is not None else None,
             )
             await archive.prepare()
         except BucketRefused as error:
@@ -430,7 +595,6 @@ class Daemon:
         except OSError as error:
             raise StartFailure(f"the note about the bucket cannot be read or written: {error}") from error
         engine.compactor.keeper = archive
-        engine.evidence.begin_archive(archive.has)
         engine.metrics.bucket = archive.look
         return archive
 
@@ -456,15 +620,17 @@ class Daemon:
         if self._segments is not None:
             self._segments.own = OwnSegments(archive, bases, settings.bucket).bucket
         repairs, at_start = engine.loader.spans.repairs, engine.store.repairs
-        engine.metrics.bucket = BucketLook(archive, bases, collector, self._objects, repairs, at_start).figures
+        engine.metrics.bucket = BucketLook(
+            archive, bases, collector, self._objects, repairs, at_start, self._segments
+        ).figures
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 
     def _make_completion(self, segments: BucketSegments) -> RestoreCompletion | None:
         """Make what completes a restore, if segments are still in the bucket that the directory was restored from.
         Raises StartRefusal."""
-        from topics.bucket.restore_completion import RestoreCompletion  # noqa: PLC0415
-        from topics.bucket.restore_note import BadRestoreNote, read_restore_note  # noqa: PLC0415
+        from topics.bucket.restored.restore_completion import RestoreCompletion  # noqa: PLC0415
+        from topics.bucket.restored.restore_note import BadRestoreNote, read_restore_note  # noqa: PLC0415
 
         engine = self.engine
         try:
@@ -486,9 +652,23 @@ class Daemon:
             has_room=lambda: engine.store.space.shortage is None,
         )
 
+    async def _archive_recovered(self, archive: Archive) -> None:
+        """With takeover, or topics of the class `remote`: wait until all that was recovered is in the bucket. Before
+        that nobody may see it. Raises StartFailure."""
+        from topics.bucket.archive import ArchiveStopped  # noqa: PLC0415
+
+        engine = self.engine
+        if self._claim is None and not any(topic.is_remote for topic in engine.registry.by_id.values()):
+            return
+        engine.status.phase = "archiving"
+        try:
+            await archive.vouch_for([writer.synced_position()[0] for writer in engine.store.writers])
+        except ArchiveStopped as error:
+            raise StartFailure(f"the bucket cannot get what was recovered: {error}") from error
+
     async def _settle_bucket(self, archive: Archive) -> None:
         """Give the bucket some time to refuse the start. Raises StartRefusal."""
-        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
 
         try:
             await archive.settle_start()
@@ -536,6 +716,7 @@ class Daemon:
         self._enter_stage("commits in flight")
         await self.engine.quiesce()
         self.engine.ceilings.lower_all()
+        self.engine.ceilings.lower_bucket_ceilings()
         await self.engine.announce_last_checkpoint()
         for writer in self.engine.store.writers:
             self._enter_stage(f"wal shard {writer.shard}")

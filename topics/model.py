@@ -20,7 +20,14 @@ MAX_U64: Final = 2**64 - 1
 
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
-Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+Durability = Literal["ephemeral", "memory", "disk", "fsync", "remote"]
+
+SYNCED_CLASSES: Final = frozenset({"fsync", "remote"})
+"""Classes whose changes are synced before they are acked. They reserve no seqs."""
+
+Consistency = Literal["eventual", "strong", "remote"]
+"""What a watcher gets: whatever is visible, what is synced, or what is in the bucket."""
+
 Retention = Literal["limits", "consumed"]
 Scope = Literal["queued", "unfinished", "window"]
 OrderBy = Literal["tag", "node"]
@@ -85,6 +92,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     segment_max_age_ms: int | None = None
     evidence: bool = False
     """Whether it keeps a Merkle tree (`docs/spec/evidence.md` section 1)."""
+    keep_per_tag: int = 0
+    null_ttl_ms: int = 86_400_000
 
     def __hash__(self) -> int:  # a schema cannot be hashed
         return hash((self.type, self.ttl_ms, self.cap_records, self.cap_bytes, self.durability, self.dead_letter))
@@ -123,6 +132,8 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     segment_max_bytes: int | UnsetType | None = UNSET
     segment_max_age_ms: int | UnsetType | None = UNSET
     evidence: bool | UnsetType = UNSET
+    keep_per_tag: int | UnsetType = UNSET
+    null_ttl_ms: int | UnsetType = UNSET
 
 
 class UniqueIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -494,7 +505,7 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_tags: bool = False
     include_meta: bool = True
     include_data: bool = True
-    strong: bool = False
+    consistency: Consistency = "eventual"
     lenient: bool = False
     create: bool = False
     """Wait for topics that do not exist yet."""
@@ -640,6 +651,29 @@ class ClaimResult(NamedTuple):
     wants_results: bool = False
 
 
+class LatestRequest(NamedTuple):
+    """Which newest records to read: those of the tags that begin with `prefix` and come behind `after`, in order, at
+    most `page_size` of about `max_batch_bytes` in all."""
+
+    prefix: str
+    after: str | None
+    page_size: int
+    max_batch_bytes: int
+    include_tags: bool = True
+    include_meta: bool = True
+
+
+class NewestRecords(NamedTuple):
+    """A page of newest records. `records` is their JSON, joined by commas; `next_after` is the tag after which the next
+    page begins, None if there is none. Changes after `head_seq` may be missing in it."""
+
+    topic: str
+    epoch: int
+    records: bytes
+    head_seq: int
+    next_after: str | None
+
+
 JobStateName = Literal["ready", "in_flight", "delayed"]
 """The states of jobs that are not dead, as clients name them."""
 
@@ -772,6 +806,8 @@ class TopicState(msgspec.Struct, kw_only=True):
     count: int
     bytes: int
     synced_seq: int
+    bucket_seq: int | UnsetType = UNSET
+    """The highest seq that a round in the bucket has; UNSET without a bucket."""
     config: TopicConfig
     effective_priority: int
     last_write_ts: int | None

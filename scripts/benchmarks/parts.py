@@ -29,6 +29,7 @@ from benchmarks import (
     selective,
     small,
     spark,
+    tables,
     watch,
     ws,
 )
@@ -353,6 +354,14 @@ _ALL = (
         minutes=0.8,
     ),
     Part(
+        "tables",
+        "Tables",
+        "Topics with `keep_per_tag`: a table that is overwritten ten times, its space, its memory and its pages.",
+        tables.run,
+        (),
+        minutes=12,
+    ),
+    Part(
         "cold",
         "Cold segments",
         "Appends and long polls while eight readers go through segments in a cold store: a directory, the same with"
@@ -396,7 +405,7 @@ _ALL = (
             ),
             "restore-large",
         ),
-        minutes=8.0,
+        minutes=12.0,
     ),
     Part(
         "recovery",

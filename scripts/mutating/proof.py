@@ -64,10 +64,22 @@ SERVER_TESTS: Final = (
     "http/connections/test_crowds.py",
 )
 
+TABLE_TESTS: Final = (
+    "log/tables/test_kept_tags.py",
+    "engine/tables/test_tables_in_flight.py",
+    "engine/tables/test_latest_reads.py",
+    "engine/tables/test_tables_model.py",
+)
+
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "topics/engine/engine.py": TABLE_TESTS,
+    "topics/engine/tables/kept_records.py": TABLE_TESTS,
+    "topics/log/tables/kept_tags.py": TABLE_TESTS,
+    "topics/engine/operations/latest_reads.py": TABLE_TESTS,
     "topics/engine/operations/unique_jobs.py": ("engine/queues/test_unique_jobs.py",),
     "topics/queue/unique_keys.py": ("queue/test_unique_keys.py", "engine/queues/test_unique_jobs.py"),
     "topics/engine/operations/append.py": (
+        *TABLE_TESTS,
         "engine/queues/test_unique_jobs.py",
         "engine/test_commit.py",
         "engine/operations/test_append_turns.py",
@@ -96,7 +108,10 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_unguarded_rules.py",
     ),
     "topics/engine/queues/completions.py": ("engine/queues/test_completions.py",),
-    "topics/engine/operations/member_commits.py": ("engine/redrives/test_redrives.py",),
+    "topics/engine/operations/member_commits.py": (
+        *TABLE_TESTS,
+        "engine/redrives/test_redrives.py",
+    ),
     "topics/engine/queues/job_changes.py": ("engine/queues/test_job_changes.py",),
     "topics/queue/key_limit.py": (
         "queue/test_key_limit_cancels.py",
@@ -235,6 +250,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_unguarded_rules.py",
     ),
     "topics/storage/recovery/topic_replay.py": (
+        *TABLE_TESTS,
         "engine/operations/test_delete_ranges.py",
         "engine/consumers/test_consumer_calls.py",
         "simulation/test_recovery_rules.py",
@@ -258,6 +274,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/storage/segments/segment_reader.py": ("simulation/test_shortened_segments.py",),
     "topics/storage/segments/segment_scan.py": ("storage/segments/test_segment_scan.py",),
     "topics/storage/cache/span_loader.py": (
+        *TABLE_TESTS,
         "simulation/test_shortened_segments.py",
         "storage/cache/test_tag_loads.py",
         "engine/operations/test_tags_in_files.py",

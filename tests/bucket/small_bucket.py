@@ -45,7 +45,7 @@ from topics.bucket.object_names import (
     segment_name,
 )
 from topics.bucket.object_store import ObjectExists
-from topics.bucket.owner_format import BucketFormat, Owner, encode_format, encode_owner
+from topics.bucket.ownership.owner_format import BucketFormat, Owner, encode_format, encode_owner
 from topics.bucket.round_format import NO_HASH, RoundHead, Run, decode_round, encode_round
 from topics.log.span import DELETED
 from topics.storage.files.datadir import parse_segment_file, parse_wal_name, wal_path
@@ -201,6 +201,10 @@ class SmallBucket:
     def round_of_file(self, shard: int, ordinal: int) -> int:
         """The round with the first byte of a file."""
         return self.begins[shard, ordinal]
+
+    async def begin_anew(self, reason: str) -> None:
+        """No round is missing here."""
+        raise AssertionError(reason)
 
     async def note_base(self, _number: int) -> None:
         """Nothing is done."""

@@ -25,7 +25,7 @@ from tests.simulation.disk import SimFs
 from topics.bucket import archive as archive_module
 from topics.bucket import log_reader, place_search
 from topics.bucket.object_names import round_name
-from topics.bucket.ownership import BucketRefused
+from topics.bucket.ownership.owner_object import BucketRefused
 from topics.model import RouterPatch
 
 pytestmark = pytest.mark.trio
@@ -209,17 +209,21 @@ async def test_after_a_kill_within_a_cut_the_empty_round_of_the_epoch_ends_no_cu
     assert heads[-1].ends_cut
 
 
-async def test_the_bucket_away_under_load_and_back(autojump_clock: Any) -> None:
+@pytest.mark.parametrize("seconds", [50, pytest.param(3600, marks=pytest.mark.slow)])
+async def test_the_bucket_away_under_load_and_back(seconds: int, autojump_clock: Any) -> None:
     objects, fs = SimObjects(), SimFs()
     async with archived(objects, fs=fs) as life:
         await life.put("a")
         await life.archived()
         objects.faults = lambda op, name: SimFault.BEFORE
-        for i in range(50):
+        count = 50 if seconds < 3600 else 600
+        for i in range(count):
             await life.append("a", i)
-            await trio.sleep(1)
+            if i % 20 == 10:
+                await life.compactor.checkpoint()
+            await trio.sleep(seconds / count)
         assert life.archive.look().state == "waiting"
-        assert life.archive.look().lag_ms > 40_000
+        assert life.archive.look().lag_ms > 800 * seconds
         assert life.archive.look().lag_bytes > 1000
         objects.faults = lambda op, name: None
         await trio.sleep(60)

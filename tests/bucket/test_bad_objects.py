@@ -231,7 +231,7 @@ def test_a_bitmap_that_is_longer_than_its_segment_is_refused_before_it_is_spread
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base_pages, "_seqs_of", seqs_of)
         with pytest.raises(BucketDamaged, match="slots"):
-            BasePages(reader, base, leaves=True).load(*base.body.pages[0])
+            BasePages(reader, base, leaves=lambda _: True).load(*base.body.pages[0])
     assert max(spread, default=0) < 1 << 20
 
 

@@ -38,7 +38,7 @@ from topics.errors import ApiError
 from topics.model import Performance, ReadRequest
 from topics.storage.files.datadir import parse_segment_file, segment_name
 from topics.storage.offline.verify import Verification
-from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer
+from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer, decode_pointer
 from topics.storage.segments.segment_reader import scan_segment
 from topics.storage.segments.segment_store import DirectorySegmentStore
 from topics.storage.segments.topic_segments import Segment
@@ -211,9 +211,70 @@ def test_verify_checks_pointers_and_says_where_the_segments_are(bucket: ColdBuck
     assert f"{len(firsts)} segments are in {URL}" in problems()[0][1]
     path = f"{ROOT}/topics/{1:016x}/{segment_name(firsts[0], 'object')}"
     world.fs.flip_bit(path, 20, 1)
-    assert any(severity == "damage" and "nothing else says" in problem for severity, problem in problems())
+    assert any(severity == "damage" and "a read makes it anew" in problem for severity, problem in problems())
     world.fs.unlink(path)
     assert any(severity == "damage" and "in the cold directory" in problem for severity, problem in problems())
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "unlink"])
+def test_a_pointer_that_is_damaged_or_missing_is_made_anew_when_it_is_needed(bucket: ColdBucket, damage: str) -> None:
+    world = World(config=IN_BUCKET)
+
+    async def script(life: Life, client: Client) -> None:
+        await with_cold(life, client)
+        segment = cold(life)[0]
+        path = f"{ROOT}/topics/{segment.topic_id:016x}/{segment_name(segment.first, 'object')}"
+        before = life.fs.read(path)
+        if damage == "flip":
+            life.fs.flip_bit(path, 20, 1)
+        elif damage == "cut":
+            with life.fs.open(path) as file:
+                file.truncate(7)
+        else:
+            life.fs.unlink(path)
+        store = bucket.of(life.fs)
+        asked: list[tuple[int, int]] = []
+        name = segment_name(segment.first, "data")
+
+        def remade(topic_id: int, first: int) -> SegmentPointer | None:
+            asked.append((topic_id, first))
+            return decode_pointer(before) if len(asked) > 1 else None
+
+        store.remake = remade
+        for _ in range(2):  # nobody is asked again at once
+            with pytest.raises(OSError, match=r"no file|damaged"):
+                store.read_range(segment.topic_id, name, 0, 10)
+        assert len(asked) == 1
+        store._not_remade.clear()
+        assert len(store.read_range(segment.topic_id, name, 0, 10)) == 10
+        assert (life.fs.read(path), store.remade, asked) == (before, 1, [(segment.topic_id, segment.first)] * 2)
+        assert len(store.read_range(segment.topic_id, name, 10, 10)) == 10
+        assert len(asked) == 2
+
+    live(world, script)
+
+
+def test_a_pointer_whose_segment_goes_meanwhile_is_not_made_anew(bucket: ColdBucket) -> None:
+    world = World(config=IN_BUCKET)
+
+    async def script(life: Life, client: Client) -> None:
+        await with_cold(life, client)
+        segment = cold(life)[0]
+        path = f"{ROOT}/topics/{segment.topic_id:016x}/{segment_name(segment.first, 'object')}"
+        pointer = decode_pointer(life.fs.read(path))
+        life.fs.flip_bit(path, 20, 1)
+        store = bucket.of(life.fs)
+
+        def remade(topic_id: int, first: int) -> SegmentPointer | None:
+            store.forget(topic_id, first)
+            return pointer
+
+        store.remake = remade
+        with pytest.raises(FileNotFoundError):
+            store.read_range(segment.topic_id, segment_name(segment.first, "data"), 0, 10)
+        assert not life.fs.exists(path)
+
+    live(world, script)
 
 
 # ----------------------------------------------------------------- deletions

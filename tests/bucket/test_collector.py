@@ -3,6 +3,7 @@ histories."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,7 +22,13 @@ from topics.bucket.bases.collector import BucketCollector, NotOwner
 from topics.bucket.bases.retention import Kept
 from topics.bucket.container import BadObject
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name
-from topics.bucket.owner_format import decode_owner, encode_owner
+from topics.bucket.object_store import ObjectMissing
+from topics.bucket.offline.bucket_check import BucketCheck
+from topics.bucket.offline.bucket_reader import BucketReader
+from topics.bucket.offline.bucket_restore import Workers
+from topics.bucket.offline.restore_target import choose_target
+from topics.bucket.ownership.owner_format import decode_owner, encode_owner
+from topics.bucket.ownership.owner_object import BucketRefused
 from topics.bucket.pin_format import Pin, encode_pin
 from topics.bucket.round_format import decode_round
 
@@ -104,7 +111,7 @@ async def test_a_new_history_begins_with_a_base(autojump_clock: Any) -> None:
         assert await bases.try_take()
         first = bases_of(objects)
         assert bases.has_base
-        await life.archive._give_up("a test")
+        await life.archive.begin_anew("a test")
         await trio.sleep(60)
         assert life.archive.epoch == 2
         look = look_for(life, bases)
@@ -256,14 +263,42 @@ async def test_a_pass_looks_at_a_bounded_number_of_old_rounds(
         monkeypatch.setattr("topics.bucket.bases.collector.MOST_PER_PASS", 1500)
         monkeypatch.setattr(collector, "_epoch_beginnings", none)
         assert await collector._old_rounds(Kept(frozenset(), 3000, ())) == [], "the next start reads all of them"
-        life.archive.noted_round = 5000
+        life.archive._noted.round = 5000
         objects.calls.clear()
         found = await collector._old_rounds(Kept(frozenset(), 3000, ((500, 999),)))
         assert sum(op == "list" for op, _ in objects.calls) == 2
         assert set(found) <= {round_name(number) for number in range(3000) if not 500 <= number <= 999}
         assert len(found) == 1499, "all but the first of its epoch"
-        life.archive.noted_round = 5000
+        life.archive._noted.round = 5000
         assert len(await collector._old_rounds(Kept(frozenset(), 140, ()))) >= 39
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_a_directory_without_topics_does_not_take_a_bucket_that_has_some(
+    damaged: bool, autojump_clock: Any
+) -> None:
+    objects, other = SimObjects(), SimFs()
+    async with archived(objects, CONFIG) as life, trio.open_nursery() as nursery:
+        bases = bases_for(life)
+        nursery.start_soon(bases.run)
+        await trio.sleep(5)  # nothing yet, so that a new directory may come
+        nursery.cancel_scope.cancel()
+    assert decode_owner(objects.objects["owner"]).state == "free"
+    assert any(name.startswith("bases/") for name in objects.objects)
+    async with archived(objects, CONFIG, fs=SimFs(1)) as life:
+        await life.put("a", durability="fsync")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bases_for(life).run)
+            await trio.sleep(5)
+            nursery.cancel_scope.cancel()
+    if damaged:
+        objects._set(max(name for name in objects.objects if name.startswith("bases/")), b"damaged")
+    with pytest.RaisesGroup(pytest.RaisesExc(BucketRefused, match="this one has none: is its disk mounted")):
+        async with archived(objects, CONFIG, fs=other):
+            raise AssertionError("it has started")
+    taking = bucket_settings(bucket_take=True)
+    async with archived(objects, taking, fs=other.after_process_kill()) as life:
+        assert life.archive.epoch == 3
 
 
 async def test_nothing_is_deleted_by_another_than_the_owner(autojump_clock: Any) -> None:
@@ -339,6 +374,68 @@ async def test_what_a_base_that_is_being_made_has_put_is_no_garbage(autojump_clo
         assert {name for name in put if not name.startswith("rounds/")} <= objects.objects.keys()
         assert await bases.try_take()
         check_rounds(objects, bases_of(objects)[-1])
+
+
+async def test_a_round_that_the_bucket_has_lost_is_noticed_by_the_next_base_and_a_history_begins(
+    autojump_clock: Any,
+) -> None:
+    objects = SimObjects()
+    async with archived(objects, CONFIG) as life:
+        await life.put("a", durability="fsync")
+        await life.append("a", *range(30))
+        bases = bases_for(life)
+        assert await bases.try_take()
+        before = bases_of(objects)[-1]
+        for _ in range(4):
+            await life.append("a", *range(5))
+            lost = await life.archived()
+        await life.append("a", 1)
+        await life.archived()
+        objects.delete([round_name(lost)])
+        assert not await bases.try_take()
+        await trio.sleep(60)
+        assert life.archive.epoch == 2
+        assert await bases.try_take()
+        newest = bases_of(objects)[-1]
+        assert newest > lost > before
+        check_rounds(objects, newest)
+        await life.append("a", 2)
+        await life.archived()
+        assert await bases.try_take()
+    assert choose_target(BucketReader(objects)).base > newest
+    found = {one.name for one in BucketCheck(BucketReader(objects), Workers(1)).findings()}
+    assert found <= {round_name(lost), round_name(lost + 1)}
+
+
+@pytest.mark.parametrize("kind", ["segments/", "packs/"])
+async def test_what_the_bucket_has_lost_is_noticed_by_the_collector_and_put_again(
+    kind: str, autojump_clock: Any
+) -> None:
+    objects = SimObjects()
+    async with archived(objects, CONFIG) as life:
+        await life.put("a", durability="fsync")
+        await life.append("a", *range(100))
+        bases = bases_for(life)
+        collector = collector_for(life, bases)
+        assert await bases.try_take()
+        await life.append("a", *range(3))
+        assert await bases.try_take()
+        named = sorted(name for name in check_bucket(objects, bases_of(objects)[-1]).named if name.startswith(kind))
+        victim = named[0]
+        objects.delete([victim])
+        with suppress(ObjectMissing):  # nothing goes if a page cannot be read
+            await collector.pass_over()
+        assert victim in bases.lost
+        await life.append("a", 4)
+        assert await bases.try_take()
+        check_bucket(objects)
+        assert not bases.lost
+        made = bases.made
+        with suppress(ObjectMissing):
+            await collector.pass_over()
+        assert not bases.lost
+        assert await bases.try_take()
+        assert bases.made == made, "the bases before may lack it still, which makes none due"
 
 
 async def test_packs_with_deleted_bytes_are_packed_again(autojump_clock: Any) -> None:

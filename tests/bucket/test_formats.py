@@ -3,6 +3,7 @@ else is refused."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import cbor2
@@ -26,9 +27,16 @@ from topics.bucket.base_format import (
     encode_page,
     open_blob,
 )
-from topics.bucket.container import BadObject, deflated, inflated, open_container, seal
+from topics.bucket.container import MANY_BYTES, BadObject, deflated, inflated, open_container, seal
 from topics.bucket.object_names import PackName, SegmentName
-from topics.bucket.owner_format import BucketFormat, Owner, decode_format, decode_owner, encode_format, encode_owner
+from topics.bucket.ownership.owner_format import (
+    BucketFormat,
+    Owner,
+    decode_format,
+    decode_owner,
+    encode_format,
+    encode_owner,
+)
 from topics.bucket.round_format import NO_HASH, RoundHead, Run, decode_round, encode_round
 
 HASH = bytes(range(32))
@@ -120,7 +128,7 @@ VALUES = st.recursive(
 )
 
 
-@given(header=VALUES, body=st.binary(max_size=50) | VALUES.map(cbor2.dumps).map(deflated))
+@given(header=VALUES, body=st.binary(max_size=50) | VALUES.map(lambda value: deflated([cbor2.dumps(value)])))
 def test_objects_that_an_adversary_has_sealed_are_refused_in_words(header: object, body: bytes) -> None:
     for magic, decode in ((b"TOPICSR1", decode_round), (b"TOPICSB1", decode_base)):
         with pytest.raises(BadObject):
@@ -195,10 +203,10 @@ def test_topics_and_segments_that_cannot_be_are_refused_where_they_are_named(top
 
 
 def test_nothing_is_inflated_beyond_its_size() -> None:
-    assert inflated(deflated(bytes(1 << 20)), 1 << 20) == bytes(1 << 20)
+    assert inflated(deflated([bytes(1 << 20)]), 1 << 20) == bytes(1 << 20)
     for size in (0, 1, (1 << 20) - 1, (1 << 20) + 1):
         with pytest.raises(BadObject):
-            inflated(deflated(bytes(1 << 20)), size)
+            inflated(deflated([bytes(1 << 20)]), size)
     with pytest.raises(BadObject):
         inflated(b"no frame", 3)
 
@@ -232,3 +240,14 @@ def test_owner_and_format_come_back_and_nothing_else_does() -> None:
     for blob in (b"", b"{}", b'{"bucket":2,"id":"x"}'):
         with pytest.raises(BadObject):
             decode_format(blob)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, MANY_BYTES - 1, MANY_BYTES, 2 * MANY_BYTES + 7])
+def test_parts_are_compressed_as_one_whatever_their_number_is(size: int) -> None:
+    data = random.Random(size).randbytes(1000) * (size // 1000 + 1)
+    data = data[:size]
+    for parts in ([data], [data[:7], b"", data[7:]], []):
+        found = deflated(parts)
+        assert inflated(found, size if parts else 0) == (data if parts else b"")
+        assert len(found) < 2000 + size // 100
+    assert deflated([data]) == deflated([data])

@@ -30,11 +30,13 @@ from topics.bucket.offline.bucket_restore import BucketRestore, RestoreSource, W
 from topics.bucket.offline.restore_target import choose_target
 from topics.bucket.pin_format import decode_pin
 from topics.bucket.pins import PIN_MS, pinned, renew_pin
-from topics.bucket.restore_completion import RestoreCompletion
-from topics.bucket.restore_note import BadRestoreNote, read_restore_note
+from topics.bucket.repair.pointer_home import PointerHome
+from topics.bucket.restored.restore_completion import RestoreCompletion
+from topics.bucket.restored.restore_note import BadRestoreNote, read_restore_note
 from topics.daemon import Daemon
 from topics.storage.files.datadir import DataDir, parse_segment_file
 from topics.storage.offline.verify import Verification
+from topics.storage.segments.segment_pointer import decode_pointer
 
 URL = "s3://source/prefix"
 PIN = "p" * 32
@@ -55,6 +57,14 @@ def kinds(fs: SimFs, kind: str) -> list[str]:
     """The files of segments of a kind."""
     found = ((path, parse_segment_file(path.rpartition("/")[2])) for path in fs.tree())
     return [path for path, one in found if one is not None and one[1] == kind]
+
+
+def place_of(path: str) -> tuple[int, int]:
+    """Topic id and first seq of a file of a segment."""
+    *_, topic, name = path.split("/")
+    found = parse_segment_file(name)
+    assert found is not None
+    return int(topic, 16), found[0]
 
 
 @pytest.fixture
@@ -225,6 +235,31 @@ def test_a_bucket_that_does_not_answer_delays_the_way_home_and_nothing_else(buck
         bucket.objects.faults = lambda op, name: None
         assert (await completion.pass_over()).left == 0
         assert world.fs.exists(life.store.datadir.restore_path)
+
+    live(world, script)
+
+
+def test_a_damaged_pointer_keeps_the_pin_until_it_is_made_anew(bucket: SmallBucket) -> None:
+    number = list(archived(bucket))[-1]
+    world = World(config=LAZY, fs=lazily_restored(bucket.objects, number), now_ms=bucket.now_ms[number])
+
+    async def script(life: Life) -> None:
+        pointers = kinds(life.fs, "object")
+        victim = pointers[len(pointers) // 2]
+        intact = life.fs.read(victim)
+        life.fs.flip_bit(victim, 20, 1)
+        store = life.store.tiers.objects
+        assert isinstance(store, BucketSegments)
+        completion = completion_of(life)
+        assert (await completion.pass_over()).left == 1
+        assert kinds(life.fs, "object") == [victim]
+        store._not_remade.clear()
+        home = PointerHome(life.fs, life.store.datadir, None, "", store.store_at)
+        store.remake = home.pointer
+        found = home.pointer(*place_of(victim))
+        assert found == decode_pointer(intact)
+        assert (await completion.pass_over()).left == 0
+        assert not kinds(life.fs, "object")
 
     live(world, script)
 

@@ -76,6 +76,49 @@ def test_a_restored_directory_is_whole_and_a_daemon_serves_it(topics: CommandLin
     assert not (data / "RESTORED").exists()
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_a_restore_of_some_topics_has_those_when_a_daemon_is_ready(
+    topics: CommandLine, url: str, root: Path, tmp_path: Path, full: bool
+) -> None:
+    data = tmp_path / "daemon" / "data"
+    data.parent.mkdir()
+    done = topics("restore", url, "--data-dir", str(data), "--topic", "dis?", "--topic", "fs*", *["--full"] * full)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "it has all topics until a daemon is started" in done.stdout
+    moved = len(list(data.rglob("*.object")))
+    assert f"{moved} segments are still in the bucket" in done.stdout
+    assert bool(list(data.rglob("*.tags"))) == full, "those of the chosen topics are here"
+    assert len(list((root / "pins").iterdir())) == 1
+    checked = topics("verify", str(data))
+    assert checked.returncode == 0, checked.stdout
+    assert "the first start deletes topics that it does not name" in checked.stdout
+    daemon = Daemon(data.parent, port=free_port())
+    try:
+        with closing(daemon.start()) as client:
+            assert {one["topic"] for one in client.get("/v0/topics").json()["topics"]} == {"disk", "fsync"}
+            assert not (data / "meta" / "restore-topics").exists()
+            assert client.get("/v0/topics/disk/diff?from_seq=0").json()["records"]
+            until(lambda: not (data / "meta" / "restore").exists(), within_s=60)
+    finally:
+        daemon.kill()
+    assert not list(root.glob("pins/*"))
+    refused = topics("restore", url, "--data-dir", str(tmp_path / "no"), "--topic", "Disk")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "no topic matches Disk" in refused.stderr
+    assert "--topic: a pattern has 0 characters" in topics("restore", url, "--data-dir", "no", "--topic", "").stderr
+    assert not list(tmp_path.glob("no*"))
+    assert not list(root.glob("pins/*"))
+
+
+def test_a_damaged_choice_of_topics_refuses_the_start(topics: CommandLine, url: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    topics.json("restore", url, "--data-dir", str(data), "--topic", "disk")
+    (data / "meta" / "restore-topics").write_text("{}")
+    started = topics("serve", "--data-dir", str(data), "--port", "0")
+    assert started.returncode == 2
+    assert "restore-topics is damaged: it is malformed" in started.stderr
+
+
 def test_status_ls_and_verify_of_a_whole_bucket(topics: CommandLine, url: str, root: Path) -> None:
     status = topics("bucket", "status", url)
     assert status.returncode == 0

@@ -57,8 +57,32 @@ def test_create(options: list[str], body: dict[str, Any], here: InProcess) -> No
     assert here.daemon.asked[0].body == {"topic": "jobs", "record": record} | body
 
 
+def test_the_record_has_what_a_record_of_an_append_has(here: InProcess) -> None:
+    here.daemon.on("PUT", f"{WHERE}/nightly", NIGHTLY)
+    options = ["--every", "1m", "--tag", "x", "--node", "n", "--meta", "a=b", "--meta", "c=d", "--delay", "2s"]
+    options += ["--priority", "7", "--unique-key", "k", "--unique-scope", "window", "--unique-window", "1h"]
+    assert here("schedule", "create", "nightly", "jobs", "1", *options).code == 0
+    assert here.daemon.asked[0].body["record"] == {
+        "data": 1,
+        "tag": "x",
+        "node": "n",
+        "meta": {"a": "b", "c": "d"},
+        "delay_ms": 2000,
+        "priority": 7,
+        "unique": {"key": "k", "scope": "window", "window_ms": 3_600_000},
+    }
+
+
 @pytest.mark.parametrize(
-    "arguments", [("1",), ("1", "--cron", "* * * * *", "--every", "1m"), ("{", "--every", "1m"), ("1", "--every", "99")]
+    "arguments",
+    [
+        ("1",),
+        ("1", "--cron", "* * * * *", "--every", "1m"),
+        ("{", "--every", "1m"),
+        ("1", "--every", "99"),
+        ("1", "--every", "1m", "--unique-scope", "queued"),
+        ("1", "--every", "1m", "--priority", "10"),
+    ],
 )
 def test_create_refuses_what_cannot_be(arguments: tuple[str, ...], here: InProcess) -> None:
     assert here("schedule", "create", "s", "jobs", *arguments).code == 2

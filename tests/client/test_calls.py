@@ -21,6 +21,7 @@ from topics.client import (
     evidence_calls,
     group_calls,
     job_calls,
+    latest_calls,
     pause_calls,
     redrive_calls,
     schedule_calls,
@@ -36,7 +37,17 @@ every_call = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def makers() -> dict[str, Callable[..., Any]]:
     """The functions that make a call."""
-    modules = calls, consumer_calls, evidence_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
+    modules = (
+        calls,
+        consumer_calls,
+        evidence_calls,
+        group_calls,
+        job_calls,
+        latest_calls,
+        pause_calls,
+        redrive_calls,
+        schedule_calls,
+    )
     found = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     return {
         name: function

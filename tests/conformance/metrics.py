@@ -40,6 +40,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "topic_queue_in_flight": ("gauge", {"topic"}),
     "topic_queue_delayed": ("gauge", {"topic"}),
     "topic_queue_paused": ("gauge", {"topic"}),
+    "topic_queue_dead_lettered": ("counter", {"topic"}),
     "topic_metrics_truncated": ("gauge", set()),
     "wal_frames": ("counter", set()),
     "wal_batches": ("counter", set()),

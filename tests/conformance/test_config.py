@@ -39,10 +39,12 @@ DEFAULTS: dict[str, Any] = {
     "segment_max_events": None,
     "segment_max_bytes": None,
     "segment_max_age_ms": None,
+    "keep_per_tag": 0,
+    "null_ttl_ms": 86400000,
 }
 U64_MAX = 2**64 - 1
 NUMBERS = ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"]
-NUMBERS += ["priority_aging_ms", "max_in_flight"]
+NUMBERS += ["priority_aging_ms", "max_in_flight", "keep_per_tag", "null_ttl_ms"]
 BOOLEANS = ["durable", "auto_priority", "auto_create", "dedupe_node", "leases_durable"]
 
 

@@ -84,11 +84,13 @@ def test_a_paused_group_gives_nothing(client: Client, topic: str) -> None:
     assert (paused["group"], paused["queue"]["paused"]) == ("g", True)
     answer = body_of(say(client, topic, "claim"))
     assert (answer["paused"], answer["count"]) == (True, 0)
+    assert metric(client, "group_paused", topic=topic, group="g") == 1
     assert body_of(client.post(path(topic, "g", "resume")))["queue"]["paused"] is False
     assert claim(client, topic) == [1]
     body_of(say(client, topic, "nack", seqs=[1], error="later"))
     state = body_of(client.get(path(topic)))
     assert (state["queue"]["delayed"], state["retry"]["delay_ms"], state["rate"]["jobs"]) == (1, 60_000, 5)
+    assert metric(client, "group_delayed", topic=topic, group="g") == 1
 
 
 def test_groups_are_of_logs(client: Client, topic: str) -> None:

@@ -46,6 +46,7 @@ from topics.engine.operations.append import Appends
 from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
 from topics.engine.operations.fence_removal import FenceRemovals
+from topics.engine.operations.latest_reads import LatestReads
 from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
 from topics.engine.operations.stage_lifecycle import StageLifecycle
@@ -62,6 +63,7 @@ from topics.engine.redrives.redrives import Redrives
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.schedules.firings import Firings
 from topics.engine.schedules.schedule_calls import ScheduleCalls
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic_states import TopicStates
 from topics.runtime.turns import Turns
 from topics.sched.governor import Governor
@@ -113,6 +115,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     StageLifecycle: ("append", "delete"),
     StageCommits: ("commit",),
     Transactions: ("append",),
+    TopicTables: ("trim", "trim_all"),
     RouterLifecycle: ("catch_up", "delete", "put"),
     QueueCalls: (
         "ack",
@@ -163,6 +166,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     Deletions: ("is_ready",),
     Reads: ("read", "record", "wait_for_news"),
     EvidenceCalls: ("checkpoint", "consistency", "inclusion"),
+    LatestReads: ("one", "page"),
     Exports: ("open",),
     TopicStates: ("of", "page"),
     EngineMetrics: ("figures",),
@@ -189,8 +193,9 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
         "check_caps",
         "check_quota",
         "create",
-        "decided_watermark",
+        "decided_removals",
         "expire_all",
+        "foreseen_watermark",
         "inline_config",
         "is_loaded",
         "quota_left",
@@ -199,6 +204,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     StageLifecycle: ("drop_damaged", "ended", "expire", "forget"),
     StageCommits: ("ended", "expire"),
     Transactions: ("expire",),
+    TopicTables: ("null_frames", "prepare", "restore", "settle"),
     RouterLifecycle: ("adopt", "forget_topic", "samples"),
     QueueCalls: ("figures", "look_after", "look_after_one", "state", "sweep"),
     GroupCalls: ("adopt_all", "samples"),
@@ -208,7 +214,6 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
     UniqueJobs: ("adopt_all", "begin", "judged", "nothing_stored", "publish"),
-    EvidenceCalls: ("begin_archive",),
     HomeMoves: ("bring", "bring_all", "needed"),
 }
 """What only the engine and its parts call, on behalf of the others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -55,8 +56,8 @@ def records_of(client: Client, topic: str) -> list[tuple[int, Any]]:
 def commands() -> list[list[str]]:
     """The commands of the chapter about a lost machine."""
     chapter = OPERATIONS.read_text().partition("\n## 14. ")[2]
-    found = [line.split()[1:] for line in chapter.splitlines() if line.startswith("    topics ")]
-    assert [words[0] for words in found] == ["bucket", "bucket", "restore", "verify", "bucket", "restore"]
+    found = [shlex.split(line)[1:] for line in chapter.splitlines() if line.startswith("    topics ")]
+    assert [words[0] for words in found] == ["bucket", "bucket", "restore", "verify", "bucket", "restore", "restore"]
     return found
 
 
@@ -89,10 +90,11 @@ def test_what_was_archived_is_served_after_the_machine_is_lost(daemon: Daemon, b
     assert (verified.returncode, verified.stderr) == (0, ""), verified.stdout
     root = tmp_path / "second"
     root.mkdir()
-    places = {"s3://archive/main": url, "/var/lib/topics": str(root / "data"), "/srv/before": str(tmp_path / "before")}
+    places = {"s3://archive/main": url, "/var/lib/topics": str(root / "data")}
+    places |= {f"/srv/{name}": str(tmp_path / name) for name in ("before", "orders")}
     cut = archived(topics, url)["last_round_ms"]
     for command in commands():
-        done = topics(*(places.get(word, str(cut) if "T" in word else word) for word in command))
+        done = topics(*(places.get(word, str(cut) if word.startswith("2026") else word) for word in command))
         assert done.returncode == 0, (command, done.stdout, done.stderr)
     second = Daemon(root, port=free_port())
     try:

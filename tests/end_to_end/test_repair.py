@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.test_cold_bucket import SMALL, daemon_with_bucket, files
+from tests.cli.command_line import CommandLine
+from tests.end_to_end.test_cold_bucket import SMALL, daemon_with_bucket, files, make_cold
 from tests.end_to_end.test_cold_hangs import append, hang, metric, until
 from tests.end_to_end.test_sigkill import Client, Daemon
 
@@ -34,7 +35,7 @@ def archive(daemon: Daemon) -> None:
     until(lambda: len(list(segments.rglob("*.tags"))) >= len(files(daemon, "tags")), "the segments are not put")
     put_ns = max(path.stat().st_mtime_ns for path in segments.rglob("*.tags"))
     until(
-        lambda: any(path.stat().st_mtime_ns > put_ns for path in bases.iterdir() if path.name.isdigit()),
+        lambda: any(path.stat().st_mtime_ns > put_ns for path in bases.glob("*") if path.name.isdigit()),
         "no base has the segments",
     )
 
@@ -181,3 +182,26 @@ def test_while_the_bucket_hangs_the_read_is_503_and_all_else_goes_on_and_then_it
         aside.rename(form)
         until(lambda: client.call("GET", "/v0/topics/t/diff?from_seq=0&limit=1000")[0] == 200, "it is not repaired")
         assert len(content(client)) == len(before) + 1
+
+
+def test_pointers_that_are_damaged_or_missing_are_made_anew_from_the_newest_base(tmp_path: Path) -> None:
+    with daemon_with_bucket(tmp_path, TOPICS_CACHE_BYTES="0") as daemon:
+        make_cold(daemon)
+        before = content(Client(daemon.port))
+        daemon.terminate()
+        first, second, third = files(daemon, "object")[:3]
+        intact = [one.read_bytes() for one in (first, second, third)]
+        flip(first, 20)
+        cut(second)
+        third.unlink()
+        checked = CommandLine()("verify", str(daemon.root / "data"))
+        assert checked.returncode == 1
+        assert f"{first.name}: its checksum does not match" in checked.stdout
+        daemon.start()
+        client = Client(daemon.port)
+        assert content(client) == before
+        assert [one.read_bytes() for one in (first, second, third)] == intact
+        assert daemon.log().count("pointer_remade") == 3
+        assert metric(client, "bucket_repaired_segments_total") == 3
+        assert daemon.terminate()[0] == 0
+        assert CommandLine()("verify", str(daemon.root / "data")).returncode == 0

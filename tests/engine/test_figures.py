@@ -8,11 +8,12 @@ import pytest
 import trio
 
 from tests.engine.life import Life, living
+from tests.engine.redrives.test_redrives import claim, condemn, put_group
 from topics.auth.keys import ALL, OPEN, Key
 from topics.engine import engine_metrics
 from topics.model import ClaimRequest, HeldRequest, Performance, RouterPatch
 from topics.queue.job_results import RESULT_BYTES
-from topics.telemetry.figures import EngineFigures
+from topics.telemetry.figures import EngineFigures, JobFigures
 
 pytestmark = pytest.mark.trio
 
@@ -96,7 +97,7 @@ async def test_queues_are_counted_with_their_leases() -> None:
         await life.append("q", 1, 2, 3)
         figures = await life.engine.metrics.figures()
         assert (figures.queue_topics, figures.queue_leases) == (1, 0)
-        assert figures.topic_samples[0].jobs == (3, 0, 0, False)
+        assert figures.topic_samples[0].jobs == JobFigures(3, 0, 0, paused=False, dead_lettered=0)
 
 
 async def test_results_that_are_not_delivered_yet_are_counted(autojump_clock: Any) -> None:
@@ -117,3 +118,17 @@ async def test_results_that_are_not_delivered_yet_are_counted(autojump_clock: An
         await trio.sleep(31)
         figures = await life.engine.metrics.figures()
         assert (figures.results_waiting, figures.results_bytes) == (0, 0)
+
+
+async def test_the_records_of_a_group_are_counted_and_leases_that_are_over_are_not(autojump_clock: Any) -> None:
+    async with living() as life:
+        await life.put("log", durability="disk")
+        await life.append("log", 1, 2, 3, 4)
+        await put_group(life, dead_letter="dead")
+        await claim(life, "log", "g", most=2)
+        await condemn(life, "log", 1, group="g")
+        (sample,) = (await life.engine.metrics.figures()).group_samples
+        assert sample.jobs == JobFigures(2, 1, 0, paused=False, dead_lettered=1)
+        await trio.sleep(61)
+        (sample,) = (await life.engine.metrics.figures()).group_samples
+        assert (sample.jobs.ready, sample.jobs.in_flight) == (3, 0)

@@ -172,7 +172,7 @@ def encode_base(head: BaseHead, body: BaseBody) -> bytes:
     """Return the bytes of a base. Sets `head.body_bytes`."""
     content = _dumped(body)
     head.body_bytes = len(content)
-    return seal(BASE_MAGIC, msgspec.to_builtins(head, builtin_types=(bytes,)), deflated(content))
+    return seal(BASE_MAGIC, msgspec.to_builtins(head, builtin_types=(bytes,)), deflated([content]))
 
 
 def decode_base(blob: bytes) -> Base:
@@ -255,7 +255,7 @@ class PackBuilder:
 
     def add(self, content: bytes) -> BlobRef:
         """Take a blob in. Return where it is going to be."""
-        stored = deflated(content)
+        stored = deflated([content])
         at = self._at
         self._stored.append(stored)
         self._at += len(stored)

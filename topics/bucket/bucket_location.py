@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from topics.bucket.object_store import ObjectStore
 
@@ -45,7 +45,8 @@ class BucketLocationError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BucketLocation:
-    """A bucket and the prefix in it. `str` gives the URL, which has no credential in it."""
+    """A bucket and the prefix in it. `str` gives the URL, which has no credential in it; parsed, it is the same
+    location."""
 
     scheme: str
     """`s3`, `gs`, `az` or `file`."""
@@ -58,7 +59,7 @@ class BucketLocation:
 
     def __str__(self) -> str:
         if self.scheme == "file":
-            return f"file://{self.prefix}"
+            return "file://" + "".join(map(_quoted, self.prefix))
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
     @property
@@ -87,6 +88,11 @@ def parse_location(text: str, environ: Mapping[str, str], setting: str = SETTING
     if "?" in text or "#" in text:
         raise BucketLocationError(f"{setting} must not contain `?` or `#`")
     return _directory(url, setting) if url.scheme == "file" else _in_bucket(url, environ, setting)
+
+
+def _quoted(character: str) -> str:
+    """Return a character of a path as it is in a file URL: as people write it, if it can be."""
+    return quote(character) if character in "%?#" or not character.isprintable() else character
 
 
 def open_objects(location: BucketLocation, timeout_s: float) -> ObjectStore:

@@ -15,7 +15,9 @@ may hang. So the stores here are not `BoundedObjects`.
 from __future__ import annotations
 
 import errno
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -46,6 +48,9 @@ MOST_STORES: Final = 16
 """Buckets that pointers of one directory may be in: those that it was ever restored from, or has used."""
 
 MAX_POINTER_BYTES: Final = 16 << 10
+
+REMAKE_S: Final = 30.0
+"""After so long it is tried again to make a pointer anew (s)."""
 
 _NUMBERS: Final = {
     StoreErrorKind.TIMEOUT: errno.ETIMEDOUT,
@@ -97,6 +102,10 @@ class BucketSegments:
         """`root` is the data directory; `open_at` opens the bucket at a URL, or raises OSError."""
         self.own: Callable[[], OwnBucket | None] = lambda: None
         """Returns the daemon's own bucket, while it is open."""
+        self.remake: Callable[[int, int], SegmentPointer | None] = lambda topic_id, first: None
+        """Returns what a pointer that cannot be read has said, by topic id and first seq; None if nobody knows."""
+        self.remade = 0
+        """Pointers that were made anew."""
         self.reads = 0
         """Ranges that the buckets were asked for."""
         self.read_bytes = 0
@@ -107,6 +116,10 @@ class BucketSegments:
         self._lock = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
         self._known: dict[tuple[int, int], SegmentPointer] = {}
+        self._not_remade: dict[tuple[int, int], float] = {}
+        """When it was tried last to make a pointer anew (`time.monotonic`)."""
+        self._unchanged: set[tuple[int, int]] = set()
+        """Pointers that are being made anew, and were neither written nor removed meanwhile."""
         self._changes = 0
         """How many pointers were written or removed."""
 
@@ -175,6 +188,7 @@ class BucketSegments:
     def _changed(self, topic_id: int, first: int) -> None:
         with self._lock:
             self._known.pop((topic_id, first), None)
+            self._unchanged.discard((topic_id, first))
             self._changes += 1
 
     def forget(self, topic_id: int, first: int) -> None:
@@ -204,6 +218,7 @@ class BucketSegments:
         raise OSError(errno.EROFS, "the objects of a bucket do not change: deletions stay in the part")
 
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+        self._mend(topic_id, name)
         first, pointer, kind, file = self._file(topic_id, name)
         length = min(length, file.size - offset)
         if length <= 0:
@@ -216,6 +231,34 @@ class BucketSegments:
         if kind != "data":
             return get(offset, length)
         return self.windows.read(wanted, file.size, offset, length, get)
+
+    def _mend(self, topic_id: int, name: str) -> None:
+        """Make a pointer anew that is missing or damaged, if a base has what it has said. Only here: whoever reads the
+        bucket may wait for it. Raises OSError if the bucket does not answer."""
+        found = parse_segment_file(name)
+        if found is None or (topic_id, first := found[0]) in self._known:
+            return
+        try:
+            self.pointer(topic_id, first)
+            return
+        except OSError as error:
+            problem = str(error)
+        now = time.monotonic()
+        with self._lock:
+            if now - self._not_remade.get((topic_id, first), -math.inf) < REMAKE_S:
+                return
+            if len(self._not_remade) >= MOST_KNOWN:
+                self._not_remade.clear()
+            self._not_remade[topic_id, first] = now
+            self._unchanged.add((topic_id, first))
+        pointer = self.remake(topic_id, first)
+        if pointer is None or (topic_id, first) not in self._unchanged:  # the segment has come home, or has gone
+            return
+        self.point(topic_id, first, pointer)
+        with self._lock:
+            self._not_remade.pop((topic_id, first), None)
+            self.remade += 1
+        log.warning("pointer_remade", topic_id=topic_id, first=first, url=pointer.url, problem=problem)
 
     def _get(self, objects: ObjectStore, url: str, kind: SegmentKind, wanted: str, offset: int, length: int) -> bytes:
         """Return bytes of an object. Raises OSError."""

@@ -10,6 +10,7 @@ the size that its reader expects, and every value is checked before anything com
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import cbor2
@@ -19,7 +20,12 @@ HASH_BYTES: Final = 32
 MAGIC_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 8 << 20
 LEVEL: Final = 3
-"""Of zstd. 1 takes half the time and leaves a tenth more."""
+FAST_LEVEL: Final = 1
+"""Of zstd. The fast one takes a third to a half of the time: it leaves less of short records of JSON, and a fifth more
+of long text."""
+
+MANY_BYTES: Final = 4 << 20
+"""From so many bytes on, the fast level is used: a round of so many is one of a daemon that is busy with appends."""
 
 _FRONT: Final = MAGIC_BYTES + 4
 
@@ -67,9 +73,12 @@ def decoded(blob: bytes) -> Any:
         raise BadObject(f"it does not decode: {error}") from error
 
 
-def deflated(data: bytes) -> bytes:
-    """Return `data`, compressed."""
-    return zstd.compress(data, LEVEL)
+def deflated(parts: Sequence[bytes]) -> bytes:
+    """Return the bytes of `parts`, one after another, compressed together. They are not joined before, which would hold
+    the interpreter."""
+    writer = zstd.ZstdCompressor(FAST_LEVEL if sum(map(len, parts)) >= MANY_BYTES else LEVEL)
+    found = [writer.compress(part) for part in parts]
+    return b"".join((*found, writer.flush()))
 
 
 def inflated(data: bytes, size: int) -> bytes:

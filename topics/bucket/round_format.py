@@ -90,7 +90,7 @@ def encode_round(head: RoundHead, runs: Sequence[bytes]) -> bytes:
     """Return the bytes of a round. `runs` are the bytes of `head.runs`."""
     assert [len(run) for run in runs] == [run.length for run in head.runs]
     assert sum(map(len, runs)) == head.body_bytes
-    return seal(MAGIC, msgspec.to_builtins(head, builtin_types=(bytes,)), deflated(b"".join(runs)))
+    return seal(MAGIC, msgspec.to_builtins(head, builtin_types=(bytes,)), deflated(runs))
 
 
 def decode_round(blob: bytes) -> Round:

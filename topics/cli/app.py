@@ -47,6 +47,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "append": "topics.cli.records.record_commands:append",
     "transaction": "topics.cli.records.transaction_command:transaction",
     "read": "topics.cli.records.record_commands:read",
+    "latest": "topics.cli.records.latest_command:latest",
     "tail": "topics.cli.records.record_commands:tail",
     "delete": "topics.cli.records.record_commands:delete",
     "seal": "topics.cli.topic_commands:seal",

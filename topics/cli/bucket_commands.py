@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from topics.bucket.offline.bucket_figures import BucketStatus
     from topics.bucket.offline.bucket_reader import BucketReader
     from topics.bucket.offline.bucket_removals import BucketRemovals
+    from topics.bucket.restored.topic_selection import TopicSelection
 
 RETAIN_MS: Final = 7 * 86_400_000
 """The retention of a daemon by default (ms)."""
@@ -62,6 +64,7 @@ url_argument: Final = click.argument("url", metavar="URL")
     epilog=examples(
         "topics restore s3://archive/main --data-dir /var/lib/topics",
         "topics restore s3://archive/main --data-dir /tmp/before --to 2026-11-24T09:59:00Z",
+        "topics restore s3://archive/main --data-dir /tmp/orders --topic orders --topic 'invoices-*'",
     )
 )
 @url_argument
@@ -74,11 +77,24 @@ url_argument: Final = click.argument("url", metavar="URL")
 )
 @click.option("--to", "to_ms", type=Time(), metavar="TIME", help="The state as of this time, or just before.")
 @click.option("--round", "number", type=click.IntRange(min=1), metavar="N", help="The state as of the end of round N.")
+@click.option(
+    "--topic",
+    "patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Only topics whose names match this, or another --topic. Repeatable.",
+)
 @click.option("--full", is_flag=True, help="Copy all segments into the directory now.")
 @json_option
 @click.pass_obj
 def restore(
-    options: CommandOptions, url: str, data_dir: str, to_ms: int | None, number: int | None, full: bool
+    options: CommandOptions,
+    url: str,
+    data_dir: str,
+    to_ms: int | None,
+    number: int | None,
+    patterns: tuple[str, ...],
+    full: bool,
 ) -> None:
     """Make a data directory from a bucket: the newest state that it has, or that of a time or a round.
 
@@ -89,6 +105,10 @@ def restore(
     The directory gets its name when it is complete; until then it is DIR.partial. If a disk is mounted at DIR, it is
     filled where it is, and FORMAT is written last: no daemon starts on it before. The first start on it raises the
     heads of all topics, because the seqs behind them may have been given out.
+
+    With --topic the first start deletes all topics that do not match, before it serves anybody, and the schedules that
+    append to them. In GLOB `*` stands for any characters, `?` for one, `[abc]` for one of these. With --full, too, the
+    segments of the other topics stay in the bucket.
     """
     from topics.bucket.offline.bucket_reader import BucketReader  # noqa: PLC0415
     from topics.bucket.offline.bucket_restore import (  # noqa: PLC0415
@@ -103,25 +123,31 @@ def restore(
 
     if to_ms is not None and number is not None:
         raise UsageRefusal("--to and --round cannot be given together")
+    selection = _selection(patterns)
     workers = Workers(WORKERS)
     with _failures():
         location, objects = _opened(url)
         reader = BucketReader(objects)
         root = os.path.realpath(data_dir)
-        work = BucketRestore(OsFs(), reader, root, workers, in_place=os.path.ismount(root))
+        work = BucketRestore(OsFs(), reader, root, workers, selection=selection, in_place=os.path.ismount(root))
         try:
             work.check_place()
             target = choose_target(reader, number=number, to_ms=to_ms, map_heads=workers.map)
             with ExitStack() as stack:
-                if not full:
+                if not full or selection is not None:
                     pin = stack.enter_context(pinned(objects, target.base, int(time.time() * 1000)))
-                    work.source = RestoreSource(str(location), pin)
+                    stays = partial(_stays, selection if full else None)
+                    work.source = RestoreSource(str(location), pin, stays)
                 with shown_progress(work.progress, "restore"):
                     figures = work.run(target)
             if work.source is not None and not figures.left:
                 remove_pin(objects, work.source.pin)
         except RestoreRefused as error:
             raise UsageRefusal(str(error)) from None
+        except OSError as error:
+            raise CommandFailure(
+                f"{data_dir} cannot be made: {error.strerror or error}; nothing is left of it"
+            ) from None
         finally:
             workers.close()
     if options.as_json:
@@ -141,6 +167,8 @@ def restore(
             f"{data_dir}: the state of {moment(target.wall_ms)} UTC (round {target.round}), {size(figures.bytes)} read"
         )
     )
+    if selection is not None:
+        print_line("it has all topics until a daemon is started: that deletes those that do not match")
     if figures.left:
         print_line(f"{figures.left:,} segments are still in the bucket: a daemon that is started copies them")
 
@@ -260,6 +288,23 @@ def gc(options: CommandOptions, url: str, retain_ms: int, limit: int, dry_run: b
 
 
 # ----------------------------------------------------------------- the bucket
+
+
+def _selection(patterns: Sequence[str]) -> TopicSelection | None:
+    """Return the topics that are wanted; None for all. Exits for a pattern that cannot be used."""
+    from topics.bucket.restored.topic_selection import BadSelection, TopicSelection  # noqa: PLC0415
+
+    if not patterns:
+        return None
+    try:
+        return TopicSelection(patterns)
+    except BadSelection as error:
+        raise UsageRefusal(f"--topic: {error}") from None
+
+
+def _stays(brought: TopicSelection | None, name: str) -> bool:
+    """Return True if the segments of a topic stay in the bucket, and `brought` does not name it."""
+    return brought is None or not brought.matches(name)
 
 
 def _reader(url: str) -> BucketReader:

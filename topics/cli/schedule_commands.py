@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -22,7 +22,7 @@ from topics.cli.output import (
     print_table,
     printable,
 )
-from topics.cli.values import Duration
+from topics.cli.values import Duration, KeyValue
 
 if TYPE_CHECKING:
     from topics.client.results import ScheduleState
@@ -107,6 +107,7 @@ def _data(_ctx: click.Context, _param: click.Parameter, text: str) -> Any:
     epilog=examples(
         """topics schedule create nightly jobs '{"report": "daily"}' --cron '0 3 * * *' --zone Europe/Berlin""",
         "topics schedule create poll jobs '{}' --every 30s --catch-up one",
+        "topics schedule create sweep jobs '{}' --every 10m --priority 2 --unique-key sweep",
     )
 )
 @name_argument
@@ -128,6 +129,19 @@ def _data(_ctx: click.Context, _param: click.Parameter, text: str) -> Any:
     "--paused/--not-paused", default=None, help="Whether the schedule is paused.  [unchanged; a new one is not]"
 )
 @click.option("--tag", metavar="TEXT", help="The tag of the record.")
+@click.option("--node", metavar="NODE", help="The node of the record.")
+@click.option(
+    "--meta", type=KeyValue(), multiple=True, metavar="KEY=VALUE", help="Metadata of the record; may be repeated."
+)
+@click.option("--delay", "delay_ms", type=Duration(), metavar="TIME", help="Queue: claim the job this much later.")
+@click.option("--priority", type=click.IntRange(0, 9), metavar="N", help="Queue: 0 to 9, higher ones first.  [5]")
+@click.option("--unique-key", metavar="KEY", help="Queue: append no job while there is one with this key.")
+@click.option(
+    "--unique-scope",
+    type=click.Choice(["queued", "unfinished", "window"]),
+    help="Which job counts: one that waits, one that is there, one of the last --unique-window.  [unfinished]",
+)
+@click.option("--unique-window", type=Duration(), metavar="TIME", help="How long ago a job may have been appended.")
 @client_options
 @click.pass_obj
 def create(
@@ -142,6 +156,13 @@ def create(
     catch_up: Any,
     paused: bool | None,
     tag: str | None,
+    node: str | None,
+    meta: tuple[tuple[str, str], ...],
+    delay_ms: int | None,
+    priority: int | None,
+    unique_key: str | None,
+    unique_scope: Literal["queued", "unfinished", "window"] | None,
+    unique_window: int | None,
 ) -> None:
     """Create a schedule, which appends DATA (JSON) to a topic, or change it.
 
@@ -149,9 +170,15 @@ def create(
     """
     if (cron is None) == (every_ms is None):
         raise click.UsageError("Give exactly one of --cron and --every.")
+    if not unique_key and (unique_scope or unique_window is not None):
+        raise click.UsageError("--unique-scope and --unique-window go with --unique-key.")
+    from topics.client import NewRecord, Unique  # noqa: PLC0415
+
+    unique = Unique(unique_key, unique_scope or "unfinished", unique_window) if unique_key else None
+    record = NewRecord(data, tag, node, dict(meta) or None, delay_ms, None, priority, unique)
     with connect(options) as client:
         done = client.create_schedule(
-            name, topic, data, cron=cron, every_ms=every_ms, time_zone=zone, catch_up=catch_up, paused=paused, tag=tag
+            name, topic, record, cron=cron, every_ms=every_ms, time_zone=zone, catch_up=catch_up, paused=paused
         )
     _print_done(options, done)
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         TopicSummary,
     )
 
-CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
+CLASSES: Final = ("ephemeral", "memory", "disk", "fsync", "remote")
 
 names_argument: Final = click.argument(
     "names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics
@@ -108,6 +108,8 @@ def _state_facts(state: TopicState) -> Iterator[tuple[str, str]]:
     yield "bytes", size(state.bytes)
     yield "seqs", f"{state.earliest_seq} to {state.head_seq}" if state.count else f"none live, head {state.head_seq}"
     yield "synced", str(state.synced_seq)
+    if state.bucket_seq is not None:
+        yield "in the bucket", str(state.bucket_seq)
     yield "epoch", str(state.epoch)
     yield "priority", str(state.effective_priority)
     yield "last write", moment(state.last_write_ts)
@@ -130,6 +132,8 @@ def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
             yield field, "yes" if value else "no"
         elif value == 0 and field in _OFF_AT_0:
             yield field, "off"
+        elif value == 0 and field == "null_ttl_ms":
+            yield field, "for ever"
         elif field.endswith("_ms"):
             yield field, duration(value)
         elif field in ("schema", "retry", "rate", "max_in_flight_per_key"):
@@ -142,7 +146,7 @@ def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
 
 _OFF_AT_0: Final = frozenset(
     {"ttl_ms", "cap_records", "cap_bytes", "max_deliveries", "idempotency_window_ms", "claim_jitter_ms"}
-    | {"segment_max_age_ms", "priority_aging_ms", "max_in_flight"}
+    | {"segment_max_age_ms", "priority_aging_ms", "max_in_flight", "keep_per_tag"}
 )
 
 DAEMON: Final = "daemon"
@@ -286,6 +290,14 @@ _CONFIG_OPTIONS: Final = (
         "--retention",
         type=click.Choice(["limits", "consumed"]),
         help="consumed: delete what all consumers and routers of the topic have passed.",
+    ),
+    click.option("--keep-per-tag", type=Count(), help="Keep only the newest so many records of each tag."),
+    click.option(
+        "--null-ttl",
+        "--null-ttl-ms",
+        "null_ttl_ms",
+        type=Duration(off=True),
+        help="With --keep-per-tag: how long records with the data null are kept; `none` keeps them for ever.",
     ),
     click.option(
         "--leases-durable/--no-leases-durable",

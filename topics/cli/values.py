@@ -182,3 +182,15 @@ class Count(click.ParamType[int]):
         if not (value.isascii() and value.isdecimal()):
             self.fail(f"{value!r} is no number", param, ctx)
         return int(value)
+
+
+class KeyValue(click.ParamType[tuple[str, str]]):
+    """`K=V`"""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
+        return key, text

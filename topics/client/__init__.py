@@ -10,10 +10,12 @@
     pause_calls               pausing queues and groups
     job_calls                 looking at jobs, retrying and cancelling them
     redrive_calls             moving dead letters back
+    latest_calls              the newest records of tags, and a table with its changes
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
     evidence_results          those of the calls about evidence
     job_results               those of the calls about many jobs
+    latest_results            those of the newest records of tags
     transport                 the request of a call, the result or error of an answer
     retry                     which calls are repeated, and when
     errors                    the exceptions

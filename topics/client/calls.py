@@ -111,14 +111,12 @@ def _names(node: str | Iterable[str]) -> list[str]:
 
 
 def health() -> ClientCall[results.Health]:
-    """The daemon's version and uptime. Answered also while the daemon is starting. Never repeated: raises
-    ConnectionFailed at once where no daemon answers."""
+    """The daemon's version and uptime, also while it starts. Never repeated: raises ConnectionFailed at once."""
     return ClientCall(method="GET", target="/v0/health", answer=results.Health, repeatable=True, probe=True)
 
 
 def ready() -> ClientCall[results.Ready]:
-    """Wait until the daemon serves. Raises Unavailable if it still does not when the client gives up repeating the
-    call (`Retry.give_up_after`)."""
+    """Wait until the daemon serves. Raises Unavailable if the client gives up before (`Retry.give_up_after`)."""
     return ClientCall(method="GET", target="/v0/ready", answer=results.Ready, repeatable=True)
 
 
@@ -696,7 +694,7 @@ def create_watch(
     include_data: bool = True,
     include_meta: bool = True,
     include_tags: bool = True,
-    consistency: Literal["eventual", "strong"] = "eventual",
+    consistency: Literal["eventual", "strong", "remote"] = "eventual",
     create: bool = False,
     prefixes: Mapping[str, Mapping[str, object]] | None = None,
     filter: Filter | None = None,

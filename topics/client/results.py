@@ -219,6 +219,8 @@ class TopicConfig(Struct, kw_only=True):
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
     evidence: bool = False
+    keep_per_tag: int = 0
+    null_ttl_ms: int = 86_400_000
 
 
 class TopicChanged(Struct, kw_only=True):
@@ -287,6 +289,8 @@ class TopicState(Struct, kw_only=True):
     bytes: int
     synced_seq: int
     """Records up to this seq are known to be on disk; 0 for an `ephemeral` topic."""
+    bucket_seq: int | None = None
+    """Records up to this seq are in the bucket; 0 for an `ephemeral` topic, None if the daemon has no bucket."""
     config: TopicConfig
     effective_priority: int
     last_write_ts: int | None

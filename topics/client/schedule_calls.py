@@ -34,7 +34,7 @@ def create_schedule(
 ) -> ClientCall[results.ScheduleState]:
     """Let the daemon append a record to a topic at the times of `cron` (five fields, in `time_zone`), or every
     `every_ms`; exactly one of the two is given. A schedule that exists becomes this one; `paused=None` leaves it paused
-    if it is. The topic is made at the first firing."""
+    if it is. The topic is made at the first firing. `data` may be a `NewRecord`, with what is said about its job."""
     body: dict[str, object] = {
         "topic": topic,
         "record": Raw(encode_record(data, tag, node, meta)),

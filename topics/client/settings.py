@@ -18,7 +18,7 @@ class TopicSettings(TypedDict, total=False):
     cap_records: int
     cap_bytes: int
     discard: Literal["old", "reject"]
-    durability: Literal["ephemeral", "memory", "disk", "fsync"]
+    durability: Literal["ephemeral", "memory", "disk", "fsync", "remote"]
     durable: bool
     priority: int | None
     auto_priority: bool
@@ -40,6 +40,8 @@ class TopicSettings(TypedDict, total=False):
     segment_max_events: int | None
     segment_max_bytes: int | None
     segment_max_age_ms: int | None
+    keep_per_tag: int
+    null_ttl_ms: int
     retention: Literal["limits", "consumed"]
     order_by: Literal["tag", "node"] | None
     evidence: bool

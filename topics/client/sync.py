@@ -21,6 +21,7 @@ from topics.client import (
     evidence_calls,
     group_calls,
     job_calls,
+    latest_calls,
     pages,
     pause_calls,
     redrive_calls,
@@ -30,9 +31,11 @@ from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
 from topics.client.consumption import Consumption
 from topics.client.errors import TopicsError
+from topics.client.latest_calls import TablePages
 from topics.client.pages import Pages
-from topics.client.results import Record, Tombstone
+from topics.client.results import CaughtUp, Record, Tombstone
 from topics.client.streams import tails
+from topics.client.streams.follower import Followed
 from topics.client.transport import BaseClient, DaemonEndpoint, is_about, refusal, result, signed
 
 if TYPE_CHECKING:
@@ -114,6 +117,20 @@ def _consumed(make: Callable[P, Consumption]) -> Callable[Concatenate[Client, P]
             with suppress(TopicsError):
                 for call in machine.closing_calls():
                     self.once(call)
+
+    signed(method, make)
+    return method
+
+
+def _table(make: Callable[P, TablePages]) -> Callable[Concatenate[Client, P], Iterator[Followed]]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Followed]:
+        found = make(*args, **kwargs)
+        while (call := found.next_call()) is not None:
+            yield from found.values(self.run(call))
+        assert found.position is not None
+        yield CaughtUp(topic=found.topic, head_seq=found.position.seq)
+        with self.tail(found.topic, found.position, filter=found.filter) as changes:
+            yield from changes
 
     signed(method, make)
     return method
@@ -212,6 +229,10 @@ class Client(BaseClient):
     transaction = _method(calls.transaction)
     diff = _method(calls.diff)
     record = _method(calls.record)
+    latest = _method(latest_calls.latest)
+    latest_page = _method(latest_calls.latest_page)
+    all_latest = _paged(latest_calls.all_latest)
+    follow_table = _table(latest_calls.follow_table)
     read = _paged(pages.read)
     delete_records = _method(calls.delete_records)
     delete_fence = _method(calls.delete_fence)

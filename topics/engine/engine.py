@@ -50,13 +50,16 @@ from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.idempotency_keys import IdempotencyKeys
+from topics.engine.job_parts import JobParts
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
 from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
 from topics.engine.operations.fence_removal import FenceRemovals
 from topics.engine.operations.judge import Judge
+from topics.engine.operations.latest_reads import LatestReads
 from topics.engine.operations.member_commits import MemberCommits
+from topics.engine.operations.null_expiry import NullExpiry
 from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
 from topics.engine.operations.stage_lifecycle import StageLifecycle
@@ -64,23 +67,14 @@ from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
 from topics.engine.operations.unique_jobs import UniqueJobs
-from topics.engine.queues.claims import Claims
-from topics.engine.queues.completions import Completions
-from topics.engine.queues.dead_letters import DeadLetters
-from topics.engine.queues.job_changes import JobChanges
-from topics.engine.queues.job_lists import JobLists
-from topics.engine.queues.key_looks import KeyLooks
-from topics.engine.queues.lease_commits import LeaseCommits
-from topics.engine.queues.looks import Looks
-from topics.engine.queues.queue_calls import QueueCalls
-from topics.engine.redrives.dead_jobs import DeadJobs
-from topics.engine.redrives.letter_moves import LetterMoves
-from topics.engine.redrives.redrives import Redrives
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
+from topics.engine.restored_topics import KeptTopics, keep_only
 from topics.engine.schedules.firings import Firings
 from topics.engine.schedules.schedule_calls import ScheduleCalls
 from topics.engine.schedules.schedule_commits import ScheduleCommits
+from topics.engine.tables.scattered_records import ScatteredRecords
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Fanout, Topic
 from topics.engine.topic_states import TopicStates
 from topics.errors import ApiError, read_only
@@ -149,7 +143,7 @@ class Engine:
         self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""
-        self._commits = Commits(self.store, self.registry)
+        self._commits = Commits(self.store, self.registry, settings.admission_ms)
         self._indexes = IndexCache(settings.cache_bytes)
         self.loader = Loader(
             self.registry,
@@ -164,15 +158,17 @@ class Engine:
         self._make_records()
         self._make_delivery()
         self._make_routing(self._make_maintenance())
-        self._make_queues()
-        self._make_redrives()
+        self._make_jobs()
         self._make_answers()
         self._make_evidence()
 
     def _make_records(self) -> None:
         """Topics, and what is done to their records."""
         settings, registry, commits, loader = self.settings, self.registry, self._commits, self.loader
-        self.ceilings = Ceilings(self.clock, registry, commits)
+        self.ceilings = Ceilings(self.clock, registry, commits, self.store.right)
+        self.tables = TopicTables(
+            self.clock, registry, commits=commits, loader=loader, offload=self._offload, background=self._background
+        )
         self.keys = IdempotencyKeys(settings, registry)
         self.topic_lifecycle = TopicLifecycle(
             settings,
@@ -182,6 +178,7 @@ class Engine:
             ceilings=self.ceilings,
             keys=self.keys,
             loader=loader,
+            tables=self.tables,
             background=self._background,
             offload=self._offload,
         )
@@ -199,6 +196,7 @@ class Engine:
             turns=self.turns,
             judge=judge,
             unique=self.unique_jobs,
+            kept=self.tables.records,
         )
         self._member_commits = MemberCommits(self.clock, registry, ceilings=self.ceilings, appends=self.appends)
         self.transactions = Transactions(
@@ -214,6 +212,9 @@ class Engine:
         self.fence_removals = FenceRemovals(settings, self.clock, registry, commits=commits)
         self.deletions = Deletions(
             settings, self.clock, registry, commits=commits, loader=loader, background=self._background
+        )
+        self._null_expiry = NullExpiry(
+            self.clock, registry, commits=commits, deletions=self.deletions, background=self._background
         )
         self.stages = StageLifecycle(
             settings,
@@ -321,87 +322,30 @@ class Engine:
         )
         self.topic_lifecycle.on_gone = self.routers.forget_topic
 
-    def _make_queues(self) -> None:
-        """Jobs: who is given which, and what becomes of them."""
-        self._lease_commits = lease_commits = LeaseCommits(
-            self.clock, self.registry, commits=self._commits, loader=self.loader, background=self._background
-        )
-        self._dead_letters = dead_letters = DeadLetters(
+    def _make_jobs(self) -> None:
+        """Jobs: who is given which, what becomes of them, and dead letters on their way back."""
+        self._jobs = jobs = JobParts(
+            self.settings,
+            self.clock,
             self.status,
             self.registry,
             commits=self._commits,
-            lease_commits=lease_commits,
             appends=self.appends,
-            loader=self.loader,
-            background=self._background,
-        )
-        self._completions = Completions(
-            self.status,
-            self.registry,
-            commits=self._commits,
-            lease_commits=lease_commits,
-            appends=self.appends,
-            loader=self.loader,
-            background=self._background,
-        )
-        claims = Claims(
-            self.status,
-            commits=lease_commits,
-            loader=self.loader,
-            background=self._background,
-            dead_letters=dead_letters,
-            looks=Looks(self.settings, self.registry, self.loader),
-            key_looks=KeyLooks(self.settings, self.loader),
-        )
-        self.queues = QueueCalls(
-            self.settings,
-            self.registry,
-            commits=self._commits,
-            lease_commits=lease_commits,
-            claims=claims,
-            dead_letters=dead_letters,
-            completions=self._completions,
-            background=self._background,
-            catch_up=self.routers.catch_up,
-        )
-        self.job_lists = JobLists(
-            self.settings,
-            self.registry,
-            lease_commits=lease_commits,
-            loader=self.loader,
-            turns=self.turns,
-            catch_up=self.routers.catch_up,
-        )
-        self.job_changes = JobChanges(
-            self.settings,
-            self.registry,
-            commits=self._commits,
-            lease_commits=lease_commits,
-            loader=self.loader,
-            turns=self.turns,
-        )
-
-    def _make_redrives(self) -> None:
-        """Dead letters on their way back."""
-        moves = LetterMoves(
-            self.registry,
-            commits=self._commits,
-            lease_commits=self._lease_commits,
             members=self._member_commits,
-            appends=self.appends,
             loader=self.loader,
+            background=self._background,
             turns=self.turns,
+            catch_up=self.routers.catch_up,
         )
-        self.letter_moves = moves
-        self.dead_jobs = DeadJobs(self.settings, self.registry, moves=moves, loader=self.loader)
-        self.redrives = Redrives(
-            self.settings, self.status, self.registry, moves=moves, loader=self.loader, background=self._background
-        )
+        self.queues, self.job_lists, self.job_changes = jobs.queues, jobs.job_lists, jobs.job_changes
+        self.letter_moves, self.dead_jobs, self.redrives = jobs.letter_moves, jobs.dead_jobs, jobs.redrives
 
     def _make_answers(self) -> None:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
         self.reads = Reads(self.settings, self.status, registry, loader, catch_up=catch_up)
+        records = ScatteredRecords(loader, self.store, fs=self._fs, offload=self._offload, turns=self.turns)
+        self.latest = LatestReads(registry, loader, records, catch_up=catch_up)
         self.exports = Exports(self.status, registry, loader, self.clock, self.turns, catch_up=catch_up)
         self._make_consumers()
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)
@@ -413,7 +357,7 @@ class Engine:
             routers=self.routers,
             forwarders=self.forwarders,
             queues=self.queues,
-            completions=self._completions,
+            completions=self._jobs.completions,
             consumers=self.consumers,
             firings=self.firings,
             redrives=self.redrives,
@@ -450,7 +394,7 @@ class Engine:
             loader=self.loader,
             on_changed=self._consumed.note,
         )
-        self._lease_commits.on_finished = self._consumed.note
+        self._jobs.lease_commits.on_finished = self._consumed.note
         self.topic_lifecycle.on_changed = self._look_after
 
     def _make_schedules(self) -> None:
@@ -486,6 +430,7 @@ class Engine:
         self.groups.adopt_all()
         self.unique_jobs.adopt_all()
         self._consumed.note_all()
+        self.tables.trim_all()
 
     def start_draining(self) -> None:
         """No new work; long polls end with 503."""
@@ -504,15 +449,23 @@ class Engine:
             elif topic.groups is not None:
                 topic.groups.ring()
 
+    def fence(self, error: ApiError) -> None:
+        """Another process may own the data. Nothing changes any more, reads go on."""
+        self.registry.common.is_fenced = True
+        self.store.fence(error)
+        self.wake_all()
+
     async def quiesce(self) -> None:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone
-        included."""
+        included. What waits for a bucket that is away is not waited for: the next start archives it."""
+        if self.store.round_waits.is_away:
+            self.store.round_waits.fail(
+                ApiError("shutting_down", "the daemon is shutting down, and the bucket is away", retry_after_s=1)
+            )
         await self.topic_lifecycle.creations_ended()
         await self.stages.ended()
         await self.stage_commits.ended()
-        await self._dead_letters.ended()
-        await self._completions.ended()
-        await self.redrives.ended()
+        await self._jobs.ended()
         for topic in list(self.registry.by_id.values()):
             await settled(topic)
             if not self.store.failed(topic.shard):
@@ -530,6 +483,7 @@ class Engine:
             topic_lifecycle=self.topic_lifecycle,
             routers=self.routers,
             reclaimer=self.reclaimer,
+            tables=self.tables,
         )
         self.length_check.pending = self.store.unchecked
         await self._offload.run(Pool.FILES, self.store.write_clock_mark)
@@ -538,6 +492,13 @@ class Engine:
         elif self.store.salvaged or self.store.short_of_snapshots:
             for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
                 await self.compactor.checkpoint_at_start()
+
+    async def keep_only(self, matches: Callable[[str], bool]) -> KeptTopics:
+        """Before requests are served: delete all topics but those whose names match (`restored_topics`). The shard
+        writers must be running. Raises ApiError."""
+        return await keep_only(
+            matches, registry=self.registry, topic_lifecycle=self.topic_lifecycle, schedules=self.schedules
+        )
 
     # -- what is scheduled -------------------------------------------------------------------------------------------
 
@@ -580,12 +541,13 @@ class Engine:
 
     def expire_unused(self) -> None:
         """Called every second: drop stages and consumers that nobody uses, forget commits and transactions whose window
-        is over, delete what is consumed."""
+        is over, delete what is consumed, and records with data null after their time."""
         self.stages.expire()
         self.stage_commits.expire()
         self.transactions.expire()
         self._unused.expire()
         self._consumed.work()
+        self._null_expiry.work()
 
     async def announce_last_checkpoint(self) -> None:
         """Before the writers of a clean stop end: what the checkpoint after them needs in the log."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import trio
 
@@ -26,6 +26,7 @@ from topics.engine.registry import EngineStatus, Registry, names_with
 from topics.engine.schedules.firings import Firings
 from topics.engine.topic import Topic
 from topics.log.span import NotLoaded
+from topics.model import Durability
 from topics.runtime.clock import Clock
 from topics.sched.governor import Governor
 from topics.sched.workers import Scheduler
@@ -168,7 +169,7 @@ class EngineMetrics:
         with suppress(NotLoaded):  # metrics do not wait for the disk
             self._registry.expire(topic)
         log = topic.log
-        jobs = self._queues.figures(topic)
+        jobs = self._queues.figures(topic, topic.queue) if topic.queue is not None else None
         return TopicFigures(topic.name, log.head_seq, log.earliest_seq, log.count, log.bytes, jobs)
 
     def _delivery_figures(self) -> DeliveryFigures:
@@ -192,7 +193,7 @@ class _Census:
     """The counts that take a look at every topic."""
 
     def __init__(self) -> None:
-        self.by_class = dict.fromkeys(("ephemeral", "memory", "disk", "fsync"), 0)
+        self.by_class = dict.fromkeys(get_args(Durability), 0)
         self.segments = {"hot": 0, "cold": 0}
         self.queue_topics = 0
         self.queue_leases = 0

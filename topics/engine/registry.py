@@ -6,16 +6,18 @@ changing and deleting topics is the business of `topics.engine.operations.topic_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from sortedcontainers import SortedDict
 
 from topics.engine.job_queue import JobQueue
-from topics.engine.topic import Topic, TopicTotals
+from topics.engine.topic import Topic
+from topics.engine.topic_totals import TopicTotals
 from topics.errors import ApiError, throttled, topic_not_found
 from topics.log.retention import expire
 from topics.log.stages import StageTarget
+from topics.log.tables.kept_tags import KeptTags
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.runtime.clock import Clock
@@ -77,12 +79,14 @@ class EngineStatus:
     """The phase of the daemon's life, the progress of replay (0..1), and whether a shard is read-only. HTTP asks before
     every request."""
 
-    __slots__ = ("phase", "read_only", "replay_progress", "started_ms")
+    __slots__ = ("not_owner", "phase", "read_only", "replay_progress", "started_ms")
 
     def __init__(self, started_ms: int) -> None:
-        self.phase: Literal["starting", "replaying", "ready", "draining"] = "starting"
+        self.phase: Literal["starting", "replaying", "archiving", "ready", "draining"] = "starting"
         self.replay_progress = 0.0
         self.read_only = False
+        self.not_owner: ApiError | None = None
+        """The refusal while the daemon waits for the bucket of another owner; None otherwise."""
         self.started_ms = started_ms
 
 
@@ -107,6 +111,8 @@ class Registry:
         """Topics that remember commits of stages."""
         self.remembering: set[Topic] = set()
         """Topics that remember keys of transactions."""
+        self.tables: dict[Topic, None] = {}
+        """Topics with `keep_per_tag`."""
         self.time_floor = 0
         """The highest time that was persisted or given out (ms): the clock of retention never shows less."""
         self.total_records = 0
@@ -123,6 +129,8 @@ class Registry:
         self.schedules = Schedules()
         self._deleted: dict[int, DeletedTopic] = {}
         self._pinned: dict[int, set[int]] = {}
+        self._cut: dict[Topic, int] = {}
+        """Topics in cuts that are not known to be in the bucket, and up to which seq."""
         self._clock = clock
 
     @property
@@ -158,6 +166,32 @@ class Registry:
                 starts[shard] = min(starts.get(shard, start), start)
         return starts
 
+    # -- the bucket --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_bucket(self) -> bool:
+        """Return True if the log is written to a bucket."""
+        return self.common.unarchived is not None
+
+    def begin_cuts(self) -> None:
+        """From here on note which topics have seqs that are not in the bucket: all, as far as is known."""
+        if self.common.unarchived is None:
+            self.common.unarchived = dict.fromkeys(self.by_id.values())
+
+    def begin_cut(self) -> None:
+        """Note up to which seq the topics go whose records are queued by now. Must be called in the step of the cut."""
+        assert self.common.unarchived is not None
+        self._cut.update((topic, topic.assigned) for topic in self.common.unarchived)
+        self.common.unarchived.clear()
+
+    def cut_archived(self, missing: Collection[int]) -> None:
+        """The bucket has the last cut, but for these shards."""
+        kept = {topic: seq for topic, seq in self._cut.items() if topic.shard in missing}
+        done, self._cut = self._cut, kept
+        for topic, seq in done.items():
+            if topic not in kept:
+                topic.note_archived(seq)
+
     def copied_files(self) -> set[int]:
         """Return the ids of the files that copies point to: they must stay as they are until the copies are in segments
         of their own (`docs/spec/crash.md` 18)."""
@@ -185,6 +219,8 @@ class Registry:
         topic = Topic(topic_id, name, config, shard, self.cache, self.common)
         if config.type == "queue":
             topic.set_queue(JobQueue(Leases()))
+        if config.keep_per_tag:
+            topic.log.kept = KeptTags(topic.log.losses)
         return topic
 
     def add(self, topic: Topic) -> None:
@@ -194,6 +230,8 @@ class Registry:
             self.committed.add(topic)
         if topic.transactions is not None:
             self.remembering.add(topic)
+        if topic.config.keep_per_tag:
+            self.tables[topic] = None
         if topic.stage is None:
             self.topics[topic.name] = topic
         else:
@@ -219,6 +257,7 @@ class Registry:
         self.attention.discard(topic)
         self.committed.discard(topic)
         self.remembering.discard(topic)
+        self.tables.pop(topic, None)
         self.common.copying.pop(topic, None)
         self.common.delayed.pop(topic, None)
         self.total_records -= topic.counted_records
@@ -288,7 +327,7 @@ class Registry:
 
     def expire(self, topic: Topic) -> None:
         """Advance the floors to now (`docs/spec/crash.md` 7). Raises NotLoaded."""
-        if topic.config.ttl_ms and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
+        if topic.config.ttl_ms and not self.common.is_fenced and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
             self.account(topic)
 
     def touch(self, topic: Topic) -> None:

@@ -16,7 +16,9 @@ from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Topic
+from topics.log.bucket_ceiling import BucketCeiling
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic
 from topics.storage.segments.topic_segments import SegmentSet
@@ -35,6 +37,7 @@ async def restore(
     topic_lifecycle: TopicLifecycle,
     routers: RouterLifecycle,
     reclaimer: Reclaimer,
+    tables: TopicTables,
 ) -> None:
     """Restore everything that recovery has found: schedules, topics, then their stages, then routers.
 
@@ -47,10 +50,13 @@ async def restore(
     for i, found in enumerate(targets_first, 1):
         topic = registry.make(found.id, found.name, found.config, store.shard_of(found.id))
         _fill(topic, found)
+        if store.right.lease is not None and found.bucket_ceiling and found.stage is None:
+            topic.bucket_ceiling = BucketCeiling(found.bucket_ceiling, registry.monotonic_ms())
         topic_lifecycle.adopt(topic)
         if found.copies is not None:
             topic.copies = found.copies
             registry.common.copying[topic] = None
+        await tables.restore(topic)
         if found.part is not None:
             _match_part(topic, registry)
         if i % SLICE == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from topics.auth.keys import OPEN, Key
 from topics.engine.loader import Loader
@@ -69,6 +69,7 @@ class TopicStates:
             count=log.count,
             bytes=log.bytes,
             synced_seq=0 if topic.ephemeral else min(topic.synced_seq, log.head_seq),
+            bucket_seq=self._bucket_seq(topic),
             config=topic.config,
             effective_priority=self._registry.priority(topic),
             last_write_ts=topic.last_write_ms,
@@ -76,6 +77,11 @@ class TopicStates:
             queue=UNSET if queue is None else queue,
             fences=dict(topic.fences.published) if topic.fences is not None and topic.fences.published else UNSET,
         )
+
+    def _bucket_seq(self, topic: Topic) -> int | UnsetType:
+        if not self._registry.has_bucket:
+            return UNSET
+        return 0 if topic.ephemeral else min(topic.bucket_seq, topic.log.head_seq)
 
     async def page(
         self, prefix: str, after: str | None, page_size: int, key: Key = OPEN

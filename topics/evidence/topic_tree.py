@@ -18,7 +18,7 @@ frame has the blank leaf.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from topics.evidence.merkle import GrowingTree, Leaves
@@ -29,9 +29,6 @@ FEW_BLANKS: Final = 4096
 
 JOINED: Final = 256
 """Pending leaves are kept in pieces of at least so many, as far as they come one by one."""
-
-MOST_MARKS: Final = 1000
-"""Positions of the log that are kept for a topic."""
 
 HASH_RECORDS: Final = 1000
 HASH_BYTES: Final = 256 << 10
@@ -71,10 +68,8 @@ class TopicTree:
     """The tree of one topic."""
 
     __slots__ = (
-        "_marks",
         "_parts",
         "_queue",
-        "archived",
         "blank_runs",
         "hashed",
         "identity",
@@ -96,11 +91,6 @@ class TopicTree:
         """The number of leaves that are known, and of seqs that are published."""
         self.queued_records = 0
         self.queued_bytes = 0
-        self.archived: int | None = None if self.stored.size else 0
-        """The number of leaves that are known to be in the bucket; None if that is not known yet. Of no meaning without
-        a bucket."""
-        self._marks: deque[tuple[tuple[int, int], int]] = deque()
-        """Where in the log so many leaves end, ascending."""
         self._queue: deque[Queued] = deque()
         self._parts: deque[Leaves] = deque()
         """The pending leaves."""
@@ -171,20 +161,6 @@ class TopicTree:
             self.queued_bytes = 0
         for some in leaves:
             self._note_hashed(some)
-
-    # -- the bucket ----------------------------------------------------------------------------------------------------
-
-    def mark(self, end: tuple[int, int]) -> None:
-        """Note that the leaves known by now end at this position of the log. Of many marks, every second one is
-        forgotten."""
-        self._marks.append((end, self.published))
-        if len(self._marks) > MOST_MARKS:
-            self._marks = deque([mark for i, mark in enumerate(self._marks) if i % 2 or i == len(self._marks) - 1])
-
-    def note_archived(self, is_archived: Callable[[tuple[int, int]], bool]) -> None:
-        """Bring `archived` up to date. `is_archived` tells of a position of the log whether the bucket has it."""
-        while self._marks and is_archived(self._marks[0][0]):
-            self.archived = self._marks.popleft()[1]
 
     # -- what others need of it ----------------------------------------------------------------------------------------
 

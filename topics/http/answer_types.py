@@ -310,6 +310,19 @@ class ReadAnswer(Struct, kw_only=True):
     performance: Performance
 
 
+class LatestAnswer(Struct, kw_only=True):
+    """The newest record of a tag, or a page of those of a prefix. It is formatted from bytes
+    (`topics.http.handlers.latest`)."""
+
+    topic: str
+    epoch: int
+    record: Record | UnsetType = UNSET
+    records: list[Record] | UnsetType = UNSET
+    head_seq: int
+    next_cursor: str | UnsetType = UNSET
+    performance: Performance | UnsetType = UNSET
+
+
 class RecordsDeletedAnswer(Struct, kw_only=True):
     """The answer to a deletion of records."""
 

@@ -126,11 +126,16 @@ class Gate:
     def refusal(self) -> ApiError | None:
         """The error with which the daemon refuses requests in its present phase; None if it accepts them."""
         status = self._engine.status
+        if status.not_owner is not None:
+            return status.not_owner
         if status.phase == "ready":
             return None
         if status.phase == "draining":
             return ApiError("shutting_down", "the daemon is stopping", retry_after_s=5)
         progress = {"replay_progress": status.replay_progress}
+        if status.phase == "archiving":
+            message = "what was recovered has to be in the bucket first, because topics have the class remote"
+            return ApiError("not_ready", message, detail=progress, retry_after_s=1)
         return ApiError("not_ready", "the log is being replayed", detail=progress, retry_after_s=1)
 
     async def handle(self, exchange: Exchange) -> None:
@@ -160,6 +165,9 @@ class Gate:
             if isinstance(response, OpenAnswer):
                 stream, status = response, 200
                 return
+            right = self._engine.store.right
+            if call.changes and response.status < 400 and not right.is_held:
+                code, response = "not_owner", error_response(right.refusal)  # what was done may be undone elsewhere
             status = response.status
             await self._record(call, status, code)
             if len(response.body) <= PROMPT_ANSWER:
@@ -304,6 +312,8 @@ class Gate:
             call.audited, call.params = True, found.unchecked()
         if refusal is not None and not found.route.always_open:
             raise refusal
+        if call.changes:
+            self._engine.store.right.check()
         self._let_in(call, found)
         strict = is_strict(call.headers)
         if strict:

@@ -115,6 +115,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("diff_get", "GET", "/v0/topics/{topic}/diff", _DATA, READ),
     Route("export", "GET", "/v0/topics/{topic}/records", _DATA, READ),
     Route("get_record", "GET", "/v0/topics/{topic}/records/{seq}", _DATA, READ),
+    Route("latest", "GET", "/v0/topics/{topic}/latest", _DATA, READ),
     Route("stream", "GET", "/v0/topics/{topic}/stream", _DATA, READ, token_in_query=True),
     Route("claim", "POST", "/v0/topics/{topic}/claim", _DATA, READ | WRITE, _JSON),
     Route("ack", "POST", "/v0/topics/{topic}/ack", _DATA, WRITE, BodyKind.RESULTS),

@@ -32,9 +32,13 @@ class StageTarget(NamedTuple):
     name: str
 
 
+STAGE_MARK: Final = "?stage="
+"""Between the name of the target and that of the stage, in the name of a stage as a topic."""
+
+
 def stage_label(target: str, stage: str) -> str:
     """Return the name of a stage as a topic. No other topic can have such a name."""
-    return f"{target}?stage={stage}"
+    return f"{target}{STAGE_MARK}{stage}"
 
 
 class KnownCommit(NamedTuple):

@@ -7,14 +7,23 @@ Rules that concern other topics (an `ephemeral` `dead_letter` or `completed`) ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
 from topics.log.names import check_topic_name
-from topics.model import MAX_U64, ClaimRate, KeyLimitConfig, RetryPolicy, TopicConfig, TopicConfigPatch
+from topics.model import (
+    MAX_U64,
+    SYNCED_CLASSES,
+    ClaimRate,
+    Durability,
+    KeyLimitConfig,
+    RetryPolicy,
+    TopicConfig,
+    TopicConfigPatch,
+)
 from topics.runtime.instant import MAX_AHEAD_MS
 from topics.schemas.record_schema import normal_schema
 from topics.schemas.schema_walk import BadSchema
@@ -31,6 +40,8 @@ _U64_FIELDS: Final = (
     "max_deliveries",
     "priority_aging_ms",
     "max_in_flight",
+    "keep_per_tag",
+    "null_ttl_ms",
 )
 SEGMENT_LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "segment_max_events": (1, 1_000_000),
@@ -46,7 +57,7 @@ _CLAMPED: Final[Mapping[str, tuple[int, int]]] = {
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "type": ("log", "queue"),
     "discard": ("old", "reject"),
-    "durability": ("ephemeral", "memory", "disk", "fsync"),
+    "durability": get_args(Durability),
     "retention": ("limits", "consumed"),
     "order_by": ("tag", "node"),
 }
@@ -70,6 +81,8 @@ _LATER: Final[Mapping[str, object]] = {
     "order_by": None,
     "completed": None,
     "max_in_flight_per_key": None,
+    "keep_per_tag": 0,
+    "null_ttl_ms": TopicConfig().null_ttl_ms,
 }
 """Fields for which most topics have these values. Then they are left out, so that the parts of other topics are what
 they were before there were these fields."""
@@ -137,6 +150,8 @@ def resolve_config(
         )
     if present.get("retention") == "consumed" and present.get("type", base.type) == "queue":
         raise invalid("retention", "a queue deletes its jobs itself")
+    if present.get("keep_per_tag") and present.get("type", base.type) == "queue":
+        raise invalid("keep_per_tag", "a queue keeps each job until it is done")
     for name in ("order_by", "max_in_flight_per_key"):
         if not of_group and present.get(name) is not None and present.get("type", base.type) != "queue":
             raise invalid(name, "only the jobs of a queue and the records of a group have it")
@@ -153,7 +168,7 @@ def resolve_config(
     if present.get("evidence", base.evidence) and durability not in EVIDENCE_CLASSES:
         classes = " or ".join(sorted(EVIDENCE_CLASSES.intersection(_CHOICES["durability"])))
         raise invalid("durability", f"a topic with evidence is {classes}")
-    present["durable"] = durability == "fsync"
+    present["durable"] = durability in SYNCED_CLASSES
     return _intern(msgspec.structs.replace(base, **present))
 
 

@@ -199,33 +199,25 @@ class JobPage:
     def over(self, now_ms: int) -> tuple[list[int], int | None]:
         """Return the slots whose lease or delay has ended by `now_ms`, without reserved ones, and when time frees the
         first of the others, None if it frees none."""
-        return self._over(_IF_DUE, now_ms)
+        timed = self.states.translate(_IF_DUE)
+        times = list(compress(self.due_ms, timed))
+        first = min(times, default=None)
+        if first is None or first > now_ms:
+            return [], first
+        left = [due_ms for due_ms in times if due_ms > now_ms]
+        if len(times) - len(left) == 1:  # so it is where times are spread over many pages
+            return [next(islice(compress(count(), timed), times.index(first), None))], min(left, default=None)
+        over = [slot for slot, due_ms in zip(compress(count(), timed), times, strict=True) if due_ms <= now_ms]
+        return over, min(left, default=None)
 
     def next_later(self) -> int | None:
         """Return the time of the first job that is later (epoch ms), None if there is none."""
         return min(compress(self.due_ms, self.states.translate(_IF_LATER)), default=None)
 
-    def later_over(self, wall_ms: int) -> tuple[list[int], int | None]:
-        """Return the slots of jobs that were later, and whose time has come at `wall_ms` (epoch ms), and the first time
-        of the others, None if there are none."""
-        return self._over(_IF_LATER, wall_ms)
-
-    def _over(self, mask: bytes, until: int) -> tuple[list[int], int | None]:
-        timed = self.states.translate(mask)
-        times = list(compress(self.due_ms, timed))
-        first = min(times, default=None)
-        if first is None or first > until:
-            return [], first
-        left = [due_ms for due_ms in times if due_ms > until]
-        if len(times) - len(left) == 1:  # so it is where times are spread over many pages
-            return [next(islice(compress(count(), timed), times.index(first), None))], min(left, default=None)
-        over = [slot for slot, due_ms in zip(compress(count(), timed), times, strict=True) if due_ms <= until]
-        return over, min(left, default=None)
-
-    def next_slots(self, most: int) -> bytes:
-        """Return the slots of the jobs that are later, in the order of their times, at most the first `most`."""
+    def later_slots(self) -> bytes:
+        """Return the slots of the jobs that are later, in the order of their times."""
         later = compress(range(len(self.states)), self.states.translate(_IF_LATER))
-        return bytes(sorted(later, key=self.due_ms.__getitem__)[:most])
+        return bytes(sorted(later, key=self.due_ms.__getitem__))
 
     def priority(self, slot: int) -> int:
         """Return the priority of the job in `slot`; the default one if there is none."""

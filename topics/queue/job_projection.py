@@ -630,12 +630,19 @@ class FrozenLeases:
 
         The form is described in `job_pages`.
         """
+        return {**self.dump_without_pages(), "pages": self.dump_pages(sorted(self.pages))}
+
+    def dump_pages(self, numbers: Iterable[int]) -> list[Any]:
+        """Return some of the pages as `dump` has them."""
+        return [self.pages[number].dump(number) for number in numbers]
+
+    def dump_without_pages(self) -> dict[str, Any]:
+        """Return what `dump` does, but for the pages."""
         fields: dict[str, Any] = {
             "cursor": self.cursor,
             "dead_lettered": self.dead_lettered,
             "to_epoch_ms": self.to_epoch_ms,
             "page": job_pages.PAGE,
-            "pages": [self.pages[number].dump(number) for number in sorted(self.pages)],
         }
         if self.errors:
             fields["errors"] = [[seq, text] for seq, text in self.errors.items()]

@@ -21,7 +21,7 @@ from sortedcontainers import SortedSet
 
 from topics.queue import job_pages
 from topics.queue.due_pages import DuePages
-from topics.queue.job_pages import ABSENT, DELAYED, FREE, LEASED, OTHER_LANES, PLAIN, RESERVED, STATES, JobPage
+from topics.queue.job_pages import ABSENT, DELAYED, FREE, LATER, LEASED, OTHER_LANES, PLAIN, RESERVED, STATES, JobPage
 from topics.queue.retry_delay import RetryDelay
 
 # Pages whose memory one call of `let_go` gives back: 0.3 ms.
@@ -268,26 +268,24 @@ class JobTable:
         assert first is not None
         number = first[1]
         page, times = self._pages[number], self._pages[number].due_ms
-        soon = self._soon.get(number, b"")
-        over: Sequence[int]
-        if soon and times[soon[-1]] > wall_ms:
-            n = bisect_right(soon, wall_ms, key=times.__getitem__)
-            over, soon = soon[:n], soon[n:]
-            due_ms: int | None = times[soon[0]]
+        slots = self._soon.pop(number, b"")
+        if not slots or times[slots[-1]] <= wall_ms:
+            slots = page.later_slots()
+        n = bisect_right(slots, wall_ms, key=times.__getitem__)
+        if n > most:
+            left, freed = slots[most:], slots[:most]
         else:
-            over, due_ms = page.later_over(wall_ms)
-            soon = b""
-        if not over:
-            self._later.put(number, due_ms)
-            return array("Q")
-        page = self._take(number)
-        page.free_later(over[:most])
-        self._put_back(number, page, None)
-        if len(over) <= most:
-            self._later.put(number, due_ms)
-            if due_ms is not None:
-                self._soon[number] = soon or page.next_slots(_SOON)
-        return array("Q", [number * job_pages.PAGE + slot for slot in over[:most]])
+            left, freed = slots[n:], slots[:n]
+            self._later.put(number, times[left[0]] if left else None)
+        if left:
+            self._soon[number] = left[:_SOON]
+        if freed:
+            page = self._own(number)
+            page.free_later(freed)
+            self.totals[FREE] += len(freed)
+            self.totals[LATER] -= len(freed)
+            self._list(number, page)
+        return array("Q", [number * job_pages.PAGE + slot for slot in freed])
 
     def due_at(self, seq: int, due_ms: int) -> None:
         """Note that `seq` is due at `due_ms`, because it is no longer reserved although nothing else has changed."""
@@ -328,7 +326,8 @@ class JobTable:
         bounds, later = self._due.bounds(), self._later.bounds()
         flagged = set()
         for number, soon in self._soon.items():
-            assert soon == self._pages[number].next_slots(job_pages.PAGE)[: len(soon)], number
+            assert soon
+            assert soon == self._pages[number].later_slots()[: len(soon)], number
         for number, page in self._pages.items():
             page.check()
             assert not page.is_empty, number
@@ -361,14 +360,20 @@ class JobTable:
         """Return a page to be changed and then given to `_put_back`. Until then it is not counted in the totals."""
         if self._soon:
             self._soon.pop(number, None)
-        page = self._pages.get(number)
-        if page is None:
-            if not add:
-                return self._empty
+        if number in self._pages:
+            page = self._own(number)
+        elif add:
             page = self._pages[number] = self._empty.copy(self._generation)
-        elif page.born != self._generation:
-            page = self._pages[number] = page.copy(self._generation)
+        else:
+            return self._empty
         self._count(page, -1)
+        return page
+
+    def _own(self, number: int) -> JobPage:
+        """Return a kept page that may be changed: no frozen copy of the table shares it."""
+        page = self._pages[number]
+        if page.born != self._generation:
+            page = self._pages[number] = page.copy(self._generation)
         return page
 
     def _put_back(self, number: int, page: JobPage, due_ms: int | None, later_ms: int | None = None) -> None:
@@ -406,7 +411,8 @@ class JobTable:
     def _count(self, page: JobPage, sign: int) -> None:
         totals = self.totals
         for state, n in enumerate(page.counts):
-            totals[state] += sign * n
+            if n:
+                totals[state] += sign * n
 
 
 def _next(

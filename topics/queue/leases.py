@@ -98,7 +98,8 @@ job cannot be claimed, is not leased, delayed or parked, and not about to be one
 states; `ready < 0`, provided that the caller reports dead records at the moment it stops counting them as live.
 
 The structure: kept jobs are in pages of neighbours (`job_pages`), in a table that knows which pages have free jobs and
-when each is due (`job_table`, `due_pages`). There is no object or entry per job, and no heap that needs tidying.
+when each is due (`job_table`, `due_pages`). There is no object or entry per job: the heaps
+of due times have entries of pages.
 
 Costs: nothing per fresh job; 26 bytes for each of many neighbours (12 while none of them was claimed), 6.7 KB for a job
 that is alone on its page. A job that is claimed and acked takes 4 us in calls of 32, and 40 us alone, however many

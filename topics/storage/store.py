@@ -18,6 +18,7 @@ import msgspec
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.evidence.signed_note import BadSignedNote
+from topics.model import SYNCED_CLASSES
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.runtime.offload import Offload, Pool
@@ -66,8 +67,10 @@ from topics.storage.wal import frames
 from topics.storage.wal.batches import ControlBatch, SyncRequest
 from topics.storage.wal.frames import FrameType, UnsealedFrames, joined
 from topics.storage.wal.group_writes import GroupWrites
+from topics.storage.wal.round_waits import RoundWaits
 from topics.storage.wal.shard_writer import ShardWriter
 from topics.storage.wal.wal_files import LogPosition, WalFiles
+from topics.storage.wal.write_right import WriteRight
 from topics.telemetry.figures import WalFigures
 from topics.telemetry.logs import get_logger
 
@@ -119,6 +122,10 @@ class Store:
         self.restored = False
         """True if this is the first start of a copy of another directory."""
         self.space = FreeSpace(settings, self.datadir.root, fs=fs, offload=offload)
+        self.right = WriteRight()
+        """Whether this process may change anything."""
+        self.round_waits = RoundWaits(clock)
+        """What is synced and waits until the bucket has it."""
         self.home: SecondHome | None = None
         """Where the data is a second time, if the daemon has a bucket. Set before `open`."""
         self.repairs: StartRepairs | None = None
@@ -184,7 +191,9 @@ class Store:
         self.manifests.adopt(recovered.directories, recovered.generations)
         self.snapshot_number = recovered.snapshot_number
         self._starts = recovered.starts
-        restored_now = self.restored = restored_copy.is_restored(fs, self.datadir.root, recovered, self.identity)
+        taken_over = restored_copy.is_taken_over(fs, self.datadir.root)
+        restored_now = not taken_over and restored_copy.is_restored(fs, self.datadir.root, recovered, self.identity)
+        self.restored = restored_now
         with understood(f"the log of {self.datadir.root}"):
             verdicts = decide(
                 recovered,
@@ -193,6 +202,7 @@ class Store:
                 failed=self._failure_noted,
                 shards=shards,
                 restored=restored_now,
+                taken_over=taken_over,
             )
             self.unchecked = check_at_start(recovered, self.tiers)
             settle_queues(recovered)  # after every step that may find a damaged record
@@ -220,8 +230,8 @@ class Store:
         # shards come first, because they may be in the other shards only.
         for number in sorted(range(shards), key=lambda number: number not in recovered.failed):
             self.writers[number].write_opening(*openings[number])
-        if restored_now:
-            restored_copy.forget(fs, self.datadir)
+        if restored_now or taken_over:
+            restored_copy.forget(fs, self.datadir, keeps_note=taken_over)
         for number in range(shards):
             if fs.exists(self._failure_path(number)):
                 fs.unlink(self._failure_path(number))
@@ -300,7 +310,7 @@ class Store:
         ]
         if lost:
             by_class = Counter(topic.config.durability for topic, _, _ in lost)
-            kept = by_class.keys() & {"disk", "fsync"}
+            kept = by_class.keys() & {"disk", *SYNCED_CLASSES}
             (log.warning if kept else log.info)(
                 "seqs_lost",
                 topics=len({topic.id for topic, _, _ in lost}),
@@ -331,6 +341,8 @@ class Store:
                 with understood(f"what is vouched for in {damage.where.path}"):
                     repair(self._fs, damage)
                 self.salvaged = True
+                if self.repairs is not None:
+                    self.repairs.vouched = {}
                 self.progress.done = self.progress.total = 0
         raise DataDirError(f"the WAL has more than {MAX_REPAIRS} damaged ranges")
 
@@ -425,6 +437,8 @@ class Store:
             figures=WalFigures(),
             on_failure=self._shard_failed,
             sync_tick_ms=self._settings.sync_tick_ms,
+            round_waits=self.round_waits,
+            right=self.right,
         )
 
     # -- another number of shards ------------------------------------------------------------------------------------
@@ -525,6 +539,12 @@ class Store:
     def failed(self, shard: int) -> bool:
         """Return True if a shard is read-only."""
         return self.writers[shard].failed is not None
+
+    def fence(self, error: ApiError) -> None:
+        """Another process may own the data: from here on every change is refused with this error."""
+        for writer in self.writers:
+            writer.fence(error)
+        self.round_waits.fail(error)
 
     async def sync_shards(self) -> None:
         """Return once everything queued so far in any shard is on disk. Raises ApiError if a shard has failed, or if

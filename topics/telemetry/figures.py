@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 # Microseconds, about three bounds a decade: from the flush of a fast NVMe disk to a disk that is failing.
 FSYNC_LATENCY_BOUNDS_US: Final[tuple[float, ...]] = (
@@ -136,6 +136,17 @@ class BucketFigures:
     """By kind of error."""
 
 
+class JobFigures(NamedTuple):
+    """The jobs of a queue or group: how many are ready, leased and delayed, whether it is paused, and how many went to
+    the dead letters in its life."""
+
+    ready: int
+    in_flight: int
+    delayed: int
+    paused: bool
+    dead_lettered: int
+
+
 @dataclass(slots=True)
 class TopicFigures:
     """One topic, for the metrics that each topic has."""
@@ -145,9 +156,8 @@ class TopicFigures:
     earliest_seq: int
     records: int
     bytes: int
-    jobs: tuple[int, int, int, bool] | None = None
-    """How many jobs are ready, leased, and delayed, and whether the queue is paused; None for a topic that is no
-    queue."""
+    jobs: JobFigures | None = None
+    """None for a topic that is no queue."""
 
 
 @dataclass(slots=True)
@@ -186,9 +196,8 @@ class GroupFigures:
     topic: str
     group: str
     lag: int
-    ready: int
-    in_flight: int
     missed: int
+    jobs: JobFigures
 
 
 @dataclass(slots=True)

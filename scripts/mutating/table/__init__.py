@@ -13,6 +13,7 @@ queues       queues and what makes their jobs
 appends      stages, keys of appends, classes of durability
 conditions   conditions, fences, transactions, consumers
 schedules    schedules
+tables       the newest records of each tag
 reading      reads, filters, raw bytes
 delivery     watchers, streams and sockets
 pressure     what bounds the load, and turns
@@ -35,6 +36,7 @@ from mutating.table.routers import ROUTERS
 from mutating.table.schedules import SCHEDULES
 from mutating.table.segments import EVICTION, RECLAIMER, RELOCATOR, SEGMENTS
 from mutating.table.snapshots import CHECKPOINT, RECOVERY
+from mutating.table.tables import TABLES
 
 MUTATIONS: Final = (
     *WAL,
@@ -54,6 +56,7 @@ MUTATIONS: Final = (
     *STAGING,
     *CONDITIONS,
     *SCHEDULES,
+    *TABLES,
     *IDEMPOTENCY,
     *CLASSES,
     *READING,

@@ -28,6 +28,7 @@ from topics.model import (
     TopicConfigPatch,
 )
 from topics.storage.wal.frames import FrameType
+from topics.telemetry.figures import JobFigures
 
 pytestmark = pytest.mark.trio
 
@@ -346,7 +347,7 @@ async def test_a_full_dead_letter_topic_and_a_job_that_wait_for_each_other(by: s
         await trio.sleep(100)
         assert await redrive(life) == RedriveProgress("done", 0, {"in_flight": 1}, None)
         shown = {one.name: one.jobs for one in (await life.engine.metrics.figures()).topic_samples}
-        assert shown["q"] == (0, 0, 1, False), "the metrics show the job as delayed"
+        assert shown["q"] == JobFigures(0, 0, 1, paused=False, dead_lettered=0), "the metrics show the job as delayed"
         if by == "a higher cap":
             await life.put("dead", cap_records=2)
         else:

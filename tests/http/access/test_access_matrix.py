@@ -82,6 +82,7 @@ NEEDS: dict[tuple[str, str], frozenset[str] | None] = {
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/acquire"): WRITE,
     ("POST", "/v0/topics/{topic}/consumers/{consumer}/release"): WRITE,
     ("DELETE", "/v0/topics/{topic}/consumers/{consumer}"): DELETE,
+    ("GET", "/v0/topics/{topic}/latest"): READ,
     ("GET", "/v0/schedules"): READ,
     ("GET", "/v0/schedules/{schedule}"): READ,
     ("PUT", "/v0/schedules/{schedule}"): ADMIN,

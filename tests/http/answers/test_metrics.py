@@ -25,6 +25,7 @@ from topics.telemetry.figures import (
     ConsumerFigures,
     EngineFigures,
     GroupFigures,
+    JobFigures,
     RouterFigures,
     TopicFigures,
 )
@@ -36,12 +37,12 @@ AS_JSON = "application/json"
 FULL = EngineFigures(
     topics=2,
     by_class={"disk": 2},
-    topic_samples=[TopicFigures("a", 5, 1, 5, 50), TopicFigures("b", 0, 1, 0, 0, (3, 2, 0, False))],
+    topic_samples=[TopicFigures("a", 5, 1, 5, 50), TopicFigures("b", 0, 1, 0, 0, JobFigures(3, 2, 0, False, 1))],
     results_waiting=3,
     results_bytes=1600,
     routers=1,
     consumer_samples=[ConsumerFigures("a", "c", 3)],
-    group_samples=[GroupFigures("a", "g", 3, 2, 1, 0)],
+    group_samples=[GroupFigures("a", "g", 3, 0, JobFigures(2, 1, 4, True, 5))],
     router_samples=[RouterFigures("a>b", 4, 9)],
     throttled={"max_inflight_bytes": 1, "max_topics": 5},
     segments={"hot": 3, "cold": 1},

@@ -14,7 +14,7 @@ from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from topics.runtime.offload import Pool
 from topics.storage.files.datadir import DataDir
-from topics.storage.maintenance import topic_checkpoint
+from topics.storage.maintenance import compactor, topic_checkpoint
 from topics.storage.snapshots.snapshot import decode_manifest, decode_part, encode_part, load_newest, snapshot_numbers
 from topics.storage.wal.frames import FrameType
 
@@ -277,3 +277,31 @@ async def test_a_topic_keeps_its_manifest_when_its_last_segment_has_gone(autojum
     async with living(fs=killed, config=SMALL) as life:
         assert (await life.append("t", 3)).first_seq == 3
         life.check()
+
+
+async def test_unused_memory_is_returned_when_much_was_stored_and_the_log_is_at_rest(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimmed: list[int] = []
+    monkeypatch.setattr(compactor, "trim_memory", lambda: trimmed.append(1))
+    monkeypatch.setattr(compactor, "TRIM_AFTER_BYTES", 10_000)
+    async with living() as life:
+        await life.append("t", "x" * 1000)
+        await life.compactor.checkpoint()
+        assert not trimmed, "there is little to return"
+        await life.append("t", *["x" * 1000] * 20)
+        with monkeypatch.context() as patch:
+            write = life.compactor._write_snapshot
+
+            async def write_under_load(*args: Any, **kwargs: Any) -> Any:
+                await life.append("t", "x" * 1000)
+                return await write(*args, **kwargs)
+
+            patch.setattr(life.compactor, "_write_snapshot", write_under_load)
+            await life.compactor.checkpoint()
+            assert not trimmed, "others would take it again at once"
+        await life.compactor.checkpoint()
+        assert len(trimmed) == 1
+        await life.append("t", "x" * 1000)
+        await life.compactor.checkpoint()
+        assert len(trimmed) == 1

@@ -7,6 +7,7 @@ segment_reads   reading segments for a base, and which of their records are dele
 uploads         uploads of one base: several at a time, a bounded number of bytes
 packs           the packs of the base that is being made
 own_segments    which segments the newest base has, for the cold store
+lost_objects    what the bucket should have and has not
 retention       what may go from the bucket
 collector       the task that removes it
 bucket_look     what metrics and readiness say of the bucket

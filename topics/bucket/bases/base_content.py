@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -37,6 +37,7 @@ from topics.bucket.bases.segment_reads import (
     foreign_salt,
     lack_of,
     pointed_entry,
+    pointed_foreign,
     read_active,
     read_foreign,
     read_sealed,
@@ -49,6 +50,7 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.base_capture import BaseCapture, CapturedSegment, CapturedTopic
 from topics.storage.segments.segment_reader import NO_COLD, ColdNeeded, SegmentTiers
 from topics.storage.segments.segment_scan import layout_of
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.snapshots.snapshot import decode_part
 
 LARGE_PART: Final = 4096
@@ -119,8 +121,10 @@ class BaseContent:
         uploads: Uploads,
         offload: Offload,
         unwanted: frozenset[PackName] = frozenset(),
+        lost: frozenset[str] = frozenset(),
     ) -> None:
-        """Nothing is to be in `unwanted` packs any more: what the base before has there is packed again."""
+        """Nothing is to be in `unwanted` packs any more: what the base before has there is packed again. Segments that
+        have one of the `lost` objects are put again."""
         self.result = KnownBase()
         self._capture = capture
         self._known = known
@@ -130,6 +134,7 @@ class BaseContent:
         self._uploads = uploads
         self._offload = offload
         self._unwanted = unwanted
+        self._lost = lost
 
     async def make(self) -> list[tuple[int, BlobRef]]:
         """Return the pages; they and all that they name have been given to the uploads. Raises OSError, also if a local
@@ -151,7 +156,7 @@ class BaseContent:
     async def _page(self, number: int, topics: list[CapturedTopic], foreign: list[tuple[int, int]]) -> BlobRef:
         old = self._known.pages.get(number)
         fingerprint = await self._offload.run(Pool.CPU, partial(_fingerprint, topics, foreign))
-        if old is not None and old.fingerprint == fingerprint and not self._unwanted:
+        if old is not None and old.fingerprint == fingerprint and not (self._unwanted or self._lost):
             self.result.pages[number] = old
             self.result.keep(self._known, [topic.id for topic in topics] + [owner for owner, _ in foreign])
             return old.ref
@@ -224,7 +229,7 @@ class BaseContent:
 
     def _is_same(self, topic: CapturedTopic, note: TopicNote, fingerprint: bytes) -> bool:
         """Return True if the base before says of a topic what this one has to say."""
-        if note.fingerprint == UNKNOWN or note.fingerprint != fingerprint or self._unwanted:
+        if note.fingerprint == UNKNOWN or note.fingerprint != fingerprint or self._unwanted or self._lost:
             return False
         return [(one.entry.first, one.entry.salt) for one in note.segments] == [
             (one.segment.first, one.salt or 0) for one in topic.segments
@@ -269,6 +274,8 @@ class BaseContent:
         entry = self._sealed.done.get(key)
         if entry is None and old is not None and old.entry.data is not None:
             entry = old.entry
+            if captured.tier == "hot" and is_lost(segment.topic_id, entry, self._lost):
+                entry = None
         if entry is None and captured.tier == "cold":
             entry = await self._offload.run(Pool.HOT_READ, partial(pointed_entry, self._tiers, captured))
         if entry is not None:
@@ -326,16 +333,31 @@ class BaseContent:
         out."""
         notes: list[SegmentNote] = []
         for first in sorted(firsts):
-            salt = await self._offload.run(Pool.HOT_READ, partial(foreign_salt, self._tiers, owner, first))
-            entry = self._sealed.done.get((owner, first, salt)) or self._known.sealed((owner, first, salt))
-            if entry is None:
-                files = await self._offload.run(Pool.HOT_READ, partial(read_foreign, self._tiers, owner, first))
-                if files.data is None:
-                    continue
-                entry = await self._upload(owner, first, files)
-            notes.append(SegmentNote(msgspec.structs.replace(entry, deleted=None)))
+            entry = await self._foreign_entry(owner, first, self._tiers.hot, Pool.HOT_READ)
+            if entry is None and self._tiers.cold is not None:
+                entry = await self._offload.run(Pool.HOT_READ, partial(pointed_foreign, self._tiers, owner, first))
+                if entry is None:
+                    entry = await self._foreign_entry(owner, first, self._tiers.cold, Pool.COLD_READ)
+            if entry is not None:
+                notes.append(SegmentNote(msgspec.structs.replace(entry, deleted=None)))
         self.result.note(owner, TopicNote(None, notes))
         return TopicEntry(owner, None, [one.entry for one in notes])
+
+    async def _foreign_entry(self, owner: int, first: int, store: SegmentStore, pool: Pool) -> SegmentEntry | None:
+        """The entry of one of these segments; None if it is not in this store."""
+        salt = await self._offload.run(pool, partial(foreign_salt, store, owner, first))
+        entry = self._sealed.done.get((owner, first, salt)) or self._known.sealed((owner, first, salt))
+        if entry is None:
+            files = await self._offload.run(pool, partial(read_foreign, store, owner, first))
+            if files.data is not None:
+                entry = await self._upload(owner, first, files)
+        return entry
+
+
+def is_lost(topic_id: int, entry: SegmentEntry, lost: Collection[str]) -> bool:
+    """Return True if one of the objects of a sealed segment is among these."""
+    name = SegmentName(topic_id, entry.first, entry.epoch, entry.salt)
+    return bool(lost) and any(segment_name(name, kind) in lost for kind in KINDS)
 
 
 def file_of(entry: SegmentEntry, kind: SegmentKind) -> SealedFile:

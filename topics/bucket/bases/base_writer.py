@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -18,13 +18,14 @@ import trio
 
 from topics.bucket.archive import ArchiveStopped, PlaceGivenUp
 from topics.bucket.base_format import BaseBody, BaseHead, BlobRef, encode_base, lineage
-from topics.bucket.bases.base_content import BaseContent, SealedUploads, file_of
+from topics.bucket.bases.base_content import BaseContent, SealedUploads, file_of, is_lost
 from topics.bucket.bases.known_base import KnownBase, base_numbers, load_or_nothing, read_base
+from topics.bucket.bases.lost_objects import missing_round
 from topics.bucket.bases.packs import PackNumbers, Packs
 from topics.bucket.bases.segment_reads import is_coherent, pointed_entry, read_sealed
 from topics.bucket.bases.uploads import PARALLEL, NotOurs, Puts, Uploads
 from topics.bucket.container import BadObject
-from topics.bucket.object_names import PackName, SegmentName, base_name
+from topics.bucket.object_names import PackName, SegmentName, base_name, parse_pack, round_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError
 from topics.bucket.settled_puts import PutGivenUp
 from topics.errors import ApiError
@@ -114,6 +115,10 @@ class ArchivePlace(Protocol):
         """Return the round that has the first byte of a file of the log. Raises KeyError if there is none."""
         ...
 
+    async def begin_anew(self, reason: str) -> None:
+        """Give up the history, and begin another one with all that the data directory has."""
+        ...
+
     async def note_base(self, number: int) -> None:
         """There is a base for the end of this round. Raises PlaceGivenUp, PutGivenUp."""
         ...
@@ -148,6 +153,10 @@ class BaseWriter:
         """Why the last one has failed; empty if it has not."""
         self.rewritten: frozenset[PackName] = frozenset()
         """Packs in which the next base is to have nothing any more."""
+        self.lost: frozenset[str] = frozenset()
+        """Packs and segments that the bucket should have and has not: the next base is to have others."""
+        self._replaced: frozenset[str] = frozenset()
+        """What was lost when it was looked at last."""
         self._archive = archive
         self._compactor = compactor
         self._clock = clock
@@ -170,7 +179,7 @@ class BaseWriter:
         """Make one base at once if there is none of this history, then one at every interval in which something has
         changed, and whenever one is asked for, until cancelled. A failure is logged and tried again after a wait."""
         while True:
-            if self._is_due() and not await self.try_take():
+            if (self._is_due() or self._is_reopened) and not await self.try_take():
                 with trio.move_on_after(BACKOFF_S[min(self.failures, len(BACKOFF_S)) - 1]):
                     await self._wake.wait()
                 continue
@@ -181,11 +190,11 @@ class BaseWriter:
         while not self._wake.is_set() and (left := until - trio.current_time()) > 0:
             with trio.move_on_after(min(left, LOOK_S)):
                 await self._wake.wait()
-            try:
-                if self._archive.epoch != self._epoch or self._archive.last_round - self._newest >= MOST_ROUNDS:
-                    break  # the bucket was opened again, or a replay becomes long
-            except ArchiveStopped:
-                pass
+            if self._is_reopened:
+                break
+            with suppress(ArchiveStopped):
+                if self._archive.last_round - self._newest >= MOST_ROUNDS:
+                    break  # a replay becomes long
         self._wake = trio.Event()
 
     def ask(self) -> None:
@@ -196,6 +205,15 @@ class BaseWriter:
         """Have the next base name nothing in these packs, and make it soon."""
         self.rewritten |= packs
         self._wake.set()
+
+    def replace(self, lost: frozenset[str]) -> None:
+        """Have the next base put anew what is in these packs and segments, as far as it is in the data directory. Once:
+        bases before it may lack them for as long as they are kept."""
+        news = lost - self._replaced
+        self._replaced = lost
+        if news:
+            self.lost |= news
+            self.rewrite(frozenset(pack for name in news if (pack := parse_pack(name)) is not None))
 
     @property
     def newest_pack(self) -> int:
@@ -226,8 +244,16 @@ class BaseWriter:
         """Return True if a file of a segment has been put, or is being put, for the next base."""
         return name in self._sealed.attempted or (segment.topic_id, segment.first, segment.salt) in self._sealed.done
 
+    @property
+    def _is_reopened(self) -> bool:
+        """Return True if the bucket was opened again: another history may have begun."""
+        try:
+            return self._archive.epoch != self._epoch
+        except ArchiveStopped:
+            return False
+
     def _is_due(self) -> bool:
-        return not self.ready.is_set() or self._compactor.version != self._version or bool(self.rewritten)
+        return not self.ready.is_set() or self._compactor.version != self._version or bool(self.rewritten or self.lost)
 
     async def try_take(self) -> bool:
         """Make a base if there is something for it. A failure is only logged. Return True if there was none."""
@@ -275,6 +301,8 @@ class BaseWriter:
         self._epoch, self._packs_before = epoch, 0
         self._newest = self._newest_ms = 0
         begun = self._archive.history_begun_at
+        if numbers and 0 < begun <= numbers[-1]:
+            await self._archive.note_base(numbers[-1])  # whoever has made it: what is in its rounds can be restored
         if self.known.base is not None and 0 < begun <= self.known.base.head.number:
             self._newest, self._newest_ms = self.known.base.head.number, self.known.base.head.wall_ms
             self.ready.set()
@@ -288,7 +316,7 @@ class BaseWriter:
         objects, size = self.puts.objects, self.puts.bytes
         await self._put_sealed()
         sealed_ms = self._clock.monotonic_ms() - began
-        unwanted = self.rewritten
+        unwanted, lost = self.rewritten, self.lost
         async with trio.open_nursery() as nursery:
             uploads = Uploads(self.puts, nursery)
             packs = Packs(self._numbers, uploads, self._offload)
@@ -305,16 +333,19 @@ class BaseWriter:
                 uploads=uploads,
                 offload=self._offload,
                 unwanted=unwanted,
+                lost=lost,
             )
             async with self._held(capture):
                 pages = await content.make()
             held_ms = self._clock.monotonic_ms() - began - sealed_ms - captured_ms
         number = await self._archive.archived_to(capture.cut)
+        await self._check_rounds(min((self._round_of(*place) for place in capture.wal_files), default=number), number)
         if await self._put_base(number, capture, pages, content.result, wall_ms=wall_ms, records=records):
             self._sealed.done.clear()
             self._packs_before = self._numbers.last
             self._version = version
             self.rewritten -= unwanted
+            self.lost -= lost
         self.made += 1
         self._newest, self._newest_ms = number, wall_ms
         self.ready.set()
@@ -389,6 +420,19 @@ class BaseWriter:
         self.known = result
         return True
 
+    async def _check_rounds(self, first: int, last: int) -> None:
+        """Begin another history if one of the rounds is missing that the base needs. Raises PlaceGivenUp then."""
+        missing = await missing_round(self._archive.objects, self._offload, first, last)
+        if missing is None:
+            return
+        log.error(
+            "bucket_round_missing",
+            round=missing,
+            consequence="another history is begun, with a base; no restore goes beyond the missing round before it",
+        )
+        await self._archive.begin_anew(f"the bucket lacks {round_name(missing)}, which it had taken")
+        raise PlaceGivenUp
+
     def _round_of(self, shard: int, ordinal: int) -> int:
         try:
             return self._archive.round_of_file(shard, ordinal)
@@ -404,7 +448,10 @@ class BaseWriter:
 
         def wanted(segment: Segment) -> bool:
             key = (segment.topic_id, segment.first, segment.salt or 0)
-            return segment not in tried and key not in self._sealed.done and self.known.sealed(key) is None
+            if segment in tried or key in self._sealed.done:
+                return False
+            entry = self.known.sealed(key)
+            return entry is None or is_lost(segment.topic_id, entry, self.lost)
 
         while found := await self._compactor.files.sealed(wanted, BATCH_SEGMENTS):
             tried.update(captured.segment for captured in found)

@@ -6,6 +6,7 @@ from topics.bucket.archive import Archive
 from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.bases.collector import BucketCollector
 from topics.bucket.bounded_objects import BoundedObjects
+from topics.bucket.bucket_segments import BucketSegments
 from topics.storage.recovery.start_repairs import StartRepairs
 from topics.storage.segments.segment_repairs import SegmentRepairs
 from topics.telemetry.figures import BucketFigures
@@ -22,6 +23,7 @@ class BucketLook:
         objects: BoundedObjects | None = None,
         repairs: SegmentRepairs | None = None,
         at_start: StartRepairs | None = None,
+        segments: BucketSegments | None = None,
     ) -> None:
         self._archive = archive
         self._bases = bases
@@ -29,6 +31,7 @@ class BucketLook:
         self._objects = objects
         self._repairs = repairs
         self._at_start = at_start
+        self._segments = segments
 
     def figures(self) -> BucketFigures:
         """Return the figures as of now. Never waits."""
@@ -46,4 +49,6 @@ class BucketLook:
             figures.segments_repaired += self._at_start.repaired
             figures.repaired_bytes += self._at_start.repaired_bytes
             figures.log_files_repaired = self._at_start.log_files
+        if self._segments is not None:
+            figures.segments_repaired += self._segments.remade
         return figures

@@ -44,7 +44,7 @@ from topics.bucket.object_names import (
     round_name,
 )
 from topics.bucket.object_store import MAX_PAGE, ObjectFacts, ObjectMissing, ObjectTooLarge, StoreError
-from topics.bucket.owner_format import MAX_OWNER_BYTES, decode_owner
+from topics.bucket.ownership.owner_format import MAX_OWNER_BYTES, decode_owner
 from topics.bucket.pin_format import MAX_PIN_BYTES, Pin, decode_pin
 from topics.bucket.round_format import MAX_OBJECT_BYTES, decode_round
 from topics.runtime.clock import Clock
@@ -97,6 +97,8 @@ class BucketCollector:
         self._retain_ms = retain_ms
         self._interval_ms = max(wait_ms, min(retain_ms // PASS_SHARE, LONGEST_MS))
         self._candidates = Candidates(wait_ms)
+        self._listed: set[str] = set()
+        """The packs and segments that were there in the last pass."""
         self._began_ms: int | None = None
         """What the wall clock showed when the machine was booted, by what it showed at the first pass (epoch ms)."""
         self._seen: dict[str, int] = {}
@@ -131,8 +133,14 @@ class BucketCollector:
             unneeded += await self._old_rounds(kept)
         # Objects of bases that failed are needed by nobody, either, however young everything is.
         there = await self._objects(epoch)
-        needed = await self._needed([one for one in bases if kept is None or one.head.number in kept.bases])
+        listed = self._listed
+        try:
+            needed = await self._needed([one for one in bases if kept is None or one.head.number in kept.bases])
+        except ObjectMissing as error:
+            self._tell_lost({error.name})
+            raise
         unneeded += [name for name in there if name not in needed]
+        self._tell_lost(needed - listed)
         unneeded += [name for name, pin in pins.items() if pin.expires + self._retain_ms <= now]
         ripe = self._candidates.ripe(unneeded, self._clock.monotonic_ms())
         if ripe:
@@ -161,6 +169,17 @@ class BucketCollector:
                 consequence="old objects of the bucket stay. If the clock is right now, start the daemon again",
             )
         return min(wall_ms, most_ms)
+
+    def _tell_lost(self, lost: set[str]) -> None:
+        """Have the next base put anew what the bucket should have and has not."""
+        if lost:
+            log.error(
+                "bucket_objects_missing",
+                objects=len(lost),
+                names=sorted(lost)[:3],
+                consequence="no restore from the bases that need them; the next base puts anew what this directory has",
+            )
+            self._bases.replace(frozenset(lost))
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -203,11 +222,13 @@ class BucketCollector:
         newest base began."""
         newest = self._bases.newest_pack
         found: dict[str, ObjectFacts] = {}
-        for one in await self._list(PACKS):
+        packs, segments = await self._list(PACKS), await self._list(SEGMENTS)
+        self._listed = {one.name for one in (*packs, *segments)}
+        for one in packs:
             pack = parse_pack(one.name)
             if pack is not None and (pack.epoch < epoch or pack.number <= newest):
                 found[one.name] = one
-        for one in await self._list(SEGMENTS):
+        for one in segments:
             parsed = parse_segment(one.name)
             if parsed is not None and not self._bases.is_unfinished(one.name, parsed[0]):
                 found[one.name] = one

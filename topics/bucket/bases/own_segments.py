@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topics.bucket.archive import ArchiveStopped
-from topics.bucket.base_format import SealedFile
+from topics.bucket.base_format import SealedFile, SegmentEntry
 from topics.bucket.bases.base_writer import ArchivePlace, BaseWriter
 from topics.bucket.bucket_segments import OwnBucket
 from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer
@@ -30,8 +30,15 @@ class OwnSegments:
         entry = self._bases.known.sealed((topic_id, first, salt))
         if entry is None or entry.data is None or entry.idx is None or entry.tags is None:
             return None
-        data, idx, tags = map(_pointed, (entry.data, entry.idx, entry.tags))
-        return SegmentPointer(self._archive.bucket_id, self._url, entry.epoch, salt, data, idx, tags)
+        return pointer_of(self._archive.bucket_id, self._url, entry)
+
+
+def pointer_of(bucket: str, url: str, entry: SegmentEntry) -> SegmentPointer | None:
+    """Return the pointer to a segment that a base of a bucket has; None if it is not sealed."""
+    if entry.data is None:
+        return None
+    idx, tags = (_pointed(file) if file is not None else None for file in (entry.idx, entry.tags))
+    return SegmentPointer(bucket, url, entry.epoch, entry.salt, _pointed(entry.data), idx, tags)
 
 
 def _pointed(file: SealedFile) -> PointedFile:

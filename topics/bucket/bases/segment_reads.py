@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from typing import Final, NamedTuple
 
+import msgspec
+
 from topics.bucket.base_format import SealedFile, SegmentEntry
 from topics.log.dumped_values import from_little_endian
 from topics.log.span import DELETED, STORED_MARK, SpanSummary
@@ -18,9 +20,10 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.base_capture import CapturedSegment
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES, decode_index
 from topics.storage.segments.segment_format import SegmentDamaged
-from topics.storage.segments.segment_pointer import files_of
+from topics.storage.segments.segment_pointer import SegmentPointer, files_of
 from topics.storage.segments.segment_reader import SegmentTiers, load_columns
 from topics.storage.segments.segment_scan import layout_of
+from topics.storage.segments.segment_store import ObjectSegments, SegmentStore
 from topics.storage.segments.tags_format import decode_tags
 from topics.storage.snapshots.snapshot import TopicPart
 
@@ -86,10 +89,14 @@ def pointed_entry(tiers: SegmentTiers, captured: CapturedSegment) -> SegmentEntr
     if tiers.objects is None:
         return None
     pointer = tiers.objects.pointer(captured.segment.topic_id, captured.segment.first)
-    if not tiers.objects.is_own(pointer) or pointer.salt != captured.salt:
+    return _own_entry(tiers.objects, captured.segment.first, pointer) if pointer.salt == captured.salt else None
+
+
+def _own_entry(objects: ObjectSegments, first: int, pointer: SegmentPointer) -> SegmentEntry | None:
+    if not objects.is_own(pointer):
         return None
     data, idx, tags = (SealedFile(file.size, file.hash) if file else None for file in files_of(pointer))
-    return SegmentEntry(captured.segment.first, pointer.salt, pointer.epoch, data, idx, tags)
+    return SegmentEntry(first, pointer.salt, pointer.epoch, data, idx, tags)
 
 
 def lack_of(captured: CapturedSegment, salt: int, length: int) -> str | None:
@@ -104,19 +111,31 @@ def lack_of(captured: CapturedSegment, salt: int, length: int) -> str | None:
     return None
 
 
-def read_foreign(tiers: SegmentTiers, topic_id: int, first: int) -> SealedBytes:
+def pointed_foreign(tiers: SegmentTiers, topic_id: int, first: int) -> SegmentEntry | None:
+    """Return what `pointed_entry` does for a segment of a deleted topic: only its `.data` is needed."""
+    if tiers.objects is None:
+        return None
+    try:
+        pointer = tiers.objects.pointer(topic_id, first)
+    except FileNotFoundError:
+        return None
+    entry = _own_entry(tiers.objects, first, pointer)
+    return msgspec.structs.replace(entry, idx=None, tags=None) if entry is not None else None
+
+
+def read_foreign(store: SegmentStore, topic_id: int, first: int) -> SealedBytes:
     """Return `.data` of a segment of a deleted topic. Raises OSError."""
     try:
-        data = tiers.hot.read_range(topic_id, segment_name(first, "data"), 0, MOST_BYTES)
+        data = store.read_range(topic_id, segment_name(first, "data"), 0, MOST_BYTES)
     except FileNotFoundError:
         return SealedBytes(0, None, None, None)
     return SealedBytes(layout_of(data[:FILE_HEADER_BYTES], first, None).salt or 0, data, None, None)
 
 
-def foreign_salt(tiers: SegmentTiers, topic_id: int, first: int) -> int:
+def foreign_salt(store: SegmentStore, topic_id: int, first: int) -> int:
     """Return the salt of a segment of a deleted topic; 0 if it has none, or is missing."""
     try:
-        head = tiers.hot.read_range(topic_id, segment_name(first, "data"), 0, FILE_HEADER_BYTES)
+        head = store.read_range(topic_id, segment_name(first, "data"), 0, FILE_HEADER_BYTES)
     except FileNotFoundError:
         return 0
     return layout_of(head, first, None).salt or 0

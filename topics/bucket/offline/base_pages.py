@@ -5,7 +5,7 @@ A page may be of an adversary: what it says of topics and segments is compared w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Final, NamedTuple
 
@@ -74,6 +74,8 @@ class LoadedTopic(NamedTuple):
     """A topic of a page, with its blobs."""
 
     entry: TopicEntry
+    name: str
+    """Empty if it is deleted."""
     part: bytes | None
     """As it goes into the snapshot."""
     generation: int
@@ -115,8 +117,9 @@ def _unflag(part: TopicPart, cold: Sequence[Segment], deleted: dict[int, bytes])
 class BasePages:
     """Loads the pages of a base. Raises BucketDamaged if they are not in order."""
 
-    def __init__(self, reader: BucketReader, base: Base, *, leaves: bool = False) -> None:
-        """`leaves`: sealed segments are to stay in the bucket, as cold ones."""
+    def __init__(self, reader: BucketReader, base: Base, *, leaves: Callable[[str], bool] = lambda _: False) -> None:
+        """`leaves` is given the name of a topic: True if its sealed segments are to stay in the bucket, as cold
+        ones."""
         self._reader = reader
         self._leaves = leaves
         self._number = base.head.number
@@ -164,7 +167,7 @@ class BasePages:
             deleted = {entry.first: blobs[entry.deleted] for entry in topic.segments if entry.deleted is not None}
             if topic.part is None:
                 plans = [SegmentPlan(topic.id, entry, None, (), b"") for entry in topic.segments]
-                yield LoadedTopic(topic, None, 0, plans)
+                yield LoadedTopic(topic, "", None, 0, plans)
                 continue
             blob = blobs[topic.part] if isinstance(topic.part, BlobRef) else topic.part
             try:
@@ -179,6 +182,7 @@ class BasePages:
         log = TopicLog.load(part.log)
         entries = {entry.first: entry for entry in topic.segments}
         segments: list[Segment] = []
+        leaves = self._leaves(part.name)
         spans = len(log.stored.all())
         for i, wire in enumerate(part.segments):
             segment = Segment.from_wire(topic.id, wire)
@@ -188,7 +192,7 @@ class BasePages:
                     raise BucketDamaged(
                         self._base, f"segment {segment.first} of topic {topic.id} has {segment.n} slots"
                     )
-                stays = self._leaves and segment.sealed and _can_stay(entries[segment.first])
+                stays = leaves and segment.sealed and _can_stay(entries[segment.first])
                 segment.tier = "cold" if stays else "hot"
             elif i >= spans:
                 continue  # it has yet to be removed, and here it never was
@@ -208,4 +212,4 @@ class BasePages:
             SegmentPlan(topic.id, entry, by_first.get(entry.first), holes, deleted.get(entry.first, b""))
             for entry in topic.segments
         ]
-        return LoadedTopic(topic, blob, part.generation, plans)
+        return LoadedTopic(topic, part.name, blob, part.generation, plans)

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from topics.bucket.base_format import Base
+from topics.bucket.local_note import BucketNote, write_note
 from topics.bucket.object_names import base_name
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.left_segments import LeftSegments
@@ -26,11 +27,13 @@ from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget
 from topics.bucket.offline.restored_copies import RestoredCopies
 from topics.bucket.offline.restored_log import RestoredLog
 from topics.bucket.offline.restored_topics import RestoredTopics
-from topics.bucket.restore_note import RestoreNote, encode_restore_note
+from topics.bucket.restored.restore_note import RestoreNote, encode_restore_note
+from topics.bucket.restored.topic_selection import TopicSelection, encode_selection
+from topics.bucket.round_format import Round
 from topics.storage.files.datadir import FORMAT, DataDir
 from topics.storage.files.fs import Fs, LockHeld, join, parent, write_all
 from topics.storage.files.progress import Progress
-from topics.storage.recovery.restored_copy import MARK
+from topics.storage.recovery.restored_copy import MARK, TAKEN_OVER
 from topics.storage.snapshots.snapshot import Snapshot, encode_snapshot
 
 T = TypeVar("T")
@@ -63,6 +66,8 @@ class RestoreSource(NamedTuple):
 
     url: str
     pin: str
+    leaves: Callable[[str], bool] = lambda _: True
+    """Given the name of a topic: True if its segments stay in the bucket."""
 
 
 class Workers:
@@ -106,12 +111,19 @@ class BucketRestore:
         workers: Workers,
         source: RestoreSource | None = None,
         *,
+        selection: TopicSelection | None = None,
         in_place: bool = False,
+        adopted: BucketNote | None = None,
     ) -> None:
-        """`in_place`: a disk is mounted at `root`, so nothing can be renamed to it, and it is filled where it is."""
+        """`selection`: the first start is to delete all other topics. `adopted`: the directory takes the place of the
+        owner's, and knows its bucket from the beginning. `in_place`: a disk is mounted at `root`, so nothing can be
+        renamed to it, and it is filled where it is."""
         self.progress = Progress()
         self.source = source
         """If it is set before `run`, sealed segments are left in the bucket. Without it everything is copied."""
+        self._selection = selection
+        self._names: set[str] = set()
+        """Of the topics that the first start may find and that are selected."""
         self._left = 0
         self._fs = fs
         self._reader = reader
@@ -119,6 +131,7 @@ class BucketRestore:
         self._partial = self._root if in_place else self._root + PARTIAL
         self._datadir = DataDir(self._partial)
         self._workers = workers
+        self._adopted = adopted
 
     def check_place(self) -> None:
         """Raises RestoreRefused if the directory cannot be made, because something is there. Changes nothing."""
@@ -151,6 +164,7 @@ class BucketRestore:
                 self._fs.mkdir(directory)
             has_copies = self._write_log(base, target)
             snapshot.topics = self._write_topics(base)
+            self._write_selection()
             if has_copies:
                 left = LeftSegments(self._fs, self._partial, self._reader) if self._left else None
                 copies = RestoredCopies(self._fs, self._datadir, base_name(base.head.number), snapshot, left)
@@ -162,7 +176,9 @@ class BucketRestore:
                 bucket = self._reader.bucket_id
                 note = RestoreNote(url=self.source.url, bucket=bucket, base=target.base, pin=self.source.pin)
                 self._write(self._datadir.restore_path, encode_restore_note(note))
-            self._write(join(self._partial, MARK), b"")
+            if self._adopted is not None:
+                write_note(self._fs, self._datadir, self._adopted)
+            self._write(join(self._partial, MARK), b"" if self._adopted is None else TAKEN_OVER)
             self._fs.sync_all(self._partial)
             self._write(self._datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
             self._fs.sync_all(self._partial)
@@ -235,23 +251,50 @@ class BucketRestore:
         rounds = self._workers.map(self._reader.round, range(first, target.round + 1))
         try:
             for found in self._reader.chain(first, target.round, rounds):
+                self._note_files(found)
                 log.take(found, is_first=found.head.number == first)
                 self.progress.done += sizes.get(found.head.number, 0)
             log.finish()
         finally:
             log.close()
+        self._note_names(log.created)
         return log.has_copies
 
+    def _note_files(self, found: Round) -> None:
+        """Note which files of the log begin in a round."""
+        note = self._adopted
+        if note is None:
+            return
+        head = found.head
+        if head.begins_history or not note.history:  # a history that has begun earlier may count from here as well
+            note.history, note.files = head.number, []
+        begun = [(run.shard, run.ordinal, head.number) for run in head.runs if not run.offset]
+        note.files = [*note.files, *begun]
+
     def _write_topics(self, base: Base) -> list[bytes]:
-        source = self.source.url if self.source is not None else None
-        topics = RestoredTopics(self._fs, self._datadir, self._reader, base, self.progress, source)
+        where = (self.source.url, self.source.leaves) if self.source is not None else ()
+        topics = RestoredTopics(self._fs, self._datadir, self._reader, base, self.progress, *where)
         parts: list[bytes] = []
         for page in self._workers.map(lambda item: topics.page(*item), base.body.pages):
             parts += page.parts
+            self._note_names(page.names)
             self._left += sum(plan.stays for plan in page.sealed)
             for _ in self._workers.map(topics.segments.restore_sealed, page.sealed):
                 pass
         return parts
+
+    def _note_names(self, names: Iterable[str]) -> None:
+        if self._selection is not None:
+            self._names.update(filter(self._selection.matches, names))
+
+    def _write_selection(self) -> None:
+        """Have the first start delete the topics that are not selected. Raises RestoreRefused if none is."""
+        if self._selection is None:
+            return
+        if not self._names:
+            patterns = ", ".join(self._selection.patterns)
+            raise RestoreRefused(f"no topic matches {patterns}: the bucket has none of such a name at that time")
+        self._write(self._datadir.selection_path, encode_selection(self._selection))
 
     def _write(self, path: str, content: bytes) -> None:
         with self._fs.open(path, exclusive=True) as file:

@@ -14,8 +14,9 @@ from topics.bucket.offline.bucket_reader import BucketDamaged
 from topics.bucket.round_format import Round, Run
 from topics.storage.files.datadir import FORMAT, DataDir, wal_path
 from topics.storage.files.fs import File, Fs, parent, write_all
-from topics.storage.wal.frames import FrameType
-from topics.storage.wal.wal_head import TAIL_BYTES, read_heads, scans
+from topics.storage.recovery.recovered_state import MALFORMED
+from topics.storage.wal.frames import Frame, FrameType, control_payload
+from topics.storage.wal.wal_head import TAIL_BYTES, WalWindow, read_heads, scans
 
 MOST_SHARDS: Final = 1024
 """Shards that a base may have. The setting allows 64."""
@@ -23,6 +24,7 @@ MOST_SHARDS: Final = 1024
 _MOST_ORDINALS: Final = 1 << 63
 _FILE_END: Final = int(FrameType.FILE_END)
 _FORWARDED: Final = int(FrameType.FORWARDED)
+_TOPIC_CREATE: Final = int(FrameType.TOPIC_CREATE)
 
 
 def check_files(base: Base) -> dict[int, dict[int, int]]:
@@ -59,6 +61,8 @@ class RestoredLog:
         self._open: dict[int, File] = {}
         self.has_copies = False
         """True if a Forwarded frame is in it. Known when it is finished."""
+        self.created: set[str] = set()
+        """The names of topics that were created in it. Known when it is finished."""
         self._listed = check_files(base)
         """By shard and ordinal: the round that has the first byte of a file that the base lists."""
 
@@ -127,7 +131,10 @@ class RestoredLog:
                     for window in scans(handle, heads[ordinal], heads[ordinal].first, size):
                         rows = window.scan.rows
                         last = rows[-1][2] if rows else last
-                        self.has_copies |= any(rows[i][2] == _FORWARDED for i in window.scan.controls)
+                        for i in window.scan.controls:
+                            self.has_copies |= rows[i][2] == _FORWARDED
+                            if rows[i][2] == _TOPIC_CREATE:
+                                self.created.add(_name_in(window, Frame(*rows[i])))
                     if last != _FILE_END:
                         # The end of a file that is still written to has zeros behind it; one that has neither them nor
                         # FileEnd has lost its end.
@@ -151,3 +158,11 @@ class RestoredLog:
 
     def _path(self, shard: int, ordinal: int) -> str:
         return wal_path(self._datadir.shard_dir(shard, self._shards), ordinal)
+
+
+def _name_in(window: WalWindow, frame: Frame) -> str:
+    """Return the name of the topic that a frame creates; empty for a frame that recovery will refuse."""
+    try:
+        return str(control_payload(window.data, window.base, frame).get("name", ""))
+    except MALFORMED:
+        return ""

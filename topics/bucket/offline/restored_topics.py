@@ -6,6 +6,7 @@ written by the page that it is in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from topics.bucket.base_format import Base, BlobRef
@@ -25,21 +26,31 @@ class RestoredPage(NamedTuple):
 
     parts: list[bytes]
     sealed: list[SegmentPlan]
+    names: list[str]
+    """Of the topics."""
 
 
 class RestoredTopics:
     """Writes what a base says of topics. Methods raise BucketDamaged, StoreError, OSError."""
 
     def __init__(
-        self, fs: Fs, datadir: DataDir, reader: BucketReader, base: Base, progress: Progress, source: str | None = None
+        self,
+        fs: Fs,
+        datadir: DataDir,
+        reader: BucketReader,
+        base: Base,
+        progress: Progress,
+        source: str | None = None,
+        leaves: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """`source`: the URL of the bucket if sealed segments are to stay there."""
+        """`source`: the URL of the bucket if sealed segments are to stay there, those of the topics for whose names
+        `leaves` returns True."""
         self._fs = fs
         self._datadir = datadir
         self._reader = reader
         self._base = base_name(base.head.number)
         self._progress = progress
-        self._pages = BasePages(reader, base, leaves=source is not None)
+        self._pages = BasePages(reader, base, leaves=leaves if source is not None else _copies)
         self.segments = RestoredSegments(fs, datadir, reader, self._base, self._note, source)
 
     def page(self, number: int, ref: BlobRef) -> RestoredPage:
@@ -60,7 +71,10 @@ class RestoredTopics:
         for plan in active:
             self.segments.finish_active(plan)
         sealed = [plan for plan in plans if plan.entry.data is not None]
-        return RestoredPage([topic.part for topic in loaded if topic.part is not None], sealed)
+        there = [topic for topic in loaded if topic.part is not None]
+        return RestoredPage(
+            [topic.part for topic in there if topic.part is not None], sealed, [one.name for one in there]
+        )
 
     def _write_leaves(self, topics: list[LoadedTopic]) -> None:
         """Write the leaves of Merkle trees."""
@@ -93,3 +107,7 @@ class RestoredTopics:
 
     def _note(self, count: int) -> None:
         self._progress.done += count
+
+
+def _copies(_: str) -> bool:
+    return False

@@ -22,8 +22,10 @@ from topics.bucket.object_store import ObjectStore, StoreError, StoreErrorKind
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.runtime.clock import Clock
 from topics.storage.files.datadir import DataDir
-from topics.storage.files.fs import Fs
+from topics.storage.files.fs import Fs, join
+from topics.storage.recovery.restored_copy import MARK, inode_of
 from topics.storage.segments.mended_files import SegmentCopy
+from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -49,6 +51,8 @@ class BucketHome:
     ) -> None:
         """`identity` returns that of the open directory (`Store.identity`)."""
         self.patience_s = START_S
+        self.has_answered = False
+        """True if the bucket has just answered, so that a start may ask it even if nothing is damaged."""
         self._objects = objects
         self._fs = fs
         self._datadir = datadir
@@ -67,13 +71,15 @@ class BucketHome:
             if self._own_note(reader) is None:
                 return None
             base = self._newest_base(reader)
-            entry = self._entry(reader, base, topic_id, first, salt) if base is not None else None
+            entry = segment_entry(reader, base, topic_id, first) if base is not None else None
+            if entry is not None and entry.salt != salt:
+                return None
             return self._copy(reader, base, topic_id, entry) if base is not None and entry is not None else None
         except BucketDamaged as error:
             log.error("bucket_object_damaged", object=error.name, problem=error.problem)
             return None
         except StoreError as error:
-            raise _unknown(error) from error
+            raise unanswered(error) from error
 
     def _newest_base(self, reader: BucketReader) -> Base | None:
         """Return the newest base, if it is of this directory."""
@@ -85,14 +91,18 @@ class BucketHome:
             base = self._base = reader.base(numbers[-1])
         return base if lineage(str(base.body.snapshot.get("identity"))) == lineage(self._identity()) else None
 
-    def _entry(self, reader: BucketReader, base: Base, topic_id: int, first: int, salt: int) -> SegmentEntry | None:
-        number = topic_id // PAGE_TOPICS
-        ref = next((ref for page, ref in base.body.pages if page == number), None)
-        if ref is None:
-            return None
-        topic = next((one for one in reader.page(base.head.number, number, ref) if one.id == topic_id), None)
-        found = topic.segments if topic is not None else []
-        return next((one for one in found if (one.first, one.salt) == (first, salt)), None)
+    def entry(self, topic_id: int, first: int) -> tuple[str, SegmentEntry | None]:
+        """Return the id of the bucket, and what the newest base says of the segment that begins at a seq, None if it
+        has none. Raises OSError if the bucket does not answer."""
+        reader = self._reader()
+        try:
+            base = self._newest_base(reader) if self._own_note(reader) is not None else None
+            return reader.bucket_id, segment_entry(reader, base, topic_id, first) if base is not None else None
+        except BucketDamaged as error:
+            log.error("bucket_object_damaged", object=error.name, problem=error.problem)
+            return "", None
+        except StoreError as error:
+            raise unanswered(error) from error
 
     def _copy(self, reader: BucketReader, base: Base, topic_id: int, entry: SegmentEntry) -> SegmentCopy | None:
         if entry.data is None or entry.idx is None or entry.tags is None:
@@ -119,7 +129,7 @@ class BucketHome:
         except BucketDamaged as error:
             log.error("bucket_object_damaged", object=error.name, problem=error.problem)
         except StoreError as error:
-            raise _unknown(error) from error
+            raise unanswered(error) from error
 
     def _log_bytes(
         self, reader: BucketReader, shard: int, ordinal: int, start: int, stop: int
@@ -150,6 +160,42 @@ class BucketHome:
             if head.positions[shard] >= (ordinal, stop):
                 return
 
+    def log_positions(self) -> list[LogPosition]:
+        """Return the positions of the last round of this directory that is known: that of the note, or a later one, if
+        the bucket `has_answered`. An empty list if the log is not the one that the note is about any more: after
+        salvage, and in a copy."""
+        datadir = self._datadir
+        try:
+            note = read_note(self._fs, datadir)
+            is_other = self._fs.exists(datadir.salvaged_path) or self._fs.exists(join(datadir.root, MARK))
+            if note is None or note.positions is None or is_other:
+                return []
+            if inode_of(note.identity) != inode_of(self._fs.identity(datadir.root)):
+                return []
+        except (BadNote, OSError):
+            return []
+        newest = self._newest_positions(note) if self.has_answered else []
+        return newest or [LogPosition(*position) for position in note.positions]
+
+    def _newest_positions(self, note: BucketNote) -> list[LogPosition]:
+        """Return the positions of the last round behind the note; an empty list if there is none, or if that is not
+        known."""
+        reader = self._reader()
+        found: list[LogPosition] = []
+        try:
+            if self._own_note(reader) is None:
+                return []
+            numbers = [one.number for one in reader.rounds(note.round)]
+            for round_ in reader.chain(note.round, numbers[-1]) if numbers[:1] == [note.round] else ():
+                if round_.head.begins_history or round_.head.number == note.round:
+                    if round_.hash != note.hash:
+                        return []
+                    continue
+                found = [LogPosition(*position) for position in round_.head.positions]
+        except (StoreError, BucketDamaged):
+            return []
+        return found
+
     # -- whose bucket ------------------------------------------------------------------------------------------------
 
     def _own_note(self, reader: BucketReader) -> BucketNote | None:
@@ -174,6 +220,16 @@ class BucketHome:
         return BucketReader(self._objects, pause)
 
 
+def segment_entry(reader: BucketReader, base: Base, topic_id: int, first: int) -> SegmentEntry | None:
+    """Return what a base says of a segment; None if it has none. Raises BucketDamaged, StoreError."""
+    number = topic_id // PAGE_TOPICS
+    ref = next((ref for page, ref in base.body.pages if page == number), None)
+    if ref is None:
+        return None
+    topic = next((one for one in reader.page(base.head.number, number, ref) if one.id == topic_id), None)
+    return next((one for one in topic.segments if one.first == first), None) if topic is not None else None
+
+
 def _object(reader: BucketReader, name: SegmentName, kind: SegmentKind, file: SealedFile) -> bytes:
     """Return a file of a segment. Raises BucketDamaged, StoreError."""
     full = segment_name(name, kind)
@@ -183,5 +239,6 @@ def _object(reader: BucketReader, name: SegmentName, kind: SegmentKind, file: Se
     return data
 
 
-def _unknown(error: StoreError) -> OSError:
+def unanswered(error: StoreError) -> OSError:
+    """Return what a bucket that does not answer is to those who know files only."""
     return OSError(errno.EAGAIN, error.sentence)

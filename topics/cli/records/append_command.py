@@ -22,7 +22,7 @@ from topics.cli import failures
 from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples
 from topics.cli.output import ProgressBar, count, print_json, progress
 from topics.cli.stop_signals import StopSignal, stopping
-from topics.cli.values import Duration, Time
+from topics.cli.values import Duration, KeyValue, Time
 
 if TYPE_CHECKING:
     from topics.cli.records.append_sinks import Sink
@@ -74,18 +74,6 @@ class AppendSummary:
         if not self.duplicates:
             del document["duplicates"]
         return document
-
-
-class KeyValue(click.ParamType[tuple[str, str]]):
-    """`K=V`"""
-
-    name = "key=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        key, equals, text = value.partition("=")
-        if not equals or not key:
-            self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
-        return key, text
 
 
 class Expected(click.ParamType[tuple[str, int]]):

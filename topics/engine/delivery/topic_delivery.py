@@ -118,7 +118,7 @@ class TopicDelivery:
         feed.topic = topic
         audience = topic.followed()
         audience.consumers[feed] = None
-        audience.strong += feed.strong
+        audience.strong += feed.is_strong
         self._set_due(feed)
 
     def topic_added(self, topic: Topic) -> None:
@@ -141,7 +141,7 @@ class TopicDelivery:
             audience = topic.audience
             audience.set_aside(feed)
             audience.consumers.pop(feed, None)
-            audience.strong -= feed.strong
+            audience.strong -= feed.is_strong
             topic.drop_empty_audience()
 
     def set_due(self, feeds: list[Feed]) -> None:
@@ -236,7 +236,7 @@ class TopicDelivery:
 
     def _collector(self, topic: Topic, feed: Feed) -> Collector:
         wish = feed.wish._replace(max_bytes=self._budget(feed))
-        up_to = feed.end if feed.strong else None
+        up_to = feed.end if feed.is_strong else None
         return Collector(
             self._registry,
             topic,

@@ -82,7 +82,10 @@ class WatchSessions:
         self, request: WatchRequest, owner: bytes = b"", covered: Covered = OPEN.covered
     ) -> tuple[WatchSession, dict[str, WatchedTopic]]:
         """Begin a session of `owner`, whose key covers these parts of prefixes. Raises 404 for an unknown topic unless
-        it is to be waited for, 400 if `lenient` leaves no topic, 429 at the cap."""
+        it is to be waited for, 400 if `lenient` leaves no topic or the consistency needs a bucket, 429 at the
+        cap."""
+        if request.consistency == "remote" and not self._registry.has_bucket:
+            raise invalid("consistency", "remote needs a daemon with a bucket (TOPICS_BUCKET)")
         maximum = self._settings.max_watch_sessions
         if maximum and len(self._sessions) >= maximum:
             raise self._registry.throttle("max_watch_sessions", maximum)
@@ -101,7 +104,9 @@ class WatchSessions:
             feed = self._begin(name, topic, start, request)
             members.append(feed)
             found[name] = watched(topic, feed.position)
-        prefixes = wishes_of(request.prefixes, covered, partial(self._prefix_wish, request), strong=request.strong)
+        prefixes = wishes_of(
+            request.prefixes, covered, partial(self._prefix_wish, request), consistency=request.consistency
+        )
         for topic in self._matching(prefixes, found):
             wish = prefixes.of(topic.name)
             assert wish is not None
@@ -136,7 +141,9 @@ class WatchSessions:
     def names_of(self, request: WatchRequest, covered: Covered = OPEN.covered) -> list[str]:
         """Return the topics of a request: those that it names, and those that its prefixes match now, as many as may be
         watched."""
-        prefixes = wishes_of(request.prefixes, covered, partial(self._prefix_wish, request), strong=request.strong)
+        prefixes = wishes_of(
+            request.prefixes, covered, partial(self._prefix_wish, request), consistency=request.consistency
+        )
         return [*request.topics, *(topic.name for topic in self._matching(prefixes, request.topics))]
 
     def _keeping_nodes(self, request: WatchRequest) -> WatchRequest:
@@ -356,7 +363,7 @@ class WatchSessions:
         if len(here) >= MOST_PREFIXES and prefix not in here:
             raise invalid("prefix", f"would be one more than {MOST_PREFIXES} on this socket", max=MOST_PREFIXES)
         request = self._keeping_nodes(request)
-        asked = PrefixWish(prefix, tuple(covered(prefix)), self._prefix_wish(request, prefix), request.strong)
+        asked = PrefixWish(prefix, tuple(covered(prefix)), self._prefix_wish(request, prefix), request.consistency)
         again = [
             self._registry.topics.get(feed.name)
             for feed in outbox.feeds
@@ -453,12 +460,12 @@ class WatchSessions:
         from_seq = 0 if start.from_seq is UNSET else start.from_seq
         if topic is None:
             mark = TopicPosition(0 if start.tail else from_seq, GONE)
-            return Feed(name, wish, mark, strong=request.strong, awaits=True)
+            return Feed(name, wish, mark, consistency=request.consistency, awaits=True)
         from_seq = topic.log.head_seq if start.tail else from_seq
         mark = TopicPosition(from_seq, topic.id)
         if by is not None:
-            return Feed(name, wish, mark, strong=by.strong, prefix=by.prefix)
-        return Feed(name, wish, mark, strong=request.strong)
+            return Feed(name, wish, mark, consistency=by.consistency, prefix=by.prefix)
+        return Feed(name, wish, mark, consistency=request.consistency)
 
     def _wish(self, request: WatchRequest, also: tuple[Filter, ...] = ()) -> RecordRequest:
         """Return what a request wants of each topic; its records must match all of `also`, too. Raises 429."""

@@ -25,7 +25,6 @@ from topics.storage.evidence.leaf_hashes import hash_queued
 from topics.storage.evidence.leaf_reader import LeafDirectory, RootCache, TreeReader
 from topics.storage.files.fs import Fs
 from topics.storage.store import Store
-from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -54,20 +53,9 @@ class EvidenceCalls:
         self._store = store
         self._fs = fs
         self._offload = offload
-        self._archived: Callable[[int, LogPosition], bool] | None = None
         self._roots = RootCache()
         self._last: dict[str, GrowingTree] = {}
         """The tree of the last checkpoint of each topic, by the uuid."""
-
-    def begin_archive(self, is_archived: Callable[[int, LogPosition], bool]) -> None:
-        """From now on checkpoints cover only what is in the bucket. `is_archived` tells whether a written round has the
-        log of a shard up to a position. Called before anything is appended."""
-        self._archived = is_archived
-        self._registry.common.archives = True
-        for topic in self._registry.by_id.values():
-            if topic.tree is not None:
-                topic.tree.fill(topic.log.head_seq)
-                topic.tree.mark(topic.on_disk.applied_end or LogPosition(0, 0))
 
     async def key(self) -> str:
         """Return the public key as a verifier key. Raises `503 not_ready` if there is none, and none can be made; 400
@@ -145,13 +133,11 @@ class EvidenceCalls:
             )
         tree.fill(topic.log.head_seq)
         size = max(min(topic.synced_seq + 1 - tree.identity.start_seq, tree.published), 0)
-        if self._archived is not None:
-            is_archived = self._archived
-            tree.note_archived(lambda end: is_archived(topic.shard, LogPosition(*end)))
-            if tree.archived is None:
+        if size and (self._registry.has_bucket or self._store.evidence_key.has_bucket):
+            if topic.bucket_seq < tree.identity.start_seq:
                 message = f"it is not known yet how much of topic {name!r} is in the bucket"
                 raise ApiError("not_ready", message, retry_after_s=1)
-            size = min(size, tree.archived)
+            size = min(size, topic.bucket_seq + 1 - tree.identity.start_seq)
         return _Covered(topic, tree, size)
 
     @staticmethod

@@ -95,17 +95,8 @@ class GroupCalls:
             for name, queue in topic.groups.by_name.items():
                 if len(found) == most:
                     return found, True
-                state = queue.state
-                found.append(
-                    GroupFigures(
-                        topic.name,
-                        name,
-                        state.lag(topic.log),
-                        state.ready(topic.log),
-                        state.leases.in_flight,
-                        state.missed,
-                    )
-                )
+                jobs, state = self._queues.figures(topic, queue), queue.state
+                found.append(GroupFigures(topic.name, name, state.lag(topic.log), state.missed, jobs))
         return found, False
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -225,8 +216,8 @@ class GroupCalls:
             if not await self._commits.settled(topic):
                 continue
             writer = self._commits.check_writable(topic)
-            if writer.queue.is_full:
-                await self._commits.admit(writer, self._settings.admission_ms)
+            if self._commits.is_full(topic):
+                await self._commits.admit(topic, self._settings.admission_ms)
                 continue
             on_the_way = groups.on_the_way.get(group)
             if on_the_way is None:

@@ -13,8 +13,10 @@ unique_jobs       which jobs of an append are duplicates, by their unique keys
 new_jobs          what an append says about its jobs
 large_batches     the frames and blocks of a large batch, encoded in pieces
 read              one read, with or without waiting
+latest_reads      the newest records of tags
 export            all records of a range, slice by slice
 delete            deletions by seq and by tag
+null_expiry       deleting records whose data is null, after their time
 topic_lifecycle   creating, reconfiguring and deleting topics
 stage_lifecycle   creating, filling and dropping stages
 stage_leaves      the leaves of the records of stages, computed before they have their seqs

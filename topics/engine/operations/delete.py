@@ -83,9 +83,9 @@ class Deletions:
             topic = self._registry.topic(name)
             if not await self._commits.settled(topic):
                 continue
-            writer = self._commits.check_writable(topic)
-            if writer.queue.is_full and not topic.ephemeral:
-                await self._commits.admit(writer, self._settings.admission_ms)
+            self._commits.check_writable(topic)
+            if self._commits.is_full(topic) and not topic.ephemeral:
+                await self._commits.admit(topic, self._settings.admission_ms)
                 continue
             wanted = await self._range(topic, after_seq, before_seq, before_ts)
             if wanted is None:

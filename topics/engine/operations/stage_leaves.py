@@ -2,7 +2,7 @@
 (`docs/design/evidence.md` section 4).
 
 A leaf contains the record's seq and time in the topic. So the leaves are computed for the seqs that come next, behind a
-barrier that keeps other changes from the topic; the step in which the commit gets its seqs checks whether they fit.
+barrier that keeps other changes from the topic until the commit has got its seqs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import NamedTuple
-
-import trio
 
 from topics.engine.loader import Loader
 from topics.engine.record_columns import BLOCK_RECORDS
@@ -28,10 +26,6 @@ class StageLeaves(NamedTuple):
     first_seq: int
     ts: int
     leaves: bytes
-
-    def fits(self, target: Topic) -> bool:
-        """Return True if the records would get these seqs if they were committed now."""
-        return self.first_seq == target.assigned + 1 and self.ts >= target.last_ts
 
     def part(self, at: int, count: int) -> bytes:
         """Return `count` leaves from the one of record `at` of the commit on."""
@@ -58,20 +52,16 @@ async def stage_columns(stage: Topic, loader: Loader) -> AsyncIterator[RecordCol
 async def hash_ahead(
     target: Topic, stages: Sequence[Topic], now_ms: int, loader: Loader, offload: Offload
 ) -> StageLeaves:
-    """Hash the records of some stages for the seqs of their topic that come next, behind a barrier of the topic. Raises
-    `404 stage_not_found`."""
+    """Hash the records of some stages for the seqs of their topic that come next. The caller has set a barrier of the
+    topic. Raises `404 stage_not_found`."""
     first_seq, ts = target.assigned + 1, max(now_ms, target.last_ts)
-    target.barrier = trio.Event()
-    try:
-        leaves: list[bytes] = []
-        seq = first_seq
-        for stage in stages:
-            async for columns in stage_columns(stage, loader):
-                leaves.append(await offload.run(Pool.CPU, partial(_leaves, target.id, seq, ts, columns)))
-                seq += len(columns.datas)
-        return StageLeaves(first_seq, ts, b"".join(leaves))
-    finally:
-        target.lift_barrier()
+    leaves: list[bytes] = []
+    seq = first_seq
+    for stage in stages:
+        async for columns in stage_columns(stage, loader):
+            leaves.append(await offload.run(Pool.CPU, partial(_leaves, target.id, seq, ts, columns)))
+            seq += len(columns.datas)
+    return StageLeaves(first_seq, ts, b"".join(leaves))
 
 
 def _leaves(epoch: int, seq: int, ts: int, columns: RecordColumns) -> bytes:

@@ -40,6 +40,7 @@ from topics.queue.lease_events import (
 )
 from topics.queue.leases import LeaseDecision
 from topics.runtime.background import BackgroundTasks
+from topics.telemetry.figures import JobFigures
 
 CLAIM_BYTES: Final = 8 << 20
 """Bytes of JSON of the jobs that one claim returns at most; at least one job is returned whatever its size."""
@@ -251,9 +252,8 @@ class QueueCalls:
         skipped: list[int] = []
         while True:
             topic, queue = await self._lease_commits.current(name, group)
-            writer = self._commits.writer(topic)
-            if takes_room and writer.queue.is_full and not topic.ephemeral:
-                await self._commits.admit(writer, self._settings.admission_ms)
+            if takes_room and self._commits.is_full(topic) and not topic.ephemeral:
+                await self._commits.admit(topic, self._settings.admission_ms)
                 continue
             decision = decide(topic, queue, seqs, lease_ids)
             skipped += decision.skipped
@@ -272,7 +272,7 @@ class QueueCalls:
                 lease_ids = [lease_id for seq, lease_id in zip(seqs, lease_ids, strict=True) if seq in again]
             seqs = [seq for seq in seqs if seq in again]
             if decision.event is None:
-                await self._commits.wait_for(topic.next_change(), writer)
+                await self._commits.wait_for(topic.next_change(), self._commits.writer(topic))
         return HeldResult(
             done=sorted(done), skipped=skipped, ready=queue.ready(topic.log), in_flight=queue.leases.in_flight
         )
@@ -293,12 +293,11 @@ class QueueCalls:
             return queue.terms(topic.config).claim_jitter_ms
         return 0
 
-    def figures(self, topic: Topic) -> tuple[int, int, int, bool] | None:
-        """Return ready, leased and delayed jobs, and whether the queue is paused, for metrics, without waiting for
-        columns; None for a log."""
-        self.sweep(topic)
-        state = self.state(topic)
-        return None if state is None else (state.ready, state.in_flight, state.delayed, state.paused)
+    def figures(self, topic: Topic, queue: JobQueue) -> JobFigures:
+        """Return the figures of a queue or group for the metrics, without waiting for columns."""
+        queue.sweep(self._lease_commits.now(), queue.terms(topic.config))
+        state = queue.counters(topic.log)
+        return JobFigures(state.ready, state.in_flight, state.delayed, state.paused, state.dead_lettered)
 
     def look_after(self, topic: Topic) -> None:
         """Wake the tasks of a queue after a start or a config change: there may be another window, or another

@@ -209,15 +209,19 @@ def _of_topics(figures: EngineFigures) -> Iterator[Metric]:
     ):
         yield _gauges(name, text, ("topic",), (((sample.name,), getattr(sample, attribute)) for sample in samples))
     queues = [(sample.name, sample.jobs) for sample in samples if sample.jobs is not None]
-    for i, (name, text) in enumerate(
-        (
-            ("topic_queue_ready", "Jobs of a queue that can be claimed"),
-            ("topic_queue_in_flight", "Leased jobs of a queue"),
-            ("topic_queue_delayed", "Jobs of a queue that cannot be claimed yet"),
-            ("topic_queue_paused", "Whether a queue is paused"),
-        )
+    for name, text, attribute in (
+        ("topic_queue_ready", "Jobs of a queue that can be claimed", "ready"),
+        ("topic_queue_in_flight", "Leased jobs of a queue", "in_flight"),
+        ("topic_queue_delayed", "Jobs of a queue that cannot be claimed yet", "delayed"),
+        ("topic_queue_paused", "Whether a queue is paused", "paused"),
     ):
-        yield _gauges(name, text, ("topic",), (((topic,), int(jobs[i])) for topic, jobs in queues))
+        yield _gauges(name, text, ("topic",), (((topic,), int(getattr(jobs, attribute))) for topic, jobs in queues))
+    yield _counter(
+        "topic_queue_dead_lettered",
+        "Jobs of a queue that went to the dead letters",
+        ("topic",),
+        [((topic,), jobs.dead_lettered) for topic, jobs in queues],
+    )
     yield _gauge("topic_metrics_truncated", "Whether there are topics without figures", int(figures.topics_truncated))
 
 
@@ -280,17 +284,19 @@ def _of_groups(figures: EngineFigures) -> Iterator[Metric]:
         names,
         (((sample.topic, sample.group), sample.lag) for sample in samples),
     )
-    yield _gauges(
-        "group_ready",
-        "Records that a group has not finished and nobody holds",
+    groups = [((sample.topic, sample.group), sample.jobs) for sample in samples]
+    for name, text, attribute in (
+        ("group_ready", "Records that a group has not finished and nobody holds", "ready"),
+        ("group_in_flight", "Leased records of a group", "in_flight"),
+        ("group_delayed", "Records of a group that cannot be claimed yet", "delayed"),
+        ("group_paused", "Whether a group is paused", "paused"),
+    ):
+        yield _gauges(name, text, names, ((group, int(getattr(jobs, attribute))) for group, jobs in groups))
+    yield _counter(
+        "group_dead_lettered",
+        "Records of a group that went to the dead letters",
         names,
-        (((sample.topic, sample.group), sample.ready) for sample in samples),
-    )
-    yield _gauges(
-        "group_in_flight",
-        "Leased records of a group",
-        names,
-        (((sample.topic, sample.group), sample.in_flight) for sample in samples),
+        [(group, jobs.dead_lettered) for group, jobs in groups],
     )
     yield _counter(
         "group_missed",

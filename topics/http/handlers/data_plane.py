@@ -28,6 +28,7 @@ from topics.http.handlers.consumers import ConsumerHandlers
 from topics.http.handlers.evidence import EvidenceHandlers
 from topics.http.handlers.groups import GroupHandlers
 from topics.http.handlers.jobs import JobHandlers
+from topics.http.handlers.latest import LatestHandlers
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.raw_bytes import RawBytes
 from topics.http.handlers.redrives import RedriveHandlers
@@ -76,6 +77,7 @@ class DataPlane:
             "diff_post": self.diff_post,
             "diff_get": self.diff_get,
             "get_record": self.get_record,
+            "latest": LatestHandlers(engine).get,
             "open_watch": streams.open_watch,
             "watch": streams.watch,
             "stream": streams.stream,

@@ -39,6 +39,7 @@ class States:
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
+        self._engine.store.right.check()
         topics = len(self._engine.registry.topics)
         answer = ReadyAnswer(status="ready", wal_replay_complete=True, topics=topics)
         look = self._engine.metrics.bucket

@@ -392,6 +392,7 @@ class WebSocket:
         else:
             result = await self._append_with_config(topic, request, raw, perf)
         perf.server_total_ms = round((engine.clock.perf_ns() - began) / 1e6, 3)
+        engine.store.right.check()
         ack = append_answer(result, perf, return_seqs=publish.return_seqs)
         head = b'{"op":"ack",' if request_id is UNSET else b'{"op":"ack","request_id":%b,' % bytes(request_id)
         await self._answer(head + ack[1:])

@@ -9,6 +9,7 @@ daemon_facts     those of health, readiness and checkpoints
 job_facts        those of the calls that look at jobs, retry and cancel them
 evidence_operations those of the calls about evidence
 evidence_facts   the fields of their answers
+latest_facts     those of the newest records of tags
 field_facts      the meaning, the range and the unit of each field
 docs_page        the page at `/v0/docs`
 strict_names     refusing unknown names in requests that ask for it

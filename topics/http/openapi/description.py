@@ -44,6 +44,7 @@ from topics.http.openapi.operation import (
 from topics.http.requests import (
     append_requests,
     consumer_requests,
+    latest_requests,
     raw_appends,
     read_requests,
     topic_requests,
@@ -247,7 +248,7 @@ _OPERATIONS |= {
         "Takes a checkpoint, after which all records that could be read before are in sealed segments; later records "
         "go to a new one. A topic of which nothing is stored has no segments.",
         ok(answer_types.SealedAnswer, "The segments are sealed, and on disk."),
-        codes=("topic_not_found", "read_only"),
+        codes=("topic_not_found", "read_only", "not_owner"),
     ),
     **EVIDENCE_OPERATIONS,
     "diff_post": Operation(
@@ -291,6 +292,17 @@ _OPERATIONS |= {
         "type, if `Accept` names that type, as such or as `image/*`, `audio/*` or `video/*`, and does not prefer JSON.",
         {200: Answer("The record, or its bytes.", {JSON: answer_types.Record, **dict.fromkeys(RAW_TYPES)})},
         codes=("topic_not_found", "record_not_found", "throttled"),
+    ),
+    "latest": Operation(
+        RECORDS,
+        "The newest records of tags",
+        "With `tag` the newest record of that tag; with `prefix` the newest record of each tag that begins with it, a "
+        "page at a time. Exactly one of them is needed. Records whose `data` is null are left out. `404 "
+        "record_not_found` of a tag has `detail.reason` `none` or `null` (its newest record is null).\n\nWhoever has "
+        "read all pages goes on with a read from the `head_seq` of the first page, and has the table and all changes.",
+        ok(answer_types.LatestAnswer, "The record, or a page of records."),
+        parameters=query_of(latest_requests.LatestQuery),
+        codes=("topic_not_found", "record_not_found"),
     ),
     "delete_records": Operation(
         RECORDS,

@@ -20,6 +20,7 @@ from topics.http.openapi.daemon_facts import DAEMON_FACTS
 from topics.http.openapi.evidence_facts import EVIDENCE_FACTS
 from topics.http.openapi.fact import FILTER, NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
 from topics.http.openapi.job_facts import JOB_FACTS
+from topics.http.openapi.latest_facts import LATEST_FACTS
 from topics.http.requests import (
     append_requests,
     condition_requests,
@@ -148,7 +149,8 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "durable": Fact("Short for `durability`: true is `fsync`, false is `disk`. `durability` takes precedence."),
     "durability": Fact(
         "When an append is answered: at once, and the records are never written (`ephemeral`); before they are written "
-        "(`memory`); when they are written (`disk`); when they are synced (`fsync`)."
+        "(`memory`); when they are written (`disk`); when they are synced (`fsync`); when they are in the bucket, too "
+        "(`remote`, which needs one)."
     ),
     "priority": clamped("Manual priority in delivery; null for none.", -1000, 1000),
     "auto_priority": Fact("Recent use sets the priority while `priority` is null."),
@@ -192,6 +194,8 @@ _CONFIG: Final[Mapping[str, Fact]] = {
         "cannot be switched off again."
     ),
     "segment_max_age_ms": _limit("segment_max_age_ms", "Age at which a segment is sealed; 0 is off"),
+    "keep_per_tag": seq("Logs: only the newest so many records of each tag are kept; 0 is off."),
+    "null_ttl_ms": seq("With `keep_per_tag`: how long a record with a tag and `data: null` is kept; 0 is for ever."),
     "retention": Fact(
         "Logs: with `consumed`, records that all consumers, groups and routers of the topic have passed are deleted, "
         "once there is a consumer or a group."
@@ -312,6 +316,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     TopicState: {
         "type": Fact("A log or a queue."),
         "synced_seq": seq("The highest seq known to be on disk; 0 for `ephemeral`."),
+        "bucket_seq": seq("The highest seq that is in the bucket; 0 for `ephemeral`. Absent without a bucket."),
         "config": Fact("The full configuration."),
         "last_write_ts": seq("In ms since the epoch; null if never."),
         "last_read_ts": seq("In ms since the epoch; null if never."),
@@ -642,7 +647,9 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             f"Clamped to {watch_requests.MIN_HEARTBEAT_MS}..{watch_requests.MAX_HEARTBEAT_MS}.",
             U64,
         ),
-        "consistency": Fact("`strong`: a record is delivered once it is synced."),
+        "consistency": Fact(
+            "`strong`: a record is delivered once it is synced. `remote`: once it is in the bucket; 400 without one."
+        ),
     },
     WatchStart: _START,
     WatchedTopic: {"from_seq": seq("Records after this seq will be delivered.")},
@@ -753,6 +760,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "offset": seq("Byte offset in that file."),
     },
     **JOB_FACTS,
+    **LATEST_FACTS,
     **DAEMON_FACTS,
     answer_types.Sample: {"labels": Fact("Values of the labels, by name."), "value": Fact("The present value.")},
 }  # fmt: skip

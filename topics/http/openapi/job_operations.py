@@ -103,7 +103,7 @@ JOB_OPERATIONS |= {
         "Answers when the letters that are on their way are moved. What was moved stays moved. Stopping where none is "
         "running is no failure.",
         ok(answer_types.RedriveAnswer, "No redrive is running."),
-        codes=("topic_not_found", "read_only"),
+        codes=("topic_not_found", "read_only", "not_owner"),
     ),
     "extend": Operation(
         QUEUES,

@@ -89,6 +89,11 @@ class DataDir:
         return join(self.meta_dir, "restore")
 
     @property
+    def selection_path(self) -> str:
+        """Which topics a restored directory is to keep, until the first start has deleted the others."""
+        return join(self.meta_dir, "restore-topics")
+
+    @property
     def salvaged_path(self) -> str:
         """Says that the log was salvaged since `bucket_path` was written: it is not what the bucket has."""
         return join(self.meta_dir, "bucket-salvaged")

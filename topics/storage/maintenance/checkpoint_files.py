@@ -133,9 +133,9 @@ class CheckpointFiles:
             names += self._segment_files(segments)
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
-        names += [_RELATIVE.segment_path(owner, first, "data") for owner, first in moment.foreign]
         for topic_id, leaves in (await self._leaf_files(moment.topics)).items():
             names += [join(_RELATIVE.topic_dir(topic_id), file.name) for file in leaves]
+        names += await self._offload.run(Pool.FILES, partial(self._foreign_files, moment.foreign))
         cold = [
             (topic.id, s.first)
             for topic in moment.topics
@@ -205,6 +205,20 @@ class CheckpointFiles:
             needed = needed_files(names, tree)
             found[topic_id] = sorted(file for name in needed if (file := parse_leaf_name(name)) is not None)
         return found
+
+    def _foreign_files(self, foreign: Iterable[tuple[int, int]]) -> list[str]:
+        """Return `.data` of segments of deleted topics, or the pointers to those in a bucket. Runs in a worker
+        thread."""
+        names = []
+        for owner, first in foreign:
+            path = _RELATIVE.segment_path(owner, first, "data")
+            if self._fs.exists(self._store.datadir.segment_path(owner, first, "data")) or self.tiers.cold is None:
+                names.append(path)
+            elif self.tiers.objects is None:
+                names.append(f"cold:{path}")
+            else:
+                names.append(_RELATIVE.segment_path(owner, first, "object"))
+        return names
 
     def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:
         """Return those files of cold segments that are in the data directory as well. Runs in a worker thread."""

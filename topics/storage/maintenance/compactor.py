@@ -25,6 +25,7 @@ import trio
 from topics.config import Settings
 from topics.errors import ApiError
 from topics.runtime.offload import Offload, Pool
+from topics.runtime.process_limits import trim_memory
 from topics.storage.files.fs import Fs
 from topics.storage.maintenance.base_capture import BaseCapture
 from topics.storage.maintenance.checkpoint_files import SLICE_TOPICS, CheckpointFiles
@@ -48,6 +49,12 @@ LOCK_WAIT_S: Final = 1.0
 """How long a checkpoint waits for the lock of one topic's files (s); then it goes on without the topic, and keeps its
 WAL."""
 
+
+TRIM_AFTER_BYTES: Final = 32 << 20
+"""So much of the log is covered before a checkpoint returns unused memory to the system."""
+
+LITTLE_SHARE: Final = 64
+"""If one byte in so many of it was written during the last checkpoint, the log is not at rest."""
 
 REST: Final = 4
 """A checkpoint for sealing begins no earlier than so many times as long after the last checkpoint as that one took, so
@@ -129,6 +136,8 @@ class Compactor:
         """Which of them was the last that succeeded or failed, and was not cancelled."""
         self._failure = ""
         """Why that one has failed; empty if it has not."""
+        self._trimmed = 0
+        """Bytes of the log that checkpoints had covered when unused memory was returned last."""
         self._rested_at = -math.inf
         """From when on (`trio.current_time`) a checkpoint may be taken to seal a topic."""
 
@@ -316,6 +325,8 @@ class Compactor:
             starts = [ReplayStart(*writer.synced_position()) for writer in self._store.writers]
             for shard, start in self._source.starts_in_doubt().items():
                 starts[shard] = min(starts[shard], start)
+            for shard, waits_from in self._store.round_waits.starts().items():
+                starts[shard] = min(starts[shard], ReplayStart(*waits_from))
             written = [writer.figures.bytes_written for writer in self._store.writers]
             passed_over = skipped | self._file_holds.busy | set(self._source.delayed)
             try:
@@ -339,6 +350,7 @@ class Compactor:
                 await self._drop_files()
         if hold is None and self._keeps_outdated:
             await self._remove_outdated_manifests()
+        await self._trim_memory(sum(written))
         log.info(
             "checkpoint",
             snapshot=checkpoint.number,
@@ -349,6 +361,17 @@ class Compactor:
             ms=round((trio.current_time() - began) * 1000),
         )
         return checkpoint
+
+    async def _trim_memory(self, covered: int) -> None:
+        """Return unused memory to the system, if checkpoints have covered much of the log since that was done last, and
+        little has been written since this one began. `covered` is in bytes of the log. The C library keeps what records
+        took until they were stored, and storing them: some 30 bytes for each. While it returns them (10 ms for 100 MiB)
+        other threads may wait for memory, so that is not done under load, where it would be taken again at once."""
+        since = covered - self._trimmed
+        written = sum(writer.figures.bytes_written for writer in self._store.writers) - covered
+        if since >= TRIM_AFTER_BYTES and written * LITTLE_SHARE <= since:
+            self._trimmed = covered
+            await self._offload.run(Pool.CPU, trim_memory)
 
     async def _remove_outdated_manifests(self) -> None:
         """Remove manifests that a hold has kept, in this process or an earlier one, now that no hold lasts. Those of a

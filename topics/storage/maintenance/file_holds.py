@@ -64,8 +64,12 @@ class FileHolds:
     def needed_segments(self, topic_id: int) -> set[int]:
         """Return the first seqs of those segments of a topic that copies in other topics point to. They stay as they
         are until the copies are in segments of their own (`docs/spec/crash.md` 18)."""
+        return {first for owner, first in self.copied_segments() if owner == topic_id}
+
+    def copied_segments(self) -> set[tuple[int, int]]:
+        """Return topic id and first seq of all segments that copies in other topics point to."""
         places = map(self._store.files.place_of, self._source.copied_files())
-        return {first for kind, owner, first in places if kind == "segment" and owner == topic_id}
+        return {(owner, first) for kind, owner, first in places if kind == "segment"}
 
     @property
     def held(self) -> bool:

@@ -20,7 +20,7 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
-from topics.storage.segments.segment_pointer import PointedFile
+from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.topic_segments import Segment
 from topics.telemetry.logs import get_logger
@@ -44,6 +44,24 @@ class HomeMoves:
     def needed(self, topic_id: int) -> set[int]:
         """Return the first seqs of those segments of a topic that copies in other topics point to."""
         return self._file_holds.needed_segments(topic_id)
+
+    def copied(self) -> set[tuple[int, int]]:
+        """Return topic id and first seq of all such segments, those of deleted topics among them."""
+        return self._file_holds.copied_segments()
+
+    async def pointer(self, topic_id: int, first: int) -> SegmentPointer:
+        """Return the pointer to a segment. One that is damaged is made anew, if the bucket has it. Raises
+        OSError."""
+        tiers = self._checkpoints.tiers
+        assert tiers.objects is not None
+        assert tiers.cold is not None
+        read = partial(tiers.objects.pointer, topic_id, first)
+        try:
+            return await self._offload.run(Pool.FILES, read)
+        except OSError:
+            touch = partial(tiers.cold.read_range, topic_id, segment_name(first, "data"), 0, 1)
+            await self._offload.run(Pool.COLD_FILES, touch)
+        return await self._offload.run(Pool.FILES, read)
 
     async def bring(self, topic: LiveTopic, segment: Segment) -> bool:
         """Make a cold segment a hot one, with the lock. Return False if it cannot be done now. Raises like
@@ -69,7 +87,7 @@ class HomeMoves:
         assert tiers.objects is not None
         if not self._may_move(topic, segment):
             return False
-        pointer = await self._offload.run(Pool.FILES, partial(tiers.objects.pointer, topic.id, segment.first))
+        pointer = await self.pointer(topic.id, segment.first)
         self._file_holds.littered_cold[topic] = None  # until the copy counts
         await self._offload.run(Pool.COLD_FILES, partial(_copy, tiers, segment, pointer.data))
         async with self._file_holds.replacing(topic, segment) as there:

@@ -232,7 +232,8 @@ class TopicCheckpoints:
         """Say in the part which jobs there are, if it is one of a queue or of a log with groups."""
         queue, groups = capture.queue, capture.groups
         if queue is not None:
-            capture.part.queue = await self._offload.run(Pool.CPU, queue.dump) if queue.is_large else queue.dump()
+            dump = partial(queue.dump, deflates=queue.is_large)
+            capture.part.queue = await self._offload.run(Pool.CPU, dump) if queue.is_large else dump()
         if groups is not None and groups.groups:
             capture.part.groups = await self._offload.run(Pool.CPU, groups.dump) if groups.is_large else groups.dump()
 

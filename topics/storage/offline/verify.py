@@ -521,6 +521,10 @@ class Verification:
                 continue  # an unreadable note about the bucket refuses a start with one, and says what to do
             elif join(datadir.meta_dir, name) == datadir.restore_path:
                 yield Finding(datadir.restore_path, None, "a restore goes on: segments are still copied home", "note")
+            elif join(datadir.meta_dir, name) == datadir.selection_path:
+                yield Finding(
+                    datadir.selection_path, None, "the first start deletes topics that it does not name", "note"
+                )
             elif name.endswith(".damaged"):
                 yield Finding(join(datadir.meta_dir, name), None, "was damaged, and is kept aside", "note")
             elif name == "reserve.cbor":

@@ -34,7 +34,9 @@ def pointer_findings(fs: Fs, datadir: DataDir, segments: Iterable[Segment]) -> I
         try:
             pointer = decode_pointer(fs.read(path))
         except BadPointer as error:
-            yield Finding(path, None, f"{error}: nothing else says where the segment is", "damage")
+            yield Finding(
+                path, None, f"{error}: a read makes it anew, if the newest base in the bucket has the segment", "damage"
+            )
             continue
         urls.add(pointer.url)
         if pointer.salt != segment.salt:

@@ -105,6 +105,7 @@ class RecoveredTopic:
 
     __slots__ = (
         "base",
+        "bucket_ceiling",
         "ceiling",
         "commit_keys",
         "config",
@@ -144,6 +145,8 @@ class RecoveredTopic:
         self.log = log if log is not None else TopicLog()
         self.ceiling = 0
         """The highest seq that may have been assigned (`docs/spec/crash.md` 1)."""
+        self.bucket_ceiling = 0
+        """The highest seq that the owner may have assigned whose bucket this is; of meaning to a takeover only."""
         self.end = LogPosition(-1, 0)
         """End of the last frame that is in this state; earlier frames are skipped (`docs/spec/crash.md` 8)."""
         self.keys: DedupeWindow | None = None

@@ -149,6 +149,7 @@ class _Replay:
         self._clock = clock
         self._files = WalFiles()
         self._columns = ColumnLoader(tiers, repairs)
+        self._vouched = repairs.vouched if repairs is not None else {}
         self._stored = StoredParts(fs, datadir, tiers, clock)
         self._topics = TopicCatalog(self._stored, clock)
         self._copies = CopyReplay(fs, self._files, self._columns)
@@ -200,6 +201,7 @@ class _Replay:
             transactions=self._transactions,
             schedules=self._schedules,
             ends=LogEnds(fs, self._files, topics.by_id, owner, file_bytes),
+            vouched=self._vouched,
             shard_of=owner,
         )
         for found in layout.shards:

@@ -57,6 +57,8 @@ class ReplayTools(NamedTuple):
     transactions: TransactionReplay
     schedules: ScheduleReplay
     ends: LogEnds
+    vouched: Mapping[int, LogPosition]
+    """Positions that are known to be synced, by shard, besides those that the log itself tells."""
     shard_of: Callable[[int], int]
     """Returns the shard of a topic id."""
 
@@ -71,7 +73,8 @@ class ShardReplay:
         self._begin = begin
         self._has_snapshot = snapshot is not None
         self._shard = shard = RecoveredShard(found.shard, found.path)
-        shard.vouched = LogPosition(begin.ordinal, begin.offset)
+        known = tools.vouched.get(found.shard, LogPosition(0, 0))
+        shard.vouched = max(LogPosition(begin.ordinal, begin.offset), known)
         if snapshot is not None and found.shard in snapshot.positions:
             # A substitute snapshot made from manifests has neither of them; the frames may have them.
             shard.boot_id, shard.identity = snapshot.boot_id or None, snapshot.identity or None

@@ -100,6 +100,7 @@ class TopicCatalog:
             return topic
         topic = RecoveredTopic(frame.topic_id, name, config_from_wire(payload["config"]))
         topic.ceiling = payload.get("ceiling", 0)
+        topic.bucket_ceiling = payload.get("bucket_ceiling", 0)
         if frame.type == FrameType.STAGE:
             topic.stage = StageTarget(payload["target"], payload["stage"])
             topic.last_write = frame.ts  # its creation counts as use

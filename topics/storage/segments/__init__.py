@@ -9,6 +9,7 @@ flag_patches     what flagging deleted records means for `.data` and `.idx`
 topic_segments   the segments of one topic, and how records are divided among them
 segment_scan     reading a `.data` file from front to back
 segment_reader   columns and bytes of a span, from hot or cold files
+single_records   bytes of single records, without the columns of their span
 segment_pointer  the file that says in which objects of a bucket a segment is
 segment_store    the interface to the place of sealed segments, and a directory that implements it
 copy_frames      copies on disk: the Forwarded frame, and reading the frames that copies point to

@@ -38,6 +38,7 @@ from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.tags_format import decode_tags
 from topics.storage.segments.topic_segments import Segment
+from topics.storage.wal.wal_files import LogPosition
 
 _WHOLE: Final = 1 << 31
 """Files of segments are read up to here; none is as long."""
@@ -67,6 +68,11 @@ class SecondHome(Protocol):
     def log_bytes(self, shard: int, ordinal: int, start: int, stop: int) -> Generator[tuple[int, bytes]]:
         """Yield what there is of the synced bytes `start` to `stop` (exclusive) of a file of the log, as offsets and
         bytes, ascending. Raises OSError if that cannot be known now."""
+        ...
+
+    def log_positions(self) -> list[LogPosition]:
+        """Return up to where a sync has covered the log of this directory, as far as is known, by shard; an empty list
+        if it is not the log that is known. Never raises."""
         ...
 
 

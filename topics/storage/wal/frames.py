@@ -70,6 +70,8 @@ class FrameType(IntEnum):
     GROUP = 24
     SCHEDULE = 25
     EVIDENCE = 26
+    KEEP = 27
+    BUCKET_CEILING = 28
 
 
 _KNOWN: Final = frozenset(map(int, FrameType))

@@ -19,7 +19,7 @@ from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.bucket_segments import BucketSegments
 from topics.bucket.object_store import ObjectTooLarge, StoreError
 from topics.bucket.pins import remove_pin, renew_pin
-from topics.bucket.restore_note import RestoreNote, remove_restore_note
+from topics.bucket.restored.restore_note import RestoreNote, remove_restore_note
 from topics.errors import ApiError
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
@@ -28,6 +28,7 @@ from topics.storage.files.fs import Fs
 from topics.storage.maintenance.cold_removal import is_away
 from topics.storage.maintenance.home_moves import HomeMoves
 from topics.storage.maintenance.live_topic import LiveTopic
+from topics.storage.segments.segment_pointer import SegmentPointer
 from topics.storage.segments.topic_segments import Segment
 from topics.telemetry.logs import get_logger
 
@@ -137,15 +138,16 @@ class RestoreCompletion:
         for topic, segment in list(self._cold()):
             if topic.deleted or segment.tier != "cold":
                 continue
+            left += 1  # also if its pointer is damaged: the pin may be what keeps it
             try:
-                get = partial(self._segments.pointer, topic.id, segment.first)
-                pointer = await self._offload.run(Pool.FILES, get)
+                pointer = await self._moves.pointer(topic.id, segment.first)
                 if pointer.bucket != self._note.bucket:
+                    left -= 1
                     continue
                 if self._segments.is_own(pointer):
+                    left -= 1
                     own += 1
                     continue
-                left += 1
                 if is_gone or not self._has_room():
                     continue
                 if await self._moves.bring(topic, segment):
@@ -156,7 +158,21 @@ class RestoreCompletion:
             except (OSError, ApiError) as error:
                 is_gone = is_gone or is_away(error)
                 self._tell(topic, segment, error)
+        for topic_id, first in sorted(self._moves.copied()):
+            needed = await self._pointer_of_deleted(topic_id, first) if topic_id not in self._topics else None
+            if needed is not None:
+                left += not self._segments.is_own(needed)
+                own += self._segments.is_own(needed)
         return CompletionState(left, own)
+
+    async def _pointer_of_deleted(self, topic_id: int, first: int) -> SegmentPointer | None:
+        """Return the pointer to a segment of a deleted topic, if it needs the pin: until checkpoints have stored the
+        copies that point to it. None for one that is at home, or elsewhere."""
+        try:
+            pointer = await self._offload.run(Pool.FILES, partial(self._segments.pointer, topic_id, first))
+        except OSError:
+            return None
+        return pointer if pointer.bucket == self._note.bucket else None
 
     async def _keep_pin(self) -> None:
         while True:
