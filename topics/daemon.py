@@ -33,6 +33,7 @@ from topics.auth.key_file import KeysRefused, read_keys
 from topics.bucket.bounded_objects import MOST_CHANGES, MOST_READS
 from topics.config import Settings
 from topics.engine.engine import Engine
+from topics.engine.restored_topics import keep_only
 from topics.errors import ApiError
 from topics.http.app import make_app
 from topics.http.connections.server import Server, open_listener, port_of, serve
@@ -398,7 +399,12 @@ class Daemon:
             selection = await engine.offload.run(Pool.FILES, partial(read_selection, engine.fs, datadir))
             if selection is None:
                 return
-            kept = await engine.keep_only(selection.matches)
+            kept = await keep_only(
+                selection.matches,
+                registry=engine.registry,
+                topic_lifecycle=engine.topic_lifecycle,
+                schedules=engine.schedules,
+            )
             await engine.offload.run(Pool.FILES, partial(remove_selection, engine.fs, datadir))
         except BadSelection as error:
             raise StartRefusal(

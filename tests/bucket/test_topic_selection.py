@@ -35,6 +35,7 @@ from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.bucket_restore import BucketRestore, RestoreSource, Workers
 from topics.bucket.offline.restore_target import RestoreRefused, choose_target
 from topics.bucket.restored.topic_selection import BadSelection, TopicSelection, read_selection, remove_selection
+from topics.engine.restored_topics import keep_only
 from topics.model import Performance, SchedulePatch
 from topics.storage.files.datadir import DataDir
 from topics.storage.maintenance.base_capture import BaseCapture
@@ -58,7 +59,13 @@ async def first_start(life: Life) -> None:
     datadir = life.store.datadir
     selection = read_selection(life.fs, datadir)
     if selection is not None:
-        await life.engine.keep_only(selection.matches)
+        engine = life.engine
+        await keep_only(
+            selection.matches,
+            registry=engine.registry,
+            topic_lifecycle=engine.topic_lifecycle,
+            schedules=engine.schedules,
+        )
         remove_selection(life.fs, datadir)
 
 

@@ -205,7 +205,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     Ceilings: ("forget", "commit_point", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
     UniqueJobs: ("adopt_all", "begin", "judged", "nothing_stored", "publish"),
-    HomeMoves: ("bring", "bring_all", "needed"),
+    HomeMoves: ("bring", "bring_all", "copied", "needed", "pointer"),
 }
 """What only the engine and its parts call, on behalf of the others."""
 CALLED: Final = sorted({*WRITES, *READS, *INNER}, key=lambda owner: owner.__name__)

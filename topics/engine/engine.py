@@ -75,7 +75,6 @@ from topics.engine.redrives.letter_moves import LetterMoves
 from topics.engine.redrives.redrives import Redrives
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
-from topics.engine.restored_topics import KeptTopics, keep_only
 from topics.engine.schedules.firings import Firings
 from topics.engine.schedules.schedule_calls import ScheduleCalls
 from topics.engine.schedules.schedule_commits import ScheduleCommits
@@ -528,13 +527,6 @@ class Engine:
         elif self.store.salvaged or self.store.short_of_snapshots:
             for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
                 await self.compactor.checkpoint_at_start()
-
-    async def keep_only(self, matches: Callable[[str], bool]) -> KeptTopics:
-        """Before requests are served: delete all topics but those whose names match (`restored_topics`). The shard
-        writers must be running. Raises ApiError."""
-        return await keep_only(
-            matches, registry=self.registry, topic_lifecycle=self.topic_lifecycle, schedules=self.schedules
-        )
 
     # -- what is scheduled -------------------------------------------------------------------------------------------
 
