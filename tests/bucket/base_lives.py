@@ -36,7 +36,7 @@ class PlainArchive:
         self.number += 1
         for number in range(1, self.number + 1):
             if round_name(number) not in self.objects.objects:
-                self.objects._set(round_name(number), b"")  # nobody reads them
+                self.objects._set(round_name(number), b"")  # no restore reads these rounds
         self.asked.append(list(positions))
         return self.number
 

@@ -70,7 +70,7 @@ async def first_start(life: Life) -> None:
 
 
 def begun(owner: Owner, fs: SimFs, *, tidy: bool = False) -> tuple[Shown, World]:
-    """What is shown after the first start on a disk. Then the process is killed."""
+    """Return the answers of a daemon after its first start on a disk, and the world in which it was killed then."""
     found: list[Shown] = []
     world = World(owner.world.seed + 2, config=owner.world.settings, fs=fs, now_ms=owner.now_ms)
 

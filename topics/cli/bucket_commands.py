@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from topics.bucket.offline.bucket_figures import BucketStatus
     from topics.bucket.offline.bucket_reader import BucketReader
     from topics.bucket.offline.bucket_removals import BucketRemovals
+    from topics.bucket.offline.bucket_restore import RestoreFigures
+    from topics.bucket.offline.restore_target import RestoreTarget
     from topics.bucket.restored.topic_selection import TopicSelection
 
 RETAIN_MS: Final = 7 * 86_400_000
@@ -150,7 +152,14 @@ def restore(
             ) from None
         finally:
             workers.close()
-    if options.as_json:
+    _print_restored(data_dir, target, figures, as_json=options.as_json, has_selection=selection is not None)
+
+
+def _print_restored(
+    data_dir: str, target: RestoreTarget, figures: RestoreFigures, *, as_json: bool, has_selection: bool
+) -> None:
+    """Print what a restore has made."""
+    if as_json:
         print_json(
             {
                 "data_dir": data_dir,
@@ -167,7 +176,7 @@ def restore(
             f"{data_dir}: the state of {moment(target.wall_ms)} UTC (round {target.round}), {size(figures.bytes)} read"
         )
     )
-    if selection is not None:
+    if has_selection:
         print_line("it has all topics until a daemon is started: that deletes those that do not match")
     if figures.left:
         print_line(f"{figures.left:,} segments are still in the bucket: a daemon that is started copies them")
