@@ -1,6 +1,8 @@
 """topics: a persistent, append-only log service on one node.
 
     daemon     the tree of tasks, the order of starting and of stopping: read this first
+    daemon_start   what a start needs before that, and why it may be refused
+    standby    what the daemon does while it follows another one
     cli        the command `topics`, a client of the REST interface
     spark      Spark reads and writes topics, as a client and as a reader of files
     client     the Python clients; they import nothing of the server

@@ -205,6 +205,20 @@ def _url(group: str, help: str) -> Any:
     return _field("", group=group, help=help, allowed=what, default="", parse=parse)
 
 
+_HTTP_URL = re.compile(r"https?://[^/\s@?#]+(/[^\s?#]*)?")
+
+
+def _http_url(group: str, help: str) -> Any:
+    """The URL of a daemon; an empty text means none."""
+
+    def parse(text: str) -> str:
+        if text and (not text.isprintable() or _HTTP_URL.fullmatch(text) is None):
+            raise ValueError
+        return text.rstrip("/")
+
+    return _field("", group=group, help=help, allowed="a URL such as http://topics-1:4000", default="", parse=parse)
+
+
 def _keys(group: str, help: str) -> Any:
     """API keys. An empty text is refused: it probably means that a secret is missing."""
     what = "KEY[:SCOPES[:PREFIXES]], comma-separated; SCOPES joined by + of read, write, delete, admin, PREFIXES by |"
@@ -336,6 +350,13 @@ class Settings:
     )
 
     bucket: str = _url(BUCKET, "Bucket that has everything a second time; unset: none.")
+    role: str = _choice(
+        "owner",
+        ("owner", "standby"),
+        BUCKET,
+        "owner takes appends; standby follows the bucket of another daemon, and serves reads.",
+    )
+    bucket_poll_ms: int = _duration(500, 10, BUCKET, "How often a standby looks for the next round.")
     bucket_take: bool = _bool(False, BUCKET, "For one start: take the bucket, though it belongs to another directory.")
     bucket_round_ms: int = _duration(2000, 10, BUCKET, "Interval of rounds: at most so much is not in the bucket yet.")
     bucket_backlog_bytes: int = _size(
@@ -345,6 +366,15 @@ class Settings:
     bucket_retain_ms: int = _duration(
         7 * 86_400_000, 0, BUCKET, "How far back the bucket can restore to; what is older is deleted."
     )
+    bucket_takeover: bool = _bool(
+        False, BUCKET, "The bucket is owned by lease: when this daemon is gone, another one takes over."
+    )
+    bucket_lease_ms: int = _duration(
+        10_000, 300, BUCKET, "With takeover: another daemon takes over when the owner was not heard of for so long."
+    )
+    advertised_url: str = _http_url(
+        BUCKET, "Where clients reach this daemon, as the object owner says; unset: its host and port."
+    )
     bucket_timeout_ms: int = _duration(
         30_000, 100, BUCKET, "A call of the bucket is given up after so long, and the time that its bytes need."
     )
@@ -352,6 +382,9 @@ class Settings:
     segment_max_events: int = _count(10_000, 1, 1_000_000, SEGMENTS, "Records of a segment.")
     segment_max_bytes: int = _size(64 * MIB, 1 * KIB, 1 * GIB, SEGMENTS, "Bytes of a segment's records.")
     segment_max_age_ms: int = _duration(3_600_000, 0, SEGMENTS, "Age at which a segment is sealed; 0 is off.")
+    segment_compression: str = _choice(
+        "zstd", ("zstd", "off"), SEGMENTS, "Whether sealed segments are packed; topics may say otherwise."
+    )
     rewrite_live_ratio: float = _share(0.5, SEGMENTS, "A segment with a smaller share of live bytes is rewritten.")
     hot_retain_segments: int = _count(4, 0, MAX_COUNT, SEGMENTS, "Newest sealed segments of a topic that stay hot.")
     hot_retain_bytes: int = _size(
@@ -431,6 +464,7 @@ class Settings:
     )
     allow_insecure_no_auth: bool = _bool(False, ACCESS, "Allow listening beyond loopback without API keys.")
     probe_auth: bool = _bool(False, ACCESS, "Health and readiness need a key, too.")
+    console: bool = _bool(True, ACCESS, "Serve the console, a page for browsers, at /console.")
     cors_origins: tuple[str, ...] = _origins(ACCESS, "Origins whose pages may call from a browser.")
     allowed_hosts: tuple[str, ...] = _hosts(
         ACCESS, "Names allowed in Host on loopback without API keys, beside localhost and addresses."

@@ -21,7 +21,9 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, cast
@@ -32,11 +34,24 @@ from topics import __version__
 from topics.auth.key_file import KeysRefused, read_keys
 from topics.bucket.bounded_objects import MOST_CHANGES, MOST_READS
 from topics.config import Settings
+from topics.daemon_start import (
+    StartFailure,
+    StartRefusal,
+    bucket_segments,
+    claimed,
+    is_empty,
+    listening_sockets,
+    lock,
+    made_completion,
+    mend_pointers,
+    opened_audit_log,
+    prepared_standby,
+)
 from topics.engine.engine import Engine
 from topics.engine.restored_topics import keep_only
 from topics.errors import ApiError
 from topics.http.app import make_app
-from topics.http.connections.server import Server, open_listener, port_of, serve
+from topics.http.connections.server import Server, port_of, serve
 from topics.http.gate import Gate
 from topics.http.handlers.control_plane import load_late
 from topics.runtime.clock import SystemClock
@@ -44,7 +59,7 @@ from topics.runtime.garbage_collector import building
 from topics.runtime.offload import Pool, ThreadOffload
 from topics.runtime.process_limits import limit_arenas, raise_file_limit
 from topics.storage.cold.cold_store import MOST_HANGING, MOST_HANGING_CHANGES
-from topics.storage.files.datadir import DataDir, DataDirError
+from topics.storage.files.datadir import DataDirError
 from topics.storage.files.fs import OsFs
 from topics.storage.files.mounts import kernel_warning
 from topics.storage.recovery.damage import Damage
@@ -60,10 +75,19 @@ if TYPE_CHECKING:
     from topics.bucket.bases.base_writer import BaseWriter
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
+    from topics.bucket.local_note import BucketNote
+    from topics.bucket.ownership.lease import Lease
+    from topics.bucket.ownership.start_claim import StartClaim
     from topics.bucket.repair.bucket_home import BucketHome
-    from topics.bucket.restored.restore_completion import RestoreCompletion
+    from topics.standby import Standby
 
 log = get_logger(__name__)
+
+GRACE_S: Final = 10.0
+"""How long a daemon that has lost its lease goes on answering reads (s)."""
+
+LEASE_LOOK_S: Final = 0.05
+"""How often it is looked if the lease is lost (s). Whatever changes something looks itself."""
 
 HOUSEKEEPING_MS: Final = 500
 """How often idle state is looked for: ceilings, idempotency keys, stages, sessions, slow connections."""
@@ -92,15 +116,15 @@ used by the others."""
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_REFUSED: Final = 2
+EXIT_NOT_OWNER: Final = 3
 EXIT_AT_ONCE: Final = 130
 
+BEGIN_ANEW: Final = -1
+BEGIN_AT_ONCE: Final = -2
+"""Not exit codes: the process begins again, as a standby with another directory, or as the owner."""
 
-class StartRefusal(Exception):
-    """The daemon refuses to start: something must be mended first. The message is for the operator."""
-
-
-class StartFailure(Exception):
-    """The start has failed for a reason that may pass, such as a full disk; the message is for the operator."""
+ANEW_S: Final = 5.0
+"""The wait before that (s), so that a failure that comes at each start does no harm."""
 
 
 E = TypeVar("E", bound=Exception)
@@ -108,13 +132,24 @@ E = TypeVar("E", bound=Exception)
 
 def run(settings: Settings, cold: SegmentStore | None = None) -> int:
     """Run the daemon until it stops. Returns the exit code of the process: 0 after a clean stop, 1 after a failure, 2
-    if the start is refused.
+    if the start is refused, 3 if another daemon owns the bucket now, or may.
 
     `cold` is the store for old segments, in place of the directory that the settings name; tests use it.
     """
-    code = EXIT_FAILED
+    port = settings.port
+    while True:
+        code, port = _run_once(replace(settings, port=port), cold)
+        if code not in (BEGIN_ANEW, BEGIN_AT_ONCE):
+            return code
+        if code == BEGIN_ANEW:
+            time.sleep(ANEW_S)
+
+
+def _run_once(settings: Settings, cold: SegmentStore | None) -> tuple[int, int]:
+    """Return the exit code, and the port."""
+    code, port = EXIT_FAILED, settings.port
     try:
-        code = trio.run(partial(_main, settings, cold), strict_exception_groups=True)
+        code, port = trio.run(partial(_main, settings, cold), strict_exception_groups=True)
     except* StartRefusal as group:
         for error in _leaves(group):
             log.error("start_refused", reason=str(error))
@@ -126,7 +161,7 @@ def run(settings: Settings, cold: SegmentStore | None = None) -> int:
     except* Exception as group:
         log.error("daemon_failed", exc_info=group)
         code = EXIT_FAILED
-    return code
+    return code, port
 
 
 def _leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
@@ -137,7 +172,7 @@ def _leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
             yield error
 
 
-async def _main(settings: Settings, cold: SegmentStore | None) -> int:
+async def _main(settings: Settings, cold: SegmentStore | None) -> tuple[int, int]:
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     limit_arenas(ARENAS)
@@ -161,56 +196,20 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> int:
         keys = read_keys(settings.api_keys, settings.api_keys_file)
     except KeysRefused as error:
         raise StartRefusal(str(error)) from None
-    audit = _open_audit_log(settings)
-    segments = _bucket_segments(settings) if cold is None else None
+    audit = opened_audit_log(settings)
+    note = await prepared_standby(settings, offload) if settings.role == "standby" else None
+    segments = bucket_segments(settings) if cold is None else None
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold or segments, objects=segments)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        comes_from_bucket = bool(settings.bucket) and settings.bucket_takeover and is_empty(str(settings.data_dir))
+        if not comes_from_bucket:
+            lock(engine)
         try:
-            engine.store.lock(f"pid {os.getpid()}")
-        except DataDirError as error:
-            raise StartRefusal(str(error)) from error
-        try:
-            daemon = Daemon(settings, engine, make_app(engine, keys, audit), audit, _listen(settings), segments)
-            return await daemon.serve(signals)
+            app, sockets = make_app(engine, keys, audit), listening_sockets(settings)
+            daemon = Daemon(settings, engine, app, audit, sockets, segments, note)
+            return await daemon.serve(signals), daemon.port
         finally:
             engine.store.unlock()
-
-
-def _bucket_segments(settings: Settings) -> BucketSegments | None:
-    """Return the store of segments that are in a bucket; None if there can be none. Raises StartRefusal."""
-    datadir = DataDir(str(settings.data_dir))
-    is_restored = os.path.exists(datadir.restore_path)
-    if settings.cold_dir is not None:
-        if is_restored:
-            raise StartRefusal(
-                f"{datadir.restore_path} says that segments of this directory are in the bucket that it was restored "
-                "from, and with TOPICS_COLD_DIR they cannot be read. Unset TOPICS_COLD_DIR until they have been copied "
-                "home: then the file is gone"
-            )
-        return None
-    if not settings.bucket and not is_restored and not os.path.exists(datadir.bucket_path):
-        return None
-    from topics.bucket.bucket_segments import BucketSegments, opener  # noqa: PLC0415
-
-    return BucketSegments(OsFs(), datadir.root, opener(os.environ, settings.cold_timeout_ms / 1000))
-
-
-def _open_audit_log(settings: Settings) -> AuditLog | None:
-    if settings.audit_log is None:
-        return None
-    audit = AuditLog(settings.audit_log)
-    try:
-        audit.open()
-    except OSError as error:
-        raise StartRefusal(f"TOPICS_AUDIT_LOG={settings.audit_log}: {error.strerror or error}") from error
-    return audit
-
-
-def _listen(settings: Settings) -> list[socket.socket]:
-    try:
-        return open_listener(settings.host, settings.port)
-    except OSError as error:
-        raise StartRefusal(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
 
 
 class Daemon:
@@ -224,8 +223,9 @@ class Daemon:
         audit: AuditLog | None,
         sockets: list[socket.socket],
         segments: BucketSegments | None = None,
+        note: BucketNote | None = None,
     ) -> None:
-        """`segments` is the engine's cold store if that is a bucket."""
+        """`segments` is the engine's cold store if that is a bucket; `note` says where a standby goes on."""
         self.settings = settings
         self.engine = engine
         self.app = app
@@ -238,6 +238,11 @@ class Daemon:
         self._segments = segments
         self._archive: Archive | None = None
         self._bases: BaseWriter | None = None
+        self._claim: StartClaim | None = None
+        self._is_fenced = False
+        self._note = note
+        self._standby: Standby | None = None
+        self._again: int | None = None
         self._failed = False
         self._draining = "requests"
         self._drain_began = self._stage_began = 0.0
@@ -255,33 +260,39 @@ class Daemon:
             self._write_port_file()
             storage = await daemon.start(_branch)
             await storage.start(self.engine.run)
-            self._make_home()
-            if not await self._recover():
+            if self._note is not None:
+                self._standby = self._make_standby(self._note)
+            else:
+                self._make_home()
+            claimed = await self._until_stopped(self._claim_bucket)
+            if claimed and self._claim is not None:
+                daemon.start_soon(self._watch_lease, self._claim.lease)
+            if not claimed or not await self._recover():
                 daemon.cancel_scope.cancel()
-                return EXIT_OK
-            archive = await self._make_archive()
-            for writer in self.engine.store.writers:
-                storage.start_soon(self._vital, f"wal shard {writer.shard}", writer.run)
-            await self._keep_selected()
-            if archive is not None:
-                storage.start_soon(self._restarted, "archive", archive.run)
-                await self._settle_bucket(archive)
+                return self._stop_code
+            archive = await self._open_log(storage) if self._standby is None else None
             background = await daemon.start(_branch)
             background.start_soon(self._restarted, "compactor", self.engine.compactor.run)
             if archive is not None:
                 self._start_bases(background, archive)
+            if archive is not None and not await self._until_stopped(partial(self._archive_recovered, archive)):
+                daemon.cancel_scope.cancel()
+                return self._stop_code
             background.start_soon(self._restarted, "reclaimer", self.engine.reclaimer.run)
-            if self.engine.store.tiers.cold is not None:
-                background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
-                background.start_soon(self._restarted, "cold_directory", self.engine.store.cold_dir.watch)
-            if self._segments is not None and (completion := self._make_completion(self._segments)) is not None:
+            if (
+                self._segments is not None
+                and (completion := made_completion(self.engine, self._segments, self._has_base)) is not None
+            ):
                 background.start_soon(self._restarted, "restore_completion", completion.run)
             background.start_soon(self._restarted, "length_check", self.engine.length_check.run)
             background.start_soon(self._restarted, "free_space", self.engine.store.space.watch)
-            background.start_soon(self._vital, "housekeeping", self._housekeeping)
             storage.start_soon(self._vital, "delivery", self.engine.delivery.scheduler.run)
-            background.start_soon(self._restarted, "schedules", self.engine.firings.run)
             background.start_soon(self._restarted, "governor", self.engine.governor.run)
+            if self._standby is None:
+                self._start_owner(background)
+            else:
+                background.start_soon(self._follow, self._standby)
+                background.start_soon(self._vital, "housekeeping", self._look_after_clients)
             if self.audit is not None:
                 background.start_soon(self._restarted, "audit_summaries", self.audit.run)
             # The objects that imports and recovery have built stay; frozen, they are not visited by each collection.
@@ -292,6 +303,11 @@ class Daemon:
             log.info("ready", version=__version__, port=self.port, topics=len(self.engine.registry.topics))
             background.start_soon(trio.to_thread.run_sync, load_late)
             await self._stop.wait()
+            if self._is_fenced or self._again is not None:
+                self.engine.start_draining()
+                await self.engine.watch_sessions.say_farewell()
+                daemon.cancel_scope.cancel()
+                return self._stop_code
             with trio.move_on_after(self.settings.drain_ms / 1000) as limit:
                 await self._drain(server, background.cancel_scope)
             if limit.cancelled_caught:
@@ -302,6 +318,50 @@ class Daemon:
         if self.audit is not None:
             await self.audit.summarize()
         return EXIT_FAILED if self._failed else EXIT_OK
+
+    async def _open_log(self, storage: trio.Nursery) -> Archive | None:
+        """Start what writes the log, here and in the bucket. Raises StartRefusal, StartFailure."""
+        archive = await self._make_archive()
+        for writer in self.engine.store.writers:
+            storage.start_soon(self._vital, f"wal shard {writer.shard}", writer.run)
+        await self._keep_selected()
+        if archive is not None:
+            storage.start_soon(self._restarted, "archive", archive.run)
+            await self._settle_bucket(archive)
+        return archive
+
+    def _start_owner(self, background: trio.Nursery) -> None:
+        """Start what an owner alone does by itself."""
+        if self.engine.store.tiers.cold is not None:
+            background.start_soon(self._restarted, "relocator", self.engine.relocator.run)
+            background.start_soon(self._restarted, "cold_directory", self.engine.store.cold_dir.watch)
+        background.start_soon(self._vital, "housekeeping", self._housekeeping)
+        background.start_soon(self._restarted, "schedules", self.engine.firings.run)
+
+    def _make_standby(self, note: BucketNote) -> Standby:
+        """Raises StartRefusal."""
+        from topics.standby import BucketRefused, Standby  # noqa: PLC0415
+
+        try:
+            standby = Standby(self.settings, self.engine, note, self._url)
+        except BucketRefused as error:
+            raise StartRefusal(str(error)) from error
+        self._objects = standby.objects
+        return standby
+
+    async def _follow(self, standby: Standby) -> None:
+        """Follow the owner. If that ends, the process begins again."""
+        await self._vital("standby", standby.run)
+        if not self._failed:
+            self._again = BEGIN_AT_ONCE if standby.has_taken else BEGIN_ANEW
+        self._stop.set()
+
+    async def _look_after_clients(self) -> None:
+        """Do what is due by time alone on a standby."""
+        while True:
+            await trio.sleep(HOUSEKEEPING_MS / 1000)
+            self.engine.watch_sessions.expire_idle()
+            self.engine.watch_sessions.check_connections()
 
     async def _vital(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task without which the daemon cannot work: an unexpected exception in it stops the daemon in order."""
@@ -374,12 +434,18 @@ class Daemon:
             nursery.start_soon(self._show_progress)
             try:
                 with building():
-                    await engine.recover()
+                    await (engine.recover() if self._standby is None else self._standby.recover())
             except (Damage, DataDirError, UnknownFrameType) as error:
                 raise StartRefusal(str(error)) from error
             except OSError as error:
                 raise StartFailure(f"the data directory cannot be recovered now: {error}") from error
             nursery.cancel_scope.cancel()
+        remote = [topic.name for topic in engine.registry.by_id.values() if topic.is_remote]
+        if remote and not self.settings.bucket:
+            raise StartRefusal(
+                f"topics of this directory have the class remote, which needs a bucket, such as {remote[0]!r} (of "
+                f"{len(remote)}): set TOPICS_BUCKET"
+            )
         log.info(
             "recovered",
             topics=len(engine.registry.topics),
@@ -418,10 +484,10 @@ class Daemon:
         """Have damage repaired from the bucket, if there is one. Raises StartRefusal."""
         engine = self.engine
         if not self.settings.bucket:
-            self._mend_pointers()
+            mend_pointers(engine, self._segments, self._home)
             return
         from topics.bucket.archive import make_objects  # noqa: PLC0415
-        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
         from topics.bucket.repair.bucket_home import BucketHome  # noqa: PLC0415
 
         try:
@@ -431,19 +497,67 @@ class Daemon:
         store = engine.store
         self._home = BucketHome(self._objects, engine.fs, store.datadir, lambda: store.identity, engine.clock)
         store.home = engine.loader.spans.repairs.home = self._home
-        self._mend_pointers()
+        mend_pointers(engine, self._segments, self._home)
 
-    def _mend_pointers(self) -> None:
-        """Have pointers to segments in a bucket that are damaged made anew."""
-        if self._segments is None:
+    async def _claim_bucket(self) -> None:
+        """With takeover: become the owner of the bucket before anything is recovered. Raises StartRefusal,
+        StartFailure."""
+        engine = self.engine
+        if self._objects is None or not self.settings.bucket_takeover or self._standby is not None:
             return
-        from topics.bucket.repair.pointer_home import PointerHome  # noqa: PLC0415
+        comes_from_bucket = is_empty(engine.store.datadir.root)
+        call = partial(claimed, engine, self._objects, self._url, self._note_owner)
+        claim = self._claim = await call(is_empty=comes_from_bucket)
+        if comes_from_bucket:
+            lock(engine)
+        if self._home is not None:
+            self._home.has_answered = True
+        engine.store.right.lease = claim.lease
 
-        store = self.engine.store
-        home = PointerHome(
-            self.engine.fs, store.datadir, self._home, self.settings.bucket or "", self._segments.store_at
-        )
-        self._segments.remake = home.pointer
+    def _note_owner(self, owner: str) -> None:
+        """The claim waits for another owner. What may be a standby follows that one instead."""
+        if owner and self.settings.role == "standby":
+            self._again = BEGIN_AT_ONCE
+            self._stop.set()
+
+    async def _watch_lease(self, lease: Lease) -> None:
+        """When the lease is lost: change nothing any more, answer reads for a while, stop."""
+        while True:
+            if self._stop.is_set():
+                return
+            if not lease.is_held:
+                break
+            await trio.sleep(LEASE_LOOK_S)
+        log.error("lease_lost", reason=lease.reason, owner=lease.successor, grace_s=GRACE_S)
+        self.engine.fence(lease.refusal)
+        self._is_fenced = True
+        await trio.sleep(GRACE_S)
+        self._stop.set()
+
+    async def _until_stopped(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do a part of the start. Return False if a signal to stop came meanwhile: then it is cut short."""
+        async with trio.open_nursery() as nursery:
+
+            async def stopped() -> None:
+                await self._stop.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(stopped)
+            await work()
+            nursery.cancel_scope.cancel()
+        return not self._stop.is_set()
+
+    @property
+    def _stop_code(self) -> int:
+        """The exit code of a stop that does not drain."""
+        if self._again is not None:
+            return self._again
+        return EXIT_NOT_OWNER if self._is_fenced else EXIT_OK
+
+    @property
+    def _url(self) -> str:
+        """Where clients reach this daemon."""
+        return self.settings.advertised_url or f"http://{self.settings.host}:{self.port}"
 
     async def _make_archive(self) -> Archive | None:
         """Make the archive, if there is a bucket. Raises StartRefusal."""
@@ -451,7 +565,7 @@ class Daemon:
         if self._objects is None or self._home is None:
             return None
         from topics.bucket.archive import Archive  # noqa: PLC0415
-        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
         from topics.bucket.repair.bucket_home import LIVE_S  # noqa: PLC0415
 
         self._home.patience_s = LIVE_S
@@ -465,7 +579,10 @@ class Daemon:
                 fs=engine.fs,
                 clock=engine.clock,
                 offload=engine.offload,
-                url=f"http://{self.settings.host}:{self.port}",
+                url=self._url,
+                nonce=self._claim.nonce if self._claim is not None else None,
+                dir_id=self._claim.dir_id if self._claim is not None else None,
+                ownership=self._claim.ownership if self._claim is not None else None,
             )
             await archive.prepare()
         except BucketRefused as error:
@@ -504,35 +621,26 @@ class Daemon:
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
 
-    def _make_completion(self, segments: BucketSegments) -> RestoreCompletion | None:
-        """Make what completes a restore, if segments are still in the bucket that the directory was restored from.
-        Raises StartRefusal."""
-        from topics.bucket.restored.restore_completion import RestoreCompletion  # noqa: PLC0415
-        from topics.bucket.restored.restore_note import BadRestoreNote, read_restore_note  # noqa: PLC0415
+    def _has_base(self) -> bool:
+        return self._bases is not None and self._bases.has_base
+
+    async def _archive_recovered(self, archive: Archive) -> None:
+        """With takeover, or topics of the class `remote`: wait until all that was recovered is in the bucket. Before
+        that nobody may see it. Raises StartFailure."""
+        from topics.bucket.archive import ArchiveStopped  # noqa: PLC0415
 
         engine = self.engine
+        if self._claim is None and not any(topic.is_remote for topic in engine.registry.by_id.values()):
+            return
+        engine.status.phase = "archiving"
         try:
-            note = read_restore_note(engine.fs, engine.store.datadir)
-        except (BadRestoreNote, OSError) as error:
-            raise StartRefusal(f"{engine.store.datadir.restore_path} cannot be read: {error}") from error
-        if note is None:
-            return None
-        return RestoreCompletion(
-            note,
-            engine.registry.by_id,
-            engine.home_moves,
-            segments,
-            fs=engine.fs,
-            datadir=engine.store.datadir,
-            clock=engine.clock,
-            offload=engine.offload,
-            has_base=lambda: self._bases is not None and self._bases.has_base,
-            has_room=lambda: engine.store.space.shortage is None,
-        )
+            await archive.vouch_for([writer.synced_position()[0] for writer in engine.store.writers])
+        except ArchiveStopped as error:
+            raise StartFailure(f"the bucket cannot get what was recovered: {error}") from error
 
     async def _settle_bucket(self, archive: Archive) -> None:
         """Give the bucket some time to refuse the start. Raises StartRefusal."""
-        from topics.bucket.ownership import BucketRefused  # noqa: PLC0415
+        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
 
         try:
             await archive.settle_start()
@@ -554,6 +662,7 @@ class Daemon:
             self.engine.expire_unused()
             self.engine.watch_sessions.expire_idle()
             self.engine.watch_sessions.check_connections()
+            self.app.load.sample()
 
     async def _restarted(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a background task until it has done what it had to. If it fails, log and count that, and start it again
@@ -579,7 +688,9 @@ class Daemon:
         await self._served.wait()
         self._enter_stage("commits in flight")
         await self.engine.quiesce()
-        self.engine.ceilings.lower_all()
+        if self._standby is None:
+            self.engine.ceilings.lower_all()
+            self.engine.ceilings.lower_bucket_ceilings()
         await self.engine.announce_last_checkpoint()
         for writer in self.engine.store.writers:
             self._enter_stage(f"wal shard {writer.shard}")

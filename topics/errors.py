@@ -43,6 +43,8 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "not_ready": 503,
     "shutting_down": 503,
     "read_only": 503,
+    "not_owner": 503,
+    "behind": 503,
 }
 
 
@@ -127,6 +129,14 @@ def record_not_found(topic: str, seq: int, reason: str) -> ApiError:
     return ApiError("record_not_found", f"topic {topic!r} has no record {seq}: {reason}", detail=detail)
 
 
+def no_record_of_tag(topic: str, tag: str, reason: str) -> ApiError:
+    """`404 record_not_found` for a tag. `reason` is `none`: no live record has it, or `null`: the newest one has data
+    null."""
+    detail = {"topic": topic, "tag": tag, "reason": reason}
+    text = "the data of its newest record is null" if reason == "null" else "no record has it"
+    return ApiError("record_not_found", f"topic {topic!r}, tag {tag!r}: {text}", detail=detail)
+
+
 def schema_violation(record: int, path: str, message: str) -> ApiError:
     """`422 schema_violation`: the data of a record (counted from 0) breaks the schema of the topic. `path` is a JSON
     pointer into the data."""
@@ -167,3 +177,19 @@ def read_only(message: str) -> ApiError:
     """`503 read_only`: the daemon refuses this change, because a WAL shard has failed or the disk is nearly full. Reads
     still work."""
     return ApiError("read_only", message, retry_after_s=5)
+
+
+def not_owner(message: str, owner: str = "") -> ApiError:
+    """`503 not_owner`: another daemon owns the bucket, or may, so this one changes nothing. `owner` is the URL of the
+    owner, if it is known."""
+    return ApiError("not_owner", message, detail={"owner": owner or None}, retry_after_s=1)
+
+
+def not_archived(problem: str) -> ApiError:
+    """`503 not_ready`: the bucket is away, and this change would have to be in it. Nothing of it exists."""
+    return ApiError(
+        "not_ready",
+        f"the bucket takes nothing now ({problem}), and this topic is kept in it (durability remote)",
+        detail={"bucket": problem},
+        retry_after_s=1,
+    )

@@ -1,8 +1,7 @@
 """What requests carry and what the engine answers, as msgspec Structs (`docs/spec/api.md` sections 2 to 9).
 
 Nothing is checked here. Ranges and sizes are checked in `topics.log.topic_config` and `topics.http.requests`. Times in
-`ts` fields and deadlines are milliseconds since the Unix epoch, fields ending in `_ms` are milliseconds, and sizes are
-bytes.
+`ts` fields and deadlines are epoch ms, fields ending in `_ms` are milliseconds, and sizes are bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +19,18 @@ MAX_U64: Final = 2**64 - 1
 
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
-Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+Durability = Literal["ephemeral", "memory", "disk", "fsync", "remote"]
+
+SYNCED_CLASSES: Final = frozenset({"fsync", "remote"})
+"""Classes whose changes are synced before they are acked. They reserve no seqs."""
+
+Consistency = Literal["eventual", "strong", "remote"]
+"""What a watcher gets: whatever is visible, what is synced, or what is in the bucket."""
+
 Retention = Literal["limits", "consumed"]
 Scope = Literal["queued", "unfinished", "window"]
 OrderBy = Literal["tag", "node"]
+Compression = Literal["zstd", "off"]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,9 +87,12 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     schema: msgspec.Raw | None = None
     """The JSON of a schema for `data` (`docs/spec/consumers.md` section 6), without blanks."""
     segment_max_events: int | None = None
-    """Of this and the next two: the limit of the topic's segments, None for that of the daemon."""
+    """This and the next three are about the topic's segments; None is what the daemon's settings say."""
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
+    compression: Compression | None = None
+    keep_per_tag: int = 0
+    null_ttl_ms: int = 86_400_000
 
     def __hash__(self) -> int:  # a schema cannot be hashed
         return hash((self.type, self.ttl_ms, self.cap_records, self.cap_bytes, self.durability, self.dead_letter))
@@ -120,6 +130,9 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     segment_max_events: int | UnsetType | None = UNSET
     segment_max_bytes: int | UnsetType | None = UNSET
     segment_max_age_ms: int | UnsetType | None = UNSET
+    compression: Compression | UnsetType | None = UNSET
+    keep_per_tag: int | UnsetType = UNSET
+    null_ttl_ms: int | UnsetType = UNSET
 
 
 class UniqueIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -336,6 +349,8 @@ class ReadRequest(msgspec.Struct, kw_only=True):
     gathered: Callable[[int], None] | None = None
     consumer: ConsumerRead | None = None
     """Where the read begins, instead of `from_seq`."""
+    touch: bool = True
+    """The read counts as a use of the topic, which raises its automatic priority."""
 
 
 class ConsumerPatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -491,10 +506,12 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_tags: bool = False
     include_meta: bool = True
     include_data: bool = True
-    strong: bool = False
+    consistency: Consistency = "eventual"
     lenient: bool = False
     create: bool = False
     """Wait for topics that do not exist yet."""
+    touch: bool = True
+    """Delivery counts as a use of the topics, which raises their automatic priority."""
     filter: Filter | None = None
     """What the records of all topics must match."""
     filters: Mapping[str, tuple[Filter, ...]] = {}
@@ -556,6 +573,9 @@ class DeleteRequest(msgspec.Struct, kw_only=True):
     """The body of a deletion of records (`docs/spec/api.md` section 6). `match` is the client's JSON value and has not
     been checked."""
 
+    dry_run: bool = False
+    """Count the records, and delete none."""
+
     after_seq: int | UnsetType = UNSET
     before_seq: int | UnsetType = UNSET
     before_ts: int | UnsetType = UNSET
@@ -606,18 +626,43 @@ class ClaimResult(NamedTuple):
     wants_results: bool = False
 
 
+class LatestRequest(NamedTuple):
+    """Which newest records to read: those of the tags that begin with `prefix` and come behind `after`, in order, at
+    most `page_size` of about `max_batch_bytes` in all."""
+
+    prefix: str
+    after: str | None
+    page_size: int
+    max_batch_bytes: int
+    include_tags: bool = True
+    include_meta: bool = True
+    touch: bool = True
+
+
+class NewestRecords(NamedTuple):
+    """A page of newest records. `records` is their JSON, joined by commas; `next_after` is the tag after which the next
+    page begins, None if there is none. Changes after `head_seq` may be missing in it."""
+
+    topic: str
+    epoch: int
+    records: bytes
+    head_seq: int
+    next_after: str | None
+
+
 JobStateName = Literal["ready", "in_flight", "delayed"]
 """The states of jobs that are not dead, as clients name them."""
 
 
 class JobPageRequest(NamedTuple):
     """Which jobs to list: those in `state` (None: in any, but not dead) that match `filter`, behind the seq `after`, at
-    most `page_size`."""
+    most `page_size`. `touch`: it counts as a use of the topic."""
 
     state: JobStateName | None
     filter: Filter | None
     after: int
     page_size: int
+    touch: bool = True
 
 
 class ShownJob(NamedTuple):
@@ -726,6 +771,26 @@ class GroupState(msgspec.Struct, kw_only=True):
     filter: msgspec.Raw | None
 
 
+class TopicPlaces(msgspec.Struct, kw_only=True):
+    """Where the seqs of a topic are that were ever given out: gone, or live in which place."""
+
+    evicted: int
+    """At the front: lost to caps, age or a crash."""
+    deleted: int
+    """At the front, above those: deleted."""
+    between: int
+    """Deleted or lost between live ones, and at the end."""
+    cold: int
+    """Live, in segments in the cold directory or the bucket."""
+    hot: int
+    """Live, in segments in the data directory."""
+    log: int
+    """Live, not in a segment yet."""
+    memory: int
+    """Of the live ones: whose bytes are in memory."""
+    segments: int
+
+
 class TopicState(msgspec.Struct, kw_only=True):
     """The state of a topic (`docs/spec/api.md` section 3)."""
 
@@ -738,17 +803,21 @@ class TopicState(msgspec.Struct, kw_only=True):
     count: int
     bytes: int
     synced_seq: int
+    bucket_seq: int | UnsetType = UNSET
+    """The highest seq that a round in the bucket has; UNSET without a bucket."""
     config: TopicConfig
     effective_priority: int
     last_write_ts: int | None
     last_read_ts: int | None
     queue: QueueState | UnsetType = UNSET
+    places: TopicPlaces | UnsetType = UNSET
+    """Where its seqs are, if that was asked for."""
     fences: dict[str, int] | UnsetType = UNSET
     """The highest token that was seen, by name; UNSET if it has no fences."""
 
 
 class TopicSummary(msgspec.Struct, kw_only=True):
-    """One topic in a list of topics."""
+    """One topic in a list of topics. `queue`: the counters of a queue, in a list of queues."""
 
     topic: str
     type: TopicType
@@ -760,3 +829,4 @@ class TopicSummary(msgspec.Struct, kw_only=True):
     durable: bool
     durability: Durability
     effective_priority: int
+    queue: QueueState | UnsetType = UNSET

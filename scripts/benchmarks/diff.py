@@ -32,7 +32,17 @@ class Walk:
     With `spread` they begin at different places. If `records` is below the head, what is beyond is not read.
     """
 
-    def __init__(self, connections: int, method: str, limit: int, records: int, *, spread: bool = False) -> None:
+    def __init__(
+        self,
+        connections: int,
+        method: str,
+        limit: int,
+        records: int,
+        *,
+        spread: bool = False,
+        topic: str = TOPIC,
+    ) -> None:
+        self._topic = topic
         self._at = [records // limit * i // connections * limit if spread else 0 for i in range(connections)]
         self._post = method == "POST"
         self._limit = limit
@@ -41,8 +51,10 @@ class Walk:
     def request(self, connection: int) -> bytes:
         at = self._at[connection]
         if self._post:
-            return request_bytes("POST", f"/v0/topics/{TOPIC}/diff", b'{"from_seq":%d,"limit":%d}' % (at, self._limit))
-        return request_bytes("GET", f"/v0/topics/{TOPIC}/diff?from_seq={at}&limit={self._limit}")
+            return request_bytes(
+                "POST", f"/v0/topics/{self._topic}/diff", b'{"from_seq":%d,"limit":%d}' % (at, self._limit)
+            )
+        return request_bytes("GET", f"/v0/topics/{self._topic}/diff?from_seq={at}&limit={self._limit}")
 
     def check(self, connection: int, answer: Answer) -> int:
         answer.expect(200)

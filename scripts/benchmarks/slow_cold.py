@@ -35,6 +35,9 @@ class SlowStore:
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
         return self._late().read_range(topic_id, name, offset, length)
 
+    def read_stored(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+        return self._late().read_stored(topic_id, name, offset, length)
+
     def patch(self, topic_id: int, name: str, patches: Sequence[tuple[int, bytes]]) -> None:
         self._late().patch(topic_id, name, patches)
 
@@ -46,6 +49,9 @@ class SlowStore:
 
     def length(self, topic_id: int, name: str) -> int:
         return self._late().length(topic_id, name)
+
+    def stored_length(self, topic_id: int, name: str) -> int:
+        return self._late().stored_length(topic_id, name)
 
     def topics(self) -> list[int]:
         return self._late().topics()

@@ -22,6 +22,7 @@ Subsystem = Literal[
     "recovery",
     "reclaimer",
     "relocator",
+    "packing",
     "routers",
     "queues",
     "groups",
@@ -29,6 +30,7 @@ Subsystem = Literal[
     "transactions",
     "conditions",
     "schedules",
+    "tables",
     "idempotency",
     "classes",
     "reading",
@@ -47,7 +49,7 @@ class Mutation:
     """One broken build. `old` is text that occurs exactly once in `file`, whole lines with their indentation left out;
     of those one is different in `new`, missing, or in another place. `breaks` says which promise that is: items of
     `docs/spec/semantics.md` section 8, rules of `docs/spec/crash.md`, or sections of `docs/spec/speed.md` or
-    `docs/spec/consumers.md`."""
+    `docs/spec/consumers.md` or `docs/spec/evidence.md`."""
 
     name: str
     subsystem: Subsystem

@@ -64,10 +64,22 @@ SERVER_TESTS: Final = (
     "http/connections/test_crowds.py",
 )
 
+TABLE_TESTS: Final = (
+    "log/tables/test_kept_tags.py",
+    "engine/tables/test_tables_in_flight.py",
+    "engine/tables/test_latest_reads.py",
+    "engine/tables/test_tables_model.py",
+)
+
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "topics/engine/engine.py": TABLE_TESTS,
+    "topics/engine/tables/kept_records.py": TABLE_TESTS,
+    "topics/log/tables/kept_tags.py": TABLE_TESTS,
+    "topics/engine/operations/latest_reads.py": TABLE_TESTS,
     "topics/engine/operations/unique_jobs.py": ("engine/queues/test_unique_jobs.py",),
     "topics/queue/unique_keys.py": ("queue/test_unique_keys.py", "engine/queues/test_unique_jobs.py"),
     "topics/engine/operations/append.py": (
+        *TABLE_TESTS,
         "engine/queues/test_unique_jobs.py",
         "engine/test_commit.py",
         "engine/operations/test_append_turns.py",
@@ -96,7 +108,10 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_unguarded_rules.py",
     ),
     "topics/engine/queues/completions.py": ("engine/queues/test_completions.py",),
-    "topics/engine/operations/member_commits.py": ("engine/redrives/test_redrives.py",),
+    "topics/engine/operations/member_commits.py": (
+        *TABLE_TESTS,
+        "engine/redrives/test_redrives.py",
+    ),
     "topics/engine/queues/job_changes.py": ("engine/queues/test_job_changes.py",),
     "topics/queue/key_limit.py": (
         "queue/test_key_limit_cancels.py",
@@ -235,6 +250,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_unguarded_rules.py",
     ),
     "topics/storage/recovery/topic_replay.py": (
+        *TABLE_TESTS,
         "engine/operations/test_delete_ranges.py",
         "engine/consumers/test_consumer_calls.py",
         "simulation/test_recovery_rules.py",
@@ -242,7 +258,12 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_unguarded_rules.py",
     ),
     "topics/storage/cold/identity.py": ("storage/cold/test_identity.py",),
+    "topics/storage/segments/packed_format.py": ("storage/segments/test_packed_format.py",),
+    "topics/storage/segments/data_files.py": ("storage/segments/test_data_files.py",),
+    "topics/storage/maintenance/deletion_flags.py": ("simulation/test_packed_segments.py",),
+    "topics/storage/maintenance/packer.py": ("simulation/test_packed_segments.py",),
     "topics/storage/maintenance/relocator.py": (
+        "simulation/test_packed_segments.py",
         "simulation/test_cold_hangs.py",
         "simulation/test_segment_damage.py",
         "simulation/test_segment_models.py",
@@ -258,6 +279,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/storage/segments/segment_reader.py": ("simulation/test_shortened_segments.py",),
     "topics/storage/segments/segment_scan.py": ("storage/segments/test_segment_scan.py",),
     "topics/storage/cache/span_loader.py": (
+        *TABLE_TESTS,
         "simulation/test_shortened_segments.py",
         "storage/cache/test_tag_loads.py",
         "engine/operations/test_tags_in_files.py",
@@ -392,6 +414,7 @@ CRASHES: Final[Mapping[Subsystem, tuple[str, ...]]] = {
     "recovery": (*_LOG, *_SEGMENTS),
     "reclaimer": _SEGMENTS,
     "relocator": _SEGMENTS,
+    "packing": _SEGMENTS,
     "routers": ("test_router_crashes.py",),
     "queues": ("test_queue_crashes.py",),
     "groups": ("test_queue_crashes.py",),

@@ -19,7 +19,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ FLAGS = [
     "--no-pings",
     "--no-proxy-server",
 ]
+
+KEY_CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "Backspace": 8, "ArrowUp": 38, "ArrowDown": 40, " ": 32}
 
 # For /bin/sh, which is handed the socket as its standard input, and becomes the browser.
 PIPES_ON_3_AND_4 = 'exec "$@" 3<&0 4>&0 </dev/null'
@@ -151,19 +153,20 @@ class Browser:
     @contextmanager
     def page(self, origin: str, name: str) -> Iterator[Page]:
         """The page of `pages/` with that name, loaded as if it came from `origin`; closed at the end."""
-        with self._blank() as page:
+        with self.blank() as page:
             page.load(origin, name)
             yield page
 
     @contextmanager
     def visit(self, url: str) -> Iterator[Page]:
         """A page that the daemon has; closed at the end."""
-        with self._blank() as page:
+        with self.blank() as page:
             page.go(url)
             yield page
 
     @contextmanager
-    def _blank(self) -> Iterator[Page]:
+    def blank(self) -> Iterator[Page]:
+        """An empty page; closed at the end."""
         # A context for each: it shares no connection, no cache and no cookie with another.
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -184,6 +187,7 @@ class Page:
         self._session = session
         self._loaded = False
         self._errors: list[str] = []
+        self._answer: Callable[[str], str] | None = None
         self.complaints: list[str] = []
         """What the browser had to say of a page that was visited: violations of its policy, what it could not load."""
         self.requests: list[str] = []
@@ -215,9 +219,39 @@ class Page:
             userGesture=True,
         )
 
-    def set_width(self, pixels: int) -> None:
+    def set_width(self, pixels: int, height: int = 800) -> None:
         """As on a screen of this width."""
-        self._call("Emulation.setDeviceMetricsOverride", width=pixels, height=800, deviceScaleFactor=1, mobile=False)
+        self._call("Emulation.setDeviceMetricsOverride", width=pixels, height=height, deviceScaleFactor=1, mobile=False)
+
+    def set_dark(self, *, dark: bool) -> None:
+        """As on a system whose colours are dark."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def picture(self) -> bytes:
+        """The page as it is seen, as PNG."""
+        return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
+
+    def press(self, key: str, text: str = "", modifiers: int = 0) -> None:
+        """Press a key of the keyboard and let it go: `Tab`, `Enter`, `ArrowDown`, or a character. `modifiers`: 8 is
+        Shift."""
+        code = KEY_CODES.get(key, ord(key.upper()[0]))
+        typed = text or (key if len(key) == 1 else "\r" if key == "Enter" else "")
+        event: dict[str, Any] = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        written: dict[str, Any] = {"text": typed} if typed else {}
+        self._call("Input.dispatchKeyEvent", type="keyDown", **event, **written)
+        self._call("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def type(self, text: str) -> None:
+        """Type a text where the focus is."""
+        self._call("Input.insertText", text=text)
+
+    def hide(self, *, hidden: bool) -> None:
+        """As if the person looked at another tab, or came back."""
+        self.value_of(
+            f"Object.defineProperty(document, 'hidden', {{value: {str(hidden).lower()}, configurable: true}});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
 
     def value_of(self, expression: str, *, within_s: float = 20) -> Any:
         """What a JavaScript expression is in the page; of a promise, what it comes to."""
@@ -241,6 +275,17 @@ class Page:
                 raise AssertionError(f"after {within_s} s it is not true that {condition}: {state[:3000]}")
             time.sleep(0.02)
 
+    @contextmanager
+    def answering(self, pattern: str, answer: Callable[[str], str]) -> Iterator[None]:
+        """Answer requests for URLs like this with JSON, in base64, instead of having them sent."""
+        self._answer = answer
+        self._call("Fetch.enable", patterns=[{"urlPattern": pattern}])
+        try:
+            yield
+        finally:
+            self._answer = None
+            self._call("Fetch.disable")
+
     def take_event(self, method: str, event: Any) -> None:
         if method == "Fetch.requestPaused":
             self._answer_request(event)
@@ -252,6 +297,15 @@ class Page:
             self.requests.append(event["request"]["url"])
 
     def _answer_request(self, event: Any) -> None:
+        if self._answer is not None:
+            self._call(
+                "Fetch.fulfillRequest",
+                requestId=event["requestId"],
+                responseCode=200,
+                responseHeaders=[{"name": "Content-Type", "value": "application/json"}],
+                body=self._answer(event["request"]["url"]),
+            )
+            return
         path = PAGES / event["request"]["url"].rpartition(MOUNT)[2]
         known = path.parent == PAGES and path.is_file()
         self._call(

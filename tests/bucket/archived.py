@@ -16,8 +16,9 @@ from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
 from topics.bucket.archive import Archive
+from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.bounded_objects import BoundedObjects
-from topics.bucket.owner_format import Owner, decode_owner
+from topics.bucket.ownership.owner_format import Owner, decode_owner
 from topics.bucket.round_format import Round, decode_round
 from topics.config import Settings
 from topics.storage.files.datadir import FORMAT
@@ -51,8 +52,10 @@ async def archived(
     clock: SimClock | None = None,
     clean: bool = True,
     settle: bool = True,
+    bases: bool = False,
 ) -> AsyncIterator[ArchivedLife]:
-    """An engine from recovery to its stop, as the daemon does it; `clean=False` ends it as a kill does."""
+    """An engine from recovery to its stop, as the daemon does it; `clean=False` ends it as a kill does. With `bases` it
+    makes bases, and shows topics of the class `remote` when the bucket has what was recovered."""
     config = config or bucket_settings()
     fs, clock, offload = fs or SimFs(), clock or SimClock(), InlineOffload()
     life = ArchivedLife(config, fs, clock, offload)
@@ -80,6 +83,13 @@ async def archived(
             nursery.start_soon(archive.run)
             if settle:
                 await archive.settle_start()
+            if bases:
+                writer_ = BaseWriter(
+                    archive, engine.compactor, clock=clock, offload=offload, interval_ms=config.bucket_base_ms
+                )
+                nursery.start_soon(writer_.run)
+                if any(topic.is_remote for topic in engine.registry.by_id.values()):
+                    await archive.vouch_for([writer.synced_position()[0] for writer in engine.store.writers])
             nursery.start_soon(engine.store.space.watch)
             nursery.start_soon(engine.delivery.scheduler.run)
             engine.open_for_business()

@@ -15,6 +15,7 @@ from topics.bucket.object_names import SegmentKind, SegmentName
 from topics.bucket.object_names import segment_name as object_name
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
+from topics.storage.segments.packed_format import PACK_MAGIC
 from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import DirectorySegmentStore
@@ -68,9 +69,13 @@ class _Base:
             name = segment_name(first, kind)
             if not self._hot.exists(topic_id, name):
                 return None
-            blob = self._hot.read_range(topic_id, name, 0, 1 << 31)
-            if kind == "data" and layout_of(blob[:FILE_HEADER_BYTES], first, None).salt != salt:
+            blob = self._hot.read_stored(topic_id, name, 0, 1 << 31)
+            length = self._hot.length(topic_id, name)
+            head = self._hot.read_range(topic_id, name, 0, FILE_HEADER_BYTES)
+            if kind == "data" and layout_of(head, first, None).salt != salt:
                 return None
             self._bucket.objects.put_new(object_name(SegmentName(topic_id, first, self._epoch, salt), kind), blob)
-            files[kind] = PointedFile(len(blob), hashlib.sha256(blob).digest())
+            files[kind] = PointedFile(
+                len(blob), hashlib.sha256(blob).digest(), length if blob.startswith(PACK_MAGIC) else 0
+            )
         return SegmentPointer("b", URL, self._epoch, salt, **files)

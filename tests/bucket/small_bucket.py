@@ -45,12 +45,14 @@ from topics.bucket.object_names import (
     segment_name,
 )
 from topics.bucket.object_store import ObjectExists
-from topics.bucket.owner_format import BucketFormat, Owner, encode_format, encode_owner
+from topics.bucket.ownership.owner_format import BucketFormat, Owner, encode_format, encode_owner
 from topics.bucket.round_format import NO_HASH, RoundHead, Run, decode_round, encode_round
 from topics.log.span import DELETED
 from topics.storage.files.datadir import parse_segment_file, parse_wal_name, wal_path
 from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.index_format import IDX_DELETED, decode_index, encode_index
+from topics.storage.segments.packed_format import decode_pack_header, packed_bytes
+from topics.storage.segments.packed_reads import unpacked
 from topics.storage.segments.segment_format import LIVE_FLAG, delete_flag_offset
 from topics.storage.snapshots.snapshot import Snapshot, decode_part, decode_snapshot
 from topics.storage.wal.wal_files import LogPosition
@@ -315,7 +317,10 @@ class SmallBucket:
                 self.objects.put_new(name, files[kind])
             except ObjectExists:
                 files[kind] = self.objects.objects[name]
-            setattr(entry, kind, SealedFile(len(files[kind]), hashlib.sha256(files[kind]).digest()))
+            data = files[kind]
+            header = decode_pack_header(data)
+            length = header.length if header is not None else 0
+            setattr(entry, kind, SealedFile(len(data), hashlib.sha256(data).digest(), length))
         return entry
 
 
@@ -355,7 +360,9 @@ def unflagged(files: dict[str, bytes], first: int, n: int) -> tuple[dict[str, by
         return files, set()
     index = decode_index(files["idx"])
     assert not index.bad
-    data, flags, gone = bytearray(files["data"]), bytearray(index.flags), set()
+    header = decode_pack_header(files["data"])
+    content = unpacked(files["data"], header.length) if header is not None else files["data"]
+    data, flags, gone = bytearray(content), bytearray(index.flags), set()
     for i, flag in enumerate(index.flags):
         if flag & IDX_DELETED and i < n:
             gone.add(first + i)
@@ -363,7 +370,8 @@ def unflagged(files: dict[str, bytes], first: int, n: int) -> tuple[dict[str, by
                 flags[i] &= ~IDX_DELETED
                 data[delete_flag_offset(index.offset[i], index.frame_len[i])] = LIVE_FLAG
     entries = encode_index(index.offset, index.frame_len, index.ts, bytes(flags))
-    return {**files, "data": bytes(data), "idx": entries}, gone
+    whole = packed_bytes(bytes(data), header.generation, first) if header is not None else bytes(data)
+    return {**files, "data": whole, "idx": entries}, gone
 
 
 def cut_copy(fs: SimFs, positions: dict[int, Position]) -> SimFs:

@@ -25,7 +25,7 @@ from tests.simulation.disk import SimFs
 from topics.bucket import archive as archive_module
 from topics.bucket import log_reader, place_search
 from topics.bucket.object_names import round_name
-from topics.bucket.ownership import BucketRefused
+from topics.bucket.ownership.owner_object import BucketRefused
 from topics.model import RouterPatch
 
 pytestmark = pytest.mark.trio

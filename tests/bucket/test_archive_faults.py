@@ -15,7 +15,7 @@ from tests.engine.life import settle
 from tests.everything import slow_after
 from tests.simulation.disk import CRASH_KINDS, CrashKind, Fault, SimFs
 from topics.bucket.archive import ArchiveStopped
-from topics.bucket.ownership import BucketRefused
+from topics.bucket.ownership.owner_object import BucketRefused
 from topics.errors import ApiError
 from topics.storage.wal.wal_files import LogPosition
 

@@ -27,8 +27,8 @@ from topics.bucket.offline.bucket_check import BucketCheck
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.bucket_restore import Workers
 from topics.bucket.offline.restore_target import choose_target
-from topics.bucket.owner_format import decode_owner, encode_owner
-from topics.bucket.ownership import BucketRefused
+from topics.bucket.ownership.owner_format import decode_owner, encode_owner
+from topics.bucket.ownership.owner_object import BucketRefused
 from topics.bucket.pin_format import Pin, encode_pin
 from topics.bucket.round_format import decode_round
 
@@ -263,13 +263,13 @@ async def test_a_pass_looks_at_a_bounded_number_of_old_rounds(
         monkeypatch.setattr("topics.bucket.bases.collector.MOST_PER_PASS", 1500)
         monkeypatch.setattr(collector, "_epoch_beginnings", none)
         assert await collector._old_rounds(Kept(frozenset(), 3000, ())) == [], "the next start reads all of them"
-        life.archive.noted_round = 5000
+        life.archive._noted.round = 5000
         objects.calls.clear()
         found = await collector._old_rounds(Kept(frozenset(), 3000, ((500, 999),)))
         assert sum(op == "list" for op, _ in objects.calls) == 2
         assert set(found) <= {round_name(number) for number in range(3000) if not 500 <= number <= 999}
         assert len(found) == 1499, "all but the first of its epoch"
-        life.archive.noted_round = 5000
+        life.archive._noted.round = 5000
         assert len(await collector._old_rounds(Kept(frozenset(), 140, ()))) >= 39
 
 

@@ -29,7 +29,14 @@ from topics.bucket.base_format import (
 )
 from topics.bucket.container import MANY_BYTES, BadObject, deflated, inflated, open_container, seal
 from topics.bucket.object_names import PackName, SegmentName
-from topics.bucket.owner_format import BucketFormat, Owner, decode_format, decode_owner, encode_format, encode_owner
+from topics.bucket.ownership.owner_format import (
+    BucketFormat,
+    Owner,
+    decode_format,
+    decode_owner,
+    encode_format,
+    encode_owner,
+)
 from topics.bucket.round_format import NO_HASH, RoundHead, Run, decode_round, encode_round
 
 HASH = bytes(range(32))

@@ -18,7 +18,7 @@ from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.bucket_restore import BucketRestore, Workers
 from topics.bucket.offline.restore_target import choose_target
-from topics.bucket.owner_format import decode_owner, encode_owner
+from topics.bucket.ownership.owner_format import decode_owner, encode_owner
 
 
 def restored(objects: ObjectStore, number: int | None = None, root: str = ROOT) -> SimFs:

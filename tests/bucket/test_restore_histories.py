@@ -79,6 +79,7 @@ def settings_of(plan: Plan) -> Settings:
     """As the simulator has them."""
     changes: dict[str, Any] = dict(plan.settings)
     changes |= {"segment_max_age_ms": 0, "rewrite_live_ratio": 0.8, "min_free_bytes": 0, "stage_ttl_ms": 86_400_000}
+    changes["segment_compression"] = "zstd" if changes.pop("packs", 0) else "off"
     cold = Path(COLD) if plan.cold else None
     return settings(**changes, max_tag_bytes=4096, cold_dir=cold, wal_shards=plan.lives[0].shards)
 

@@ -20,15 +20,16 @@ from tests.simulation.disk import SimFs
 from tests.simulation.router_lives import Client, History, Shown, nobody_forwards, shown_by, until_idle
 from tests.simulation.segment_lives import SMALL, reclaim, relocate
 from tests.simulation.world import ROOT, Life, World, settings
-from topics.bucket.offline import restored_copies
 from topics.bucket.offline.bucket_reader import BucketDamaged
-from topics.bucket.offline.restored_copies import RestoredCopies, _Copies
+from topics.bucket.offline.restored_copies import RestoredCopies
 from topics.log.copies import PLAIN, CopyKind
 from topics.log.tag_match import parse_match
 from topics.model import CheckedAppend, Performance, RecordIn
 from topics.storage.files.datadir import DataDir, parse_topic_name
 from topics.storage.offline.verify import Verification
 from topics.storage.recovery import verdicts
+from topics.storage.segments import copy_chains
+from topics.storage.segments.copy_chains import FrameCopies
 from topics.storage.segments.copy_frames import CopyRecipe
 from topics.storage.segments.stand_ins import stand_in_id
 from topics.storage.snapshots.snapshot import Snapshot
@@ -416,7 +417,7 @@ def test_sources_are_looked_for_only_if_any_is_missing(monkeypatch: pytest.Monke
 def test_a_frame_that_contradicts_itself_ends_the_restore(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = Owner(source_in_the_log, shards=1)
     owner.run()
-    monkeypatch.setattr(restored_copies, "decode_chosen", lambda _: ())
+    monkeypatch.setattr(copy_chains, "decode_chosen", lambda _: ())
     with pytest.raises(BucketDamaged, match=r"bases/\d+: .*chosen another number"):
         restored(owner.bucket.objects)
 
@@ -426,7 +427,7 @@ def test_a_circle_of_copies_has_no_source() -> None:
     datadir = DataDir(ROOT)
     kind = CopyKind(1, 1, PLAIN)
     recipe = CopyRecipe([(1, kind)], [7], array("I", [0]), array("I", [0]), array("I", [64]), array("I", [4]), b"\x20")
-    circle = _Copies(5, 3, 1, 5, [3], recipe, [kind], staged=False)
+    circle = FrameCopies(5, 3, 1, 5, [3], recipe, [kind], staged=False)
     copies = RestoredCopies(
         fs, datadir, "base", Snapshot(number=1, shards=1, clock=0, positions={}, topics=[], next_topic_id=9)
     )

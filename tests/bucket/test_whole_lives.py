@@ -16,7 +16,7 @@ from tests.bucket.simulated_objects import SIM_FAULTS, SimFault, random_faults
 from tests.bucket.whole_lives import Machine, Script, check_whole, first_life, judge, later_life, live
 from tests.everything import EVERYTHING
 from tests.simulation.disk import Op
-from topics.bucket.ownership import BucketRefused
+from topics.bucket.ownership.owner_object import BucketRefused
 
 pytestmark = pytest.mark.slow
 

@@ -26,6 +26,7 @@ from tests.bucket.test_restore_histories import shown_on
 from tests.engine.queues.queue_calls import ack, claim, seqs_of
 from tests.simulation.clock import BASE_MS, SimClock
 from tests.simulation.disk import SimFs
+from tests.simulation.packing import tiny_packing
 from tests.simulation.world import ROOT, End, World, disk_after, quiet
 from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.bases.collector import BucketCollector
@@ -59,6 +60,7 @@ CONFIG = bucket_settings(
     bucket_round_ms=400,
     bucket_base_ms=2000,
     bucket_retain_ms=4000,
+    segment_compression="zstd",
 )
 COLLECTED_MS = 1000
 """What nobody needs goes so long after it was found."""
@@ -142,7 +144,7 @@ def live(machine: Machine, script: Script, *, clean: bool, config: Settings = CO
         async with serving(machine, clean=clean, config=config) as life:
             await script(life)
 
-    with quiet():
+    with quiet(), tiny_packing(config):
         trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0), strict_exception_groups=True)
 
 

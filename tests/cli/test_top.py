@@ -56,6 +56,7 @@ def metrics(*, uptime_ms: float = 90_061_000, truncated: int = 0, topics: int = 
 @pytest.fixture
 def busy(canned: CannedDaemon) -> CannedDaemon:
     canned.on("GET", "/v0/health", {"status": "ok", "version": "9.9", "uptime_ms": 1})
+    canned.refuse("GET", "/v0/figures", 404, "not_found", "an older daemon does not have this call")
     return canned
 
 
@@ -66,7 +67,7 @@ def test_elsewhere_than_on_a_terminal_a_snapshot_is_text(here: InProcess, busy: 
     assert (done.code, done.err) == (0, "")
     first, second, third, _, *rest = done.out.splitlines()
     assert first == f"topics 9.9 at {busy.url}, up 1d1h1m, ready"
-    assert second == "pressure 25%   connections 5, 3 of them streams   fsync p99 -   WAL 0 B/s"
+    assert second == "pressure 25%   connections 5, 3 of them streams   sync p99 -   WAL 0 B/s"
     assert re.fullmatch(r"[\d,]+ records/s   topics 2   routers 1", third)
     titles, logs, jobs, blank, routers, router, end = rest
     assert titles.split() == ["topic", "records/s", "bytes/s", "records", "bytes", "head", "ready", "in", "flight"]

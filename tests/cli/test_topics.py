@@ -26,6 +26,8 @@ CONFIG = {
     **{"retry": None, "priority_aging_ms": 60_000, "max_in_flight": 0, "rate": None, "order_by": None},
     "max_in_flight_per_key": None,
     **{"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},
+    "compression": None,
+    **{"keep_per_tag": 0, "null_ttl_ms": 86_400_000},
 }
 STATE = {
     **{"topic": "orders", "type": "log", "epoch": 3, "head_seq": 12345, "earliest_seq": 346, "next_seq": 12346},
@@ -108,7 +110,7 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
     here.daemon.on("GET", "/v0/routers", {"routers": []})
     here.daemon.on("GET", "/v0/routers", {"routers": [ROUTER]})
     shown = json.loads(here("show", "orders", "--json").out)
-    assert shown == STATE | {"queue": None, "fences": {}, "routers_in": [], "routers_out": [ROUTER]}
+    assert shown == STATE | {"bucket_seq": None, "queue": None, "fences": {}, "routers_in": [], "routers_out": [ROUTER]}
 
 
 # ----------------------------------------------------------------- create and set
@@ -151,6 +153,10 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
             {"segment_max_events": 5, "segment_max_bytes": 4096, "segment_max_age_ms": 3_600_000},
         ),
         ("--segment-max-age off", {"segment_max_age_ms": 0}),
+        ("--compression off", {"compression": "off"}),
+        ("--compression daemon", {"compression": None}),
+        ("--keep-per-tag 1 --null-ttl 2h", {"keep_per_tag": 1, "null_ttl_ms": 7_200_000}),
+        ("--keep-per-tag 0 --null-ttl none", {"keep_per_tag": 0, "null_ttl_ms": 0}),
         (
             "--segment-max-events daemon --segment-max-bytes daemon --segment-max-age daemon",
             {"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from topics.client import calls, consumer_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
+from topics.client import (
+    calls,
+    consumer_calls,
+    daemon_calls,
+    group_calls,
+    job_calls,
+    latest_calls,
+    pause_calls,
+    redrive_calls,
+    schedule_calls,
+)
 from topics.client.calls import ClientCall
 from topics.client.results import NewAppend, NewRecord
 
@@ -33,14 +43,43 @@ def said(
 WATCHED: dict[str, dict[str, object]] = {"a": {"from_seq": 7}, "b": {"tail": True}}
 RECORDS = [{"data": 1}]
 CASES = {
-    "health": said(calls.health(), "GET /v0/health", repeatable=True),
-    "ready": said(calls.ready(), "GET /v0/ready", repeatable=True),
-    "metrics": said(calls.metrics(), "GET /v0/metrics", repeatable=True),
-    "metrics_text": said(calls.metrics_text(), "GET /v0/metrics", repeatable=True),
-    "openapi": said(calls.openapi(), "GET /v0/openapi.json", repeatable=True),
-    "checkpoint": said(calls.checkpoint(), "POST /v0/admin/checkpoint", [("hold_ms", "0")], repeatable=True),
+    "health": said(daemon_calls.health(), "GET /v0/health", repeatable=True),
+    "ready": said(daemon_calls.ready(), "GET /v0/ready", repeatable=True),
+    "metrics": said(daemon_calls.metrics(), "GET /v0/metrics", repeatable=True),
+    "metrics_text": said(daemon_calls.metrics_text(), "GET /v0/metrics", repeatable=True),
+    "openapi": said(daemon_calls.openapi(), "GET /v0/openapi.json", repeatable=True),
+    "checkpoint": said(daemon_calls.checkpoint(), "POST /v0/admin/checkpoint", [("hold_ms", "0")], repeatable=True),
     "checkpoint, held": said(
-        calls.checkpoint(hold_ms=9), "POST /v0/admin/checkpoint", [("hold_ms", "9")], repeatable=True
+        daemon_calls.checkpoint(hold_ms=9), "POST /v0/admin/checkpoint", [("hold_ms", "9")], repeatable=True
+    ),
+    "key": said(daemon_calls.key(), "GET /v0/key", repeatable=True),
+    "figures": said(daemon_calls.figures(), "GET /v0/figures", repeatable=True),
+    "storage": said(daemon_calls.storage(), "GET /v0/storage", repeatable=True),
+    "connections": said(daemon_calls.connections(), "GET /v0/connections", [("page_size", "100")], repeatable=True),
+    "connections, more": said(
+        daemon_calls.connections(page_size=9, cursor="bjo1"),
+        "GET /v0/connections",
+        [("page_size", "9"), ("cursor", "bjo1")],
+        repeatable=True,
+    ),
+    "parse_filter": said(
+        daemon_calls.parse_filter('tag = "a"'), "GET /v0/filter", [("text", 'tag = "a"')], repeatable=True
+    ),
+    "consumers_of_all": said(
+        daemon_calls.consumers_of_all(), "GET /v0/consumers", [("page_size", "100")], repeatable=True
+    ),
+    "consumers_of_all, more": said(
+        daemon_calls.consumers_of_all(prefix="a", page_size=9, cursor="QzphL2I"),
+        "GET /v0/consumers",
+        [("prefix", "a"), ("page_size", "9"), ("cursor", "QzphL2I")],
+        repeatable=True,
+    ),
+    "groups_of_all": said(daemon_calls.groups_of_all(), "GET /v0/groups", [("page_size", "100")], repeatable=True),
+    "groups_of_all, more": said(
+        daemon_calls.groups_of_all(prefix="a", page_size=9, cursor="RzphL2I"),
+        "GET /v0/groups",
+        [("prefix", "a"), ("page_size", "9"), ("cursor", "RzphL2I")],
+        repeatable=True,
     ),
     "create": said(calls.create("a"), "PUT /v0/topics/a", body={}, repeatable=True),
     "update": said(
@@ -71,6 +110,7 @@ CASES = {
             segment_max_events=7,
             segment_max_bytes=1024,
             segment_max_age_ms=None,
+            compression="zstd",
         ),
         "PUT /v0/topics/a",
         body={
@@ -96,6 +136,7 @@ CASES = {
             "segment_max_events": 7,
             "segment_max_bytes": 1024,
             "segment_max_age_ms": None,
+            "compression": "zstd",
         },
         repeatable=True,
     ),
@@ -108,6 +149,12 @@ CASES = {
         calls.topic_page(prefix="a&b=", page_size=7, cursor="YQ"),
         "GET /v0/topics",
         [("prefix", "a&b="), ("page_size", "7"), ("cursor", "YQ")],
+        repeatable=True,
+    ),
+    "topic_page, the largest queues": said(
+        calls.topic_page(type="queue", sort="bytes"),
+        "GET /v0/topics",
+        [("page_size", "100"), ("type", "queue"), ("sort", "bytes")],
         repeatable=True,
     ),
     "delete_topic": said(calls.delete_topic("a"), "DELETE /v0/topics/a", repeatable=False),
@@ -252,6 +299,12 @@ CASES = {
         ],
         repeatable=True,
     ),
+    "diff, backwards": said(
+        calls.diff("a", before_seq=9, touch=False),
+        "GET /v0/topics/a/diff",
+        [("from_seq", "0"), ("limit", "256"), ("include_tags", "true"), ("before_seq", "9"), ("touch", "false")],
+        repeatable=True,
+    ),
     "diff, one node": said(
         calls.diff("a", node="näh"),
         "GET /v0/topics/a/diff",
@@ -263,6 +316,12 @@ CASES = {
         "POST /v0/topics/a/delete",
         body={"before_seq": 9, "match": ["tag", "Glob", "x*"]},
         repeatable=False,
+    ),
+    "delete_records, counted": said(
+        calls.delete_records("a", before_seq=9, dry_run=True),
+        "POST /v0/topics/a/delete",
+        body={"before_seq": 9, "dry_run": True},
+        repeatable=True,
     ),
     "delete_records, a range": said(
         calls.delete_records("a", after_seq=0, before_seq=9, before_ts=7),
@@ -596,6 +655,36 @@ CASES = {
         body={"stages": ["s", "t:1"], "idempotency_key": "k"},
         repeatable=True,
     ),
+    "latest": said(
+        latest_calls.latest("a", "x y", include_meta=False),
+        "GET /v0/topics/a/latest",
+        [("tag", "x y"), ("include_meta", "false")],
+        repeatable=True,
+    ),
+    "latest_page": said(
+        latest_calls.latest_page("a"),
+        "GET /v0/topics/a/latest",
+        [("prefix", ""), ("page_size", "100")],
+        repeatable=True,
+    ),
+    "latest_page, of a prefix": said(
+        latest_calls.latest_page("a", "x", page_size=7, cursor="c", include_tags=False, max_batch_bytes=5),
+        "GET /v0/topics/a/latest",
+        [("prefix", "x"), ("page_size", "7"), ("cursor", "c"), ("include_tags", "false"), ("max_batch_bytes", "5")],
+        repeatable=True,
+    ),
+    "latest, only looking": said(
+        latest_calls.latest("a", "x", touch=False),
+        "GET /v0/topics/a/latest",
+        [("tag", "x"), ("touch", "false")],
+        repeatable=True,
+    ),
+    "latest_page, only looking": said(
+        latest_calls.latest_page("a", touch=False),
+        "GET /v0/topics/a/latest",
+        [("prefix", ""), ("page_size", "100"), ("touch", "false")],
+        repeatable=True,
+    ),
     "record": said(calls.record("a", 7), "GET /v0/topics/a/records/7", repeatable=True),
     "commit, conditions": said(
         calls.commit("a", ["s"], "k", expected_head_seq=3, expected_tag_seqs={}, fence=("f", 0)),
@@ -636,6 +725,7 @@ CASES = {
             include_meta=False,
             include_tags=False,
             consistency="strong",
+            touch=False,
         ),
         "POST /v0/watch",
         [("lenient", "true")],
@@ -649,6 +739,7 @@ CASES = {
             "include_meta": False,
             "include_tags": False,
             "consistency": "strong",
+            "touch": False,
         },
         repeatable=True,
     ),

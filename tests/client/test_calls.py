@@ -15,7 +15,17 @@ import pytest
 
 from tests.client.call_cases import CASES, Query, Said
 from tests.described import closed_document, resolve
-from topics.client import calls, consumer_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
+from topics.client import (
+    calls,
+    consumer_calls,
+    daemon_calls,
+    group_calls,
+    job_calls,
+    latest_calls,
+    pause_calls,
+    redrive_calls,
+    schedule_calls,
+)
 from topics.client.calls import ClientCall
 from topics.client.results import NewRecord, Page, Record, Tombstone
 from topics.http.openapi.document import document
@@ -27,7 +37,17 @@ every_call = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def makers() -> dict[str, Callable[..., Any]]:
     """The functions that make a call."""
-    modules = calls, consumer_calls, group_calls, job_calls, pause_calls, redrive_calls, schedule_calls
+    modules = (
+        calls,
+        consumer_calls,
+        daemon_calls,
+        group_calls,
+        job_calls,
+        latest_calls,
+        pause_calls,
+        redrive_calls,
+        schedule_calls,
+    )
     found = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     return {
         name: function
@@ -60,6 +80,9 @@ def test_no_route_is_without_a_call() -> None:
         "ws": "a stream and appends do the same",
         "docs": "a page for people",
         "root": "where to go, for people",
+        "console": "a page for people",
+        "console_asset": "a part of that page",
+        "console_folder": "a part of that page",
         "healthz": "the same as health",
         "readyz": "the same as ready",
         "export": "of bulk transfer: test_bulk.py",

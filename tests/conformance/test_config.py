@@ -39,10 +39,13 @@ DEFAULTS: dict[str, Any] = {
     "segment_max_events": None,
     "segment_max_bytes": None,
     "segment_max_age_ms": None,
+    "compression": None,
+    "keep_per_tag": 0,
+    "null_ttl_ms": 86400000,
 }
 U64_MAX = 2**64 - 1
 NUMBERS = ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"]
-NUMBERS += ["priority_aging_ms", "max_in_flight"]
+NUMBERS += ["priority_aging_ms", "max_in_flight", "keep_per_tag", "null_ttl_ms"]
 BOOLEANS = ["durable", "auto_priority", "auto_create", "dedupe_node", "leases_durable"]
 
 
@@ -134,6 +137,7 @@ WRONG_OF_FIELDS: list[tuple[list[str], list[Any]]] = [
     (["durability"], ["Disk", "strong", "", 1, True]),
     (["priority"], ["1", 1.5, True, []]),
     (["order_by"], ["", "key", "Tag", 1, True, [], {}, "tag"]),
+    (["compression"], ["", "gzip", "ZSTD", 1, True, [], {}]),
     (["max_in_flight_per_key"], ["", 1, True, [], {"by": "tag", "max": 1}]),
     (["lease_ms", "claim_jitter_ms"], ["1", 1.5, None, True]),
     (["dead_letter", "completed"], ["", "-x", "a b", "x" * 256, "a>b", 1, True, []]),

@@ -20,6 +20,7 @@ from tests.crash.salvage_operations import SALVAGE_OPERATIONS
 from tests.crash.schedule_operations import SCHEDULE_OPERATIONS
 from tests.crash.segment_operations import FILE_OPERATIONS
 from tests.crash.stage_operations import STAGE_OPERATIONS
+from tests.crash.table_operations import TABLE_OPERATIONS
 from tests.crash.topic_operations import LOG_OPERATIONS
 from tests.crash.transaction_operations import TRANSACTION_OPERATIONS
 
@@ -36,5 +37,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *TRANSACTION_OPERATIONS,
     *REDRIVE_OPERATIONS,
     *SCHEDULE_OPERATIONS,
+    *TABLE_OPERATIONS,
     *SALVAGE_OPERATIONS,
 )

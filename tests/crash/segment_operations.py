@@ -32,6 +32,10 @@ EAGER = replace(SMALL, rewrite_live_ratio=0.7)
 """Segments are written anew as soon as a third of them is dead."""
 YOUNG = replace(SMALL, segment_max_age_ms=10, segment_max_events=20, segment_max_bytes=8192)
 """Segments are sealed for their age, while they are small enough to be merged."""
+PACKED = replace(SMALL, segment_compression="zstd")
+"""All sealed segments are packed."""
+PACKED_EAGER = replace(EAGER, segment_compression="zstd")
+PACKED_YOUNG = replace(YOUNG, segment_compression="zstd")
 KEPT = ("disk", "fsync")
 """Classes of the topics in most of these rows: what is in a segment is no longer of any class."""
 ROTATING = replace(SMALL, wal_file_bytes=4 << 10)
@@ -279,6 +283,49 @@ async def checkpointing_in_a_hold(life: Life, client: Client) -> None:
     await checkpoint(life)
 
 
+# ----------------------------------------------------------------- packed segments
+
+
+async def packing(life: Life, client: Client) -> None:
+    """Segments are packed, beside deletions in them, a reader and appends; what was flagged meanwhile is packed by the
+    next look."""
+    async with trio.open_nursery() as both:
+        both.start_soon(reclaim, life)
+        both.start_soon(delete_matching, client, "disk", exactly("ab"))
+        both.start_soon(checkpoint, life)
+        both.start_soon(client.look, "fsync")
+        both.start_soon(fill, client, "fsync", 2)
+    await checkpoint(life)
+    await reclaim(life)
+    await checkpoint(life)
+
+
+async def packed(life: Life, client: Client) -> None:
+    """Full segments, all hot and packed, with a deletion in each since."""
+    await sealed(life, client)
+    await reclaim(life)
+    await checkpoint(life)
+    await client.delete("disk", match=exactly("b"))
+    await checkpoint(life)
+
+
+async def packed_and_cold(life: Life, client: Client) -> None:
+    """The same, one of them cold."""
+    await packed(life, client)
+    await relocate(life)
+
+
+async def packing_cold(life: Life, client: Client) -> None:
+    """Cold segments that are not packed yet are, beside deletions in them."""
+    async with trio.open_nursery() as both:
+        both.start_soon(reclaim, life)
+        both.start_soon(delete_matching, client, "disk", exactly("a"))
+        both.start_soon(checkpoint, life)
+    await checkpoint(life)
+    await reclaim(life)
+    await checkpoint(life)
+
+
 # ----------------------------------------------------------------- starts
 
 
@@ -352,6 +399,16 @@ FILE_OPERATIONS = (
     Operation(
         "checkpoint-in-hold", (8, 9, 10, 11, 13), (1, 2, 5), SegmentSweep, SMALL, checkpointing_in_a_hold, before=cold
     ),
+    Operation("pack-segment", (12, 29), (1, 2, 5), SegmentSweep, PACKED, packing, before=sealed),
+    Operation("flag-packed", (11, 29), (2, 5), SegmentSweep, PACKED, flagging, before=packed),
+    Operation("rewrite-packed", (12, 29), (1, 2, 5), SegmentSweep, PACKED_EAGER, rewriting, before=half_dead),
+    Operation("merge-packed", (12, 29), (1, 2, 5), SegmentSweep, PACKED_YOUNG, merging, before=small_ones),
+    Operation("relocate-packed", (12, 29), (1, 2, 6), SegmentSweep, PACKED, moving, before=packed),
+    Operation("pack-cold", (12, 29), (1, 2, 5), SegmentSweep, PACKED, packing_cold, before=cold),
+    Operation(
+        "reclaim-cold-packed", (11, 12, 29), (1, 2, 5), SegmentSweep, PACKED_EAGER, cold_work, before=packed_and_cold
+    ),
+    Operation("hold-packed", (13, 29), (1, 2), SegmentSweep, PACKED, holding, before=packed_and_cold),
     start_after("stop", 6),
     start_after("kill", 3, 10),
     start_after("drop", 3, 5),

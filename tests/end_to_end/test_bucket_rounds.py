@@ -12,7 +12,7 @@ from tests.bucket.archived import log_in, rounds_in
 from tests.bucket.simulated_objects import SimObjects
 from tests.end_to_end.test_cold_hangs import metric, until
 from tests.end_to_end.test_sigkill import Client, Daemon
-from topics.bucket.owner_format import decode_owner
+from topics.bucket.ownership.owner_format import decode_owner
 
 
 def objects_in(bucket: Path) -> SimObjects:

@@ -39,6 +39,18 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        self.launch()
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self.code is None, f"the daemon has ended: {self.log()}"
+            if Client(self.port).call("GET", "/v0/ready")[0] == 200:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"the daemon is not ready after {START_S} s: {self.log()}")
+
+    def launch(self) -> None:
+        """Start it, and wait until it listens."""
         self.lives += 1
         port_file = self.root / f"port.{self.lives}"
         environ = {name: text for name, text in os.environ.items() if not name.startswith("TOPICS_")}
@@ -60,10 +72,19 @@ class Daemon:
             assert self._process.poll() is None, f"the daemon has ended: {self.log()}"
             if port_file.exists():
                 self.port = int(port_file.read_text())
-                if Client(self.port).call("GET", "/v0/ready")[0] == 200:
-                    return
+                return
             time.sleep(0.02)
-        raise AssertionError(f"the daemon is not ready after {START_S} s: {self.log()}")
+        raise AssertionError(f"the daemon does not listen after {START_S} s: {self.log()}")
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         assert self._process is not None

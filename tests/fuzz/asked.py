@@ -153,7 +153,7 @@ _QUERIES: Final[tuple[Callable[[bytes], object], ...]] = (
     topic_requests.decode_list_query,
     topic_requests.decode_router_list_query,
     query_strings.decode_if_empty,
-    query_strings.decode_touch,
+    query_strings.decode_look,
     query_strings.decode_hold_ms,
     append_requests.decode_append_query,
 )

@@ -19,7 +19,7 @@ from tests.fuzz.target import Target
 from topics.auth.keys import Key, Keyring, MalformedKeys, parse_key_file, parse_keys
 from topics.cli.records.record_input import BadInput, Form, LineSplitter, Parser
 from topics.cli.values import parse_duration, parse_size
-from topics.client import calls, results
+from topics.client import calls, daemon_calls, results
 from topics.client.bulk import ExportDownload
 from topics.client.errors import ProtocolError, TopicsError
 from topics.client.streams.follower import Follower, named, watch
@@ -184,7 +184,7 @@ _ANSWERS: Final[tuple[calls.ClientCall[Any], ...]] = (
     calls.extend("orders", "node", [1], lease_ms=1000),
     calls.create_watch({"orders": {"from_seq": 0}}),
     calls.router("copying"),
-    calls.metrics(),
+    daemon_calls.metrics(),
 )
 
 

@@ -45,6 +45,7 @@ from topics.model import (
 )
 from topics.runtime.clock import SystemClock
 from topics.runtime.turns import Turns
+from topics.storage.wal.write_right import WriteRight
 from topics.telemetry.figures import EngineFigures, RouterFigures, TopicFigures
 
 NO_ROUTER = RouterState(
@@ -71,6 +72,8 @@ class FakeStatus:
     phase: str = "ready"
     replay_progress: float = 1.0
     read_only: bool = False
+    following: Any = None
+    not_owner: ApiError | None = None
 
 
 @dataclass
@@ -82,6 +85,11 @@ class FakeTopic:
     fences: dict[str, int] = field(default_factory=dict)
 
 
+class FakeReach:
+    async def wait(self, places: Any, deadline: float) -> None:
+        """An owner has everything."""
+
+
 class FakeEngine:
     """Topics in memory. `before` runs ahead of every call that may wait; what it raises is raised."""
 
@@ -91,6 +99,7 @@ class FakeEngine:
         self.clock = SystemClock()
         self.status = FakeStatus(self.clock.monotonic_ms())
         self.metrics = SimpleNamespace(figures=partial(self._call, "figures"), bucket=None)
+        self.reach = FakeReach()
         self.topics: dict[str, FakeTopic] = {}
         self.routers: dict[str, RouterState] = {}
         self.appends: list[AppendRequest] = []
@@ -114,6 +123,7 @@ class FakeEngine:
         registry = part(caps_of="caps_of")
         registry.topics = self.topics
         parts = SimpleNamespace(
+            store=SimpleNamespace(right=WriteRight()),
             settings=self.settings,
             status=self.status,
             clock=self.clock,
@@ -187,7 +197,7 @@ class FakeEngine:
             raise ApiError("topic_not_empty", "there are records", detail={"topic": name})
         return self.topics.pop(name, None) is not None, []
 
-    async def topic_state(self, name: str, *, touch: bool) -> TopicState:
+    async def topic_state(self, name: str, *, touch: bool, places: bool = False) -> TopicState:
         return self._state(name, touch=touch)
 
     def _state(self, name: str, *, touch: bool) -> TopicState:

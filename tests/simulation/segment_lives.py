@@ -128,7 +128,7 @@ def part_files(life: Life) -> tuple[set[str], set[str]]:
         may |= {life.engine.store.manifests.path(topic.id), cold + "topic.cbor"}
         if topic.on_disk.part is None:
             continue
-        for first, _n, _bytes, _frames, _opened, _sealed, tier, _salt in decode_part(topic.on_disk.part).segments:
+        for first, _n, _bytes, _frames, _opened, _sealed, tier, *_ in decode_part(topic.on_disk.part).segments:
             if tier == "gone":
                 continue
             where = hot if tier == "hot" else cold
@@ -138,7 +138,7 @@ def part_files(life: Life) -> tuple[set[str], set[str]]:
                 continue
             must.add(where + segment_name(first, "data"))
             may |= {
-                where + segment_name(first, kind) for kind in ("idx", "tags")
+                where + segment_name(first, kind) for kind in ("idx", "tags", "del")
             }  # where it is unsealed, of a try to seal
             if tier == "cold":
                 may |= {hot + segment_name(first, f"{kind}.cold") for kind in ("idx", "tags")}

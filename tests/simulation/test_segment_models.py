@@ -58,6 +58,7 @@ def tiny(rng: random.Random, **changes: Any) -> Settings:
         "hot_retain_segments": rng.choice([0, 1, 3]),
         "cold_dir": Path(COLD),
         "min_free_bytes": 0,
+        "segment_compression": rng.choice(["off", "zstd"]),
     }
     return settings(**{**choices, **changes})
 

@@ -22,6 +22,7 @@ import trio.testing
 from tests.simulation.clock import BASE_MS, SimClock
 from tests.simulation.disk import CRASH_KINDS, Op, SimCrash, SimFs
 from tests.simulation.offload import InlineOffload
+from tests.simulation.packing import tiny_packing
 from topics.bucket.bucket_segments import BucketSegments
 from topics.config import Settings
 from topics.engine.engine import Engine
@@ -37,8 +38,11 @@ End = Literal["kill", "drop", "keep", "tear", "reorder", "garble", "remount"]
 """How a life ends that does not stop cleanly: the process alone, the machine, or the process and then the mount of a
 disk that refuses some writes."""
 
-SETTINGS: Final = Settings(data_dir=Path(ROOT), wal_shards=1, wal_file_bytes=16 << 10, cache_bytes=4 << 10)
-"""Small enough that a few dozen records rotate files and do not fit into the cache."""
+SETTINGS: Final = Settings(
+    data_dir=Path(ROOT), wal_shards=1, wal_file_bytes=16 << 10, cache_bytes=4 << 10, segment_compression="off"
+)
+"""Small enough that a few dozen records rotate files and do not fit into the cache. With `segment_compression="zstd"`
+everything that is sealed is packed (`tiny_packing`)."""
 
 
 def settings(**changes: Any) -> Settings:
@@ -108,7 +112,7 @@ class World:
         """Start, run `scenario`, end. False if the machine died before; any other exception is raised as it was."""
         died = False
         _seed_trio(self.seed)
-        with quiet(self.events):
+        with quiet(self.events), tiny_packing(self.settings):
             try:
                 trio.run(
                     self._life,

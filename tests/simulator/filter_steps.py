@@ -48,7 +48,12 @@ class FilterSteps(Caller):
         if not starts:
             return
         wanted = parse_filter(filters[0]) if filters else None
-        asked = WatchRequest(topics=starts, include_tags=True, strong=what.get("strong", False), filter=wanted)
+        asked = WatchRequest(
+            topics=starts,
+            include_tags=True,
+            consistency="strong" if what.get("strong", False) else "eventual",
+            filter=wanted,
+        )
         await self._follow(asked, followers, what)
         positions = self.memory.positions[actor]
         for name, follower in followers.items():

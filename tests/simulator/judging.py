@@ -59,6 +59,7 @@ class TopicCase:
         self.check_batches()
         self.check_commits()
         self.check_retention()
+        self.check_tables()
 
     def fail(self, problem: str) -> NoReturn:
         """With what is needed to understand it."""
@@ -162,12 +163,51 @@ class TopicCase:
     def excused(self, seq: int) -> bool:
         """Whether a record may be away without a word."""
         instance = self.instance
-        if instance.may_be_deleted(seq):
+        if instance.may_be_deleted(seq, superseded=False) or self._is_superseded(seq):
             return True
         if not instance.buries:
             return False
         number = instance.at.get(seq)
         return number is None or number in self.buried or self._grave_leaks()
+
+    def _is_superseded(self, seq: int) -> bool:
+        """Whether newer records of its tag may have taken a record away: one that is there, or that has gone for a
+        reason of its own, or of which nobody was told."""
+        instance = self.instance
+        tag = instance.tags.get(seq, "")
+        if not instance.keeps or tag is None:
+            return False
+        if not tag or self.truth.rot or "ephemeral" in instance.ever:
+            return True
+        if any(later > seq and self._tag_of(later) == tag for later in self.view.records):
+            return True
+        known = (later for later, its in instance.tags.items() if later > seq and its == tag)
+        if any(self._has_gone_for_a_reason(later) for later in known):
+            return True
+        unknown = any(
+            not batch.first and any(record.tag == tag for record in batch.records) for batch in instance.batches
+        )
+        unknown = unknown or bool(self.truth.routers_into(self.view.name))
+        return unknown and (instance.deleted_more or instance.retained or bool(instance.consumed_to))
+
+    def _has_gone_for_a_reason(self, seq: int) -> bool:
+        reason = self.view.gap_of(seq)
+        return self.instance.may_be_deleted(seq, superseded=False) or (reason in RETENTION and self.instance.retained)
+
+    def _tag_of(self, seq: int) -> str | None:
+        tag: str | None = msgspec.json.decode(self.view.records[seq].body).get("$tag")
+        return tag
+
+    def check_tables(self) -> None:
+        """No tag has more records than are kept."""
+        keeps = {config.keep_per_tag for config in self.instance.configs}
+        if len(keeps) != 1 or keeps == {0} or self.truth.rot:
+            return
+        counts = Counter(self._tag_of(seq) for seq in self.view.records)
+        del counts[None]
+        if any(count > max(keeps) for count in counts.values()):
+            self.fail(f"of some tags there are more records than {max(keeps)}: {counts}")
+        self.truth.checked["tables"] += bool(counts)
 
     def check_promises(self) -> None:
         """What was promised is there, what was removed for certain is not."""
@@ -267,7 +307,7 @@ class TopicCase:
             if commit.answer is None and found.isdisjoint(commit.most()):
                 continue
             loose = self.instance.retained or self.instance.deletions or self.instance.gone or self.truth.rot
-            loose = loose or self.instance.consumed_to
+            loose = loose or self.instance.consumed_to or self.instance.keeps
             missing = [number for number in commit.least() if number not in found]
             if missing and not loose:
                 self.fail(f"the commit {commit.key} is there without {missing}")
@@ -300,7 +340,7 @@ def judge_arrivals(truth: Truth, views: Mapping[str, View], routers: Mapping[str
             if not rejects:
                 broken(f"router {name} does not get on: {state}")
             continue
-        if dest.retained or "ephemeral" in dest.ever or truth.rot or dest.buries:
+        if dest.retained or dest.keeps or "ephemeral" in dest.ever or truth.rot or dest.buries:
             continue
         start = 0 if state.start == "earliest" else known.start
         _judge_router(truth, state, start, views[state.source], views[state.dest], dest)
@@ -328,7 +368,7 @@ def _judge_consumed(truth: Truth, state: RouterState, arrived: set[int]) -> None
     """What the consumers of a source have finished is deleted there when it has been copied."""
     source, known, plan = truth.latest(state.source), truth.routers[state.router], truth.plans[state.router]
     assert source is not None
-    if source.retained or source.buries or "ephemeral" in source.ever:
+    if source.retained or source.keeps or source.buries or "ephemeral" in source.ever:
         return
     passes = parse_match(plan["filter"], "filter") if plan["filter"] is not None else None
     for seq in source.consumed:

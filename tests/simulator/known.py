@@ -150,6 +150,11 @@ class Instance:
         return any(config.cap_records or config.cap_bytes or config.ttl_ms for config in self.configs)
 
     @property
+    def keeps(self) -> bool:
+        """Whether records may ever have been taken away by newer ones of their tag."""
+        return any(config.keep_per_tag for config in self.configs)
+
+    @property
     def buries(self) -> bool:
         """Whether jobs may go from it to a dead-letter topic."""
         return any((config.max_deliveries or self.condemns) and config.dead_letter for config in self.configs)
@@ -189,8 +194,11 @@ class Instance:
         """The batches of transactions of which nobody knows whether they are there."""
         return [batch for batch in self.batches if batch.is_part and not batch.first and not batch.dead]
 
-    def may_be_deleted(self, seq: int, *, consumed: bool = True) -> bool:
-        """Whether somebody may have asked for this to go; or have finished with it, where `consumed` counts."""
+    def may_be_deleted(self, seq: int, *, consumed: bool = True, superseded: bool = True) -> bool:
+        """Whether somebody may have asked for this to go; or have finished with it, where `consumed` counts; or have
+        appended newer records of its tag, where `superseded` counts."""
+        if superseded and self.keeps and self.tags.get(seq, "unknown") is not None:
+            return True
         if seq in self.gone or self.ended[seq] > 0 or seq in self.undone:
             return True
         if consumed and seq <= self.consumed_to:

@@ -126,7 +126,8 @@ class LifePlan(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All of it. `settings` are those of every life; `routers` are the options of each router by its name."""
+    """All of it. `settings` are those of every life, and `packs`, which is 1 if sealed segments are packed; `routers`
+    are the options of each router by its name."""
 
     seed: int
     settings: dict[str, int]
@@ -170,6 +171,7 @@ class _Maker:
         self.dealer = random.Random(f"transactions {seed}")
         self.wishes = random.Random(f"filters {seed}")
         self.habits = random.Random(f"consumers {seed}")
+        self.tables = random.Random(f"tables {seed}")
         self.consumed = [name for name in PLAIN if self.habits.random() < 0.3]
         """Topics of which what all consumers have finished is deleted, unless somebody changes that."""
         self.made = list(PLAIN)
@@ -198,6 +200,7 @@ class _Maker:
             "hot_retain_segments": rng.choice((1, 2)),
             "delivery_workers": rng.choice((1, 2)),
             "max_scan": self.wishes.choice((1, 3, 20, 10_000)),
+            "packs": random.Random(f"packing {self.seed}").choice((0, 1)),
         }
         return Plan(self.seed, settings, rng.random() < 0.7, routers, lives)
 
@@ -412,6 +415,20 @@ class _Maker:
         if self.habits.random() < 0.15:
             config = {"retention": self.habits.choice(("consumed", "limits"))}
             at = self.habits.randrange(1, len(owner.steps) + 1)
+            owner.steps.insert(at, Step("topic", 0, {"topic": name, "config": config}))
+        return self.keeping(name, owner)
+
+    def keeping(self, name: str, owner: Actor) -> Actor:
+        """The same owner, whose topic is made as a table, or becomes one, or is none any more. Drawn by itself, as
+        `hang` is."""
+        rng = self.tables
+        for step in owner.steps:
+            makes = step.do == "again" or (step.do == "topic" and step is owner.steps[0])
+            if makes and rng.random() < 0.2:
+                step.what["config"]["keep_per_tag"] = rng.choice((1, 1, 2))
+        if rng.random() < 0.15:
+            config = {"keep_per_tag": rng.choice((0, 1, 1, 2))}
+            at = rng.randrange(1, len(owner.steps) + 1)
             owner.steps.insert(at, Step("topic", 0, {"topic": name, "config": config}))
         return owner
 

@@ -66,7 +66,8 @@ def _part(truth: Truth, batch: Batch, views: Mapping[str, View], numbers: Mappin
         return "unknown"
     if not numbers[instance.name].isdisjoint(batch.numbers):
         return "there"
-    taken = instance.retained or instance.buries or "ephemeral" in instance.ever or instance.deletion != "no"
+    taken = instance.keeps or instance.retained or instance.buries
+    taken = taken or "ephemeral" in instance.ever or instance.deletion != "no"
     taken = (
         taken
         or bool(instance.deletions)

@@ -9,7 +9,7 @@ from tests.bucket.small_bucket import SmallBucket
 from topics.bucket.base_format import BaseBody, BaseHead, PackBuilder, encode_base
 from topics.bucket.object_names import FORMAT, PackName, base_name, pack_name
 from topics.bucket.object_store import ObjectStore
-from topics.bucket.owner_format import BucketFormat, encode_format
+from topics.bucket.ownership.owner_format import BucketFormat, encode_format
 from topics.storage.files.datadir import DataDir, parse_segment_file
 from topics.storage.files.fs import OsFs
 from topics.storage.offline.stored_topics import TopicDirectory

@@ -11,7 +11,7 @@ from tests.bucket.simulated_objects import SimFault, SimObjects, given_faults
 from topics.bucket.base_format import BaseBody, BaseHead, encode_base
 from topics.bucket.object_names import FORMAT, PINS, base_name, pin_name
 from topics.bucket.object_store import ObjectStore
-from topics.bucket.owner_format import BucketFormat, encode_format
+from topics.bucket.ownership.owner_format import BucketFormat, encode_format
 from topics.bucket.pin_format import Pin, decode_pin
 from topics.spark.bucket_access import OpenBucket, PlannedBase, opened
 from topics.spark.errors import FilesError

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from itertools import groupby, pairwise
@@ -34,7 +35,7 @@ from pyspark.sql.datasource import (
 from tests.conformance.client import Client, body_of, until
 from tests.spark.conftest import StartDaemon
 from tests.storage.data_file import rows_of
-from tests.storage.made import made
+from tests.storage.made import CONFIG, made
 from topics.spark.batch_reader import rest_reader
 from topics.spark.errors import DataLoss, FilesError
 from topics.spark.options import OptionError, ReadOptions
@@ -43,6 +44,7 @@ from topics.spark.segments import FileTask, PushingSegmentReader, segment_reader
 from topics.spark.source import TopicsDataSource
 from topics.storage.files.fs import OsFs
 from topics.storage.offline.stored_topics import LostRange, StoredSegment, TopicDirectory
+from topics.storage.segments.packed_format import PACK_MAGIC
 from topics.storage.segments.segment_format import DELETED_FLAG, LIVE_FLAG, DataScan
 
 SEEDS = (1, 2)
@@ -129,6 +131,28 @@ def left(tmp_path: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
     return tmp_path
+
+
+def test_packed_segments_are_read_as_plain_ones(left: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    config = replace(CONFIG, segment_compression="zstd")
+    kinds = set()
+    for path, content in made(7, config=config).fs.after_process_kill().tree().items():
+        if content is not None and "/wal/" not in path:
+            target = packed / path.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            kinds |= {(path.split("/")[1], "del")} if path.endswith(".del") else set()
+            kinds |= {(path.split("/")[1], "packed")} if content.startswith(PACK_MAGIC) else set()
+    assert {("data", "packed"), ("cold", "packed"), ("cold", "del")} <= kinds
+
+    def shown(directory: Path) -> list[Row]:
+        rows = of_files(
+            directory, topics="tagged,capped,quick", columns="topic,seq,tag,node,data,gap_from,gap_to,reason"
+        )
+        return [{name: value for name, value in row.items() if name != "ts"} for row in rows]
+
+    assert shown(packed) == shown(left)
 
 
 def segment_of(left: Path, topic: str, number: int) -> StoredSegment:

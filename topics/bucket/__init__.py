@@ -12,18 +12,20 @@ object_names      the names of the objects below the prefix
 container         the form that rounds, bases and packs have in common
 round_format      the bytes of a round
 base_format       the bytes of bases, pages and packs
-owner_format      the content of `owner` and `FORMAT`
 local_note        what the data directory knows of its bucket
+log_cuts          cuts of the log, and what counts when the bucket has one
 log_reader        the bytes of the log that rounds carry
-ownership         who may write to the prefix
+place             behind which round the archive goes on
 place_search      finding the place at which the archive goes on
 backlog           how much log is kept for the bucket
 archive           the task that writes rounds
 pin_format        the content of pins
 pins              making, renewing and removing pins
 bucket_segments   the cold store: segments that are read from objects of bases
+ownership/        who may write to the prefix
 restored/         directories that were restored, until they need nothing more
 bases/            making bases, and removing what nobody needs any more
+standby/          following the rounds of another daemon
 repair/           repairing local damage from the bucket
 offline/          restores and checks, without a daemon
 

@@ -27,28 +27,29 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import trio
 
 from topics.bucket.backlog import Backlog
 from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.bucket_location import BucketLocationError, open_objects, parse_location
-from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
+from topics.bucket.local_note import NotedPlace
+from topics.bucket.log_cuts import LogCuts, LogSource
 from topics.bucket.log_reader import ROUND_BYTES, LogGone, Piece, divided, measured, read_pieces, stretches
 from topics.bucket.object_names import round_name
 from topics.bucket.object_store import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreErrorKind
-from topics.bucket.ownership import BucketRefused, Ownership
-from topics.bucket.place_search import Place, PlaceSearch
+from topics.bucket.ownership.lease import Lease
+from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms, Ownership
+from topics.bucket.place import Place, first_head, next_head
+from topics.bucket.place_search import PlaceSearch
 from topics.bucket.round_format import RoundHead, encode_round
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts, StoreState, TakenByOther, log_state
 from topics.config import Settings
-from topics.errors import ApiError
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import Fs
 from topics.storage.store import ReplayStart, Store
-from topics.storage.wal.batches import LogMark
 from topics.storage.wal.wal_files import LogPosition, WalFile
 from topics.telemetry.figures import BucketFigures
 from topics.telemetry.logs import get_logger
@@ -68,23 +69,11 @@ LONGEST_S: Final = 30.0
 NOTE_S: Final = 10.0
 """The note on disk is behind by at most so much (s), while rounds are written."""
 
+LEASE_CALLS: Final = 4
+"""So many calls of the store fit into a lease."""
+
 OWNER_ROUNDS: Final = 500
 """After so many rounds `owner` names a new one, if no base has done so."""
-
-
-class LogSource(Protocol):
-    """What the archive has to know of the topics (the registry)."""
-
-    next_topic_id: int
-
-    @property
-    def topics(self) -> Mapping[str, Any]:
-        """The topics, by name."""
-        ...
-
-    def copied_files(self) -> set[int]:
-        """Ids of the files that copies in other topics are made of."""
-        ...
 
 
 class Starts(Protocol):
@@ -113,6 +102,18 @@ def make_objects(settings: Settings, environ: Mapping[str, str], offload: Offloa
         raise BucketRefused(str(error)) from error
 
 
+def lease_terms(settings: Settings, environ: Mapping[str, str], offload: Offload, clock: Clock) -> LeaseTerms:
+    """Return how this daemon holds a lease: its calls of the store have a limit of their own, so that several fit into
+    a lease. Raises BucketRefused."""
+    timeout_s = min(settings.bucket_timeout_ms, settings.bucket_lease_ms // LEASE_CALLS) / 1000
+    try:
+        location = parse_location(settings.bucket, environ)
+        objects = BoundedObjects(open_objects(location, timeout_s), offload, timeout_s)
+    except (BucketLocationError, StoreError) as error:
+        raise BucketRefused(str(error)) from error
+    return LeaseTerms(settings.bucket_lease_ms, objects, clock.boottime_ms)
+
+
 class Archive:
     """The archive of one data directory. Made by the daemon if there is a bucket. `prepare` after recovery, before the
     writers run; then `run` is a task, and `finish` ends it."""
@@ -130,7 +131,12 @@ class Archive:
         offload: Offload,
         url: str = "",
         nonce: str | None = None,
+        dir_id: str | None = None,
+        ownership: Ownership | None = None,
+        place: Place | None = None,
     ) -> None:
+        """`ownership` and `place` are those of a prefix that was taken already (`topics.bucket.ownership.takeover`).
+        `dir_id` is the id of a directory that has no note yet."""
         self.objects = objects
         self.decided = trio.Event()
         """Set when the bucket has been opened for the first time, or was refused."""
@@ -147,16 +153,11 @@ class Archive:
         self._url = url
         self._nonce = nonce or secrets.token_hex(8)
         self._take = settings.bucket_take
-        self._is_blank = False  # no topic at the start
         self._puts = SettledPuts(objects, offload, self._show)
-        self._ownership = Ownership(objects, self._puts, offload, self._nonce, self._keep_on)
-        self._note = BucketNote(bucket="", dir="")
-        self._noted_at = 0.0
-        self.noted_round = 0
-        """The last round that the note on the disk knows. A start reads those that follow, so none of them may go."""
+        self._ownership = ownership or Ownership(objects, self._puts, offload, self._nonce, self._keep_on)
+        self._taken = place
+        self._noted = NotedPlace(store, fs, offload, dir_id)
         self._place: Place | None = None
-        self._keep_from: list[LogPosition] | None = None
-        """Files of the log from here on stay; None if none has to."""
         self._backlog = Backlog(settings, store, fs, offload)
         self._given_up = self._asked = False
         self._wake = trio.Event()
@@ -164,11 +165,13 @@ class Archive:
         """Set, and replaced, when a cut is in the bucket, and when the state has changed."""
         self._stopping = False
         self._ended = trio.Event()
-        self._bytes_at_cut = 0
         self._archived_at_ms = clock.monotonic_ms()
         """When everything that was synced by then was in the bucket, as far as is known."""
         self._cut_number = 0
         self._owner_round, self._owner_due = 0, False
+        self._base = 0
+        """The newest base that is known; 0 before."""
+        self._cuts = LogCuts(store, source, lambda: self._wake.set())  # noqa: PLW0108 (the event is replaced)
         self.figures = BucketFigures()
 
     # -- for others ------------------------------------------------------------------------------------------------
@@ -243,40 +246,45 @@ class Archive:
             await trio.sleep(pause_s)
             pause_s = LOOK_S  # a shard without room has its place where it is
 
+    async def vouch_for(self, positions: Sequence[LogPosition]) -> None:
+        """Wait until everything before these places can be restored from the bucket. Raises ArchiveStopped."""
+        await self.archived_to(positions)
+        while not self.is_restorable:
+            if self._ended.is_set():
+                raise ArchiveStopped("the archive has ended")
+            await self._news.wait()
+
+    @property
+    def is_restorable(self) -> bool:
+        """Return True if there is a base of the present history: what is in its rounds can be restored."""
+        place = self._place
+        return place is not None and 0 < place.history <= self._base
+
     async def note_base(self, number: int) -> None:
-        """There is a base for round `number`: with the next cut, `owner` names a recent round."""
+        """There is a base for round `number`: with the next cut, `owner` names a recent round. If it is the first of
+        the history, what waits for a round counts now."""
+        self._base = max(self._base, number)
         if number > self._owner_round:
             self._owner_due = True
+        self._release()
+        self._tell()
+        self._wake.set()
 
     def may_drop(self, file: WalFile) -> bool:
         """Return True if a file of the log is in the bucket, or is not kept for it."""
-        keep = self._keep_from
-        return keep is None or file.ordinal < keep[file.shard].ordinal
+        return self._noted.may_drop(file)
+
+    @property
+    def noted_round(self) -> int:
+        """The last round that the note on the disk knows. A start reads those that follow, so none of them may go."""
+        return self._noted.round
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
         """Read the note of the directory, before anything is appended. Raises BucketRefused, OSError."""
-        datadir = self._store.datadir
-        self._is_blank = not self._source.topics
-        try:
-            note = await self._offload.run(Pool.FILES, partial(read_note, self._fs, datadir))
-            is_stale = await self._offload.run(Pool.FILES, partial(self._fs.exists, datadir.salvaged_path))
-        except BadNote as error:
-            raise BucketRefused(
-                f"{datadir.bucket_path} is damaged: {error}. Remove it, and start once with --take"
-            ) from error
-        self._note = note or BucketNote(bucket="", dir=secrets.token_hex(16))
-        self.noted_round = self._note.round
-        if self._note.positions is not None:
-            if self._store.salvaged or is_stale or len(self._note.positions) != self._store.shards:
-                self._note.positions = None
-            else:
-                self._keep_from = [LogPosition(*position) for position in self._note.positions]
-        if note is None or self._note.positions is None:
-            await self._write_note()
-        if is_stale:
-            await self._offload.run(Pool.FILES, partial(self._fs.unlink, datadir.salvaged_path))
+        await self._noted.read()
+        self._cuts.begin()
 
     async def run(self) -> None:
         """Write rounds until `finish`. Raises what nobody expects, and may be called again then."""
@@ -285,6 +293,10 @@ class Archive:
                 nursery.start_soon(self._watch_backlog)
                 pause = FIRST_S
                 while not self._stopping:
+                    if self._lease is not None and not self._lease.is_held:
+                        self._enter("refused", self._lease.reason)
+                        await self._rest(LONGEST_S)
+                        continue
                     try:
                         if self._place is None:
                             await self._open()
@@ -292,6 +304,8 @@ class Archive:
                         await self._work()
                     except (PlaceGivenUp, PutGivenUp):
                         self._place = None
+                        if self._lease is not None and not self._stopping:
+                            self._ownership.lose("its rounds cannot be continued")
                     except BucketRefused as error:
                         self._place = None
                         self._enter("refused", str(error))
@@ -335,6 +349,28 @@ class Archive:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
+        given_up = self._given_up
+        place, self._taken = self._taken, None
+        if place is None:
+            place = await self._search()
+        if given_up != self._given_up:
+            raise PlaceGivenUp
+        self._take = self._given_up = False
+        self._source.next_topic_id = max(self._source.next_topic_id, place.epoch << 32)
+        begins = place.positions is None
+        if begins:
+            # Until a round is written, the note says that a history is to begin.
+            self._noted.keep_from = first_places(self._store, self._source, self._starts)
+        self._cut_number = 0
+        self._place = place
+        self._owner_round = place.number
+        await self._note_place()
+        self._asked = True
+        self._enter("working")
+        log.info("bucket_opened", bucket=place.bucket, epoch=place.epoch, round=place.number, begins_history=begins)
+
+    async def _search(self) -> Place:
+        """Take the prefix, and return where to go on."""
         ends = [writer.synced_position()[0] for writer in self._store.writers]
         search = PlaceSearch(
             self.objects,
@@ -346,25 +382,12 @@ class Archive:
             ends=ends,
             nonce=self._nonce,
             keep_on=self._keep_on,
-            is_blank=self._is_blank,
+            is_blank=self._cuts.is_blank,
         )
-        given_up = self._given_up
-        place = await search.open(self._note, take=self._take, url=self._url)
-        if given_up != self._given_up:
-            raise PlaceGivenUp
-        self._take = self._given_up = False
-        self._source.next_topic_id = max(self._source.next_topic_id, place.epoch << 32)
-        begins = place.positions is None
-        if begins:
-            # Until a round is written, the note says that a history is to begin.
-            self._keep_from = first_places(self._store, self._source, self._starts)
-        self._cut_number = 0
-        self._place = place
-        self._owner_round = place.number
-        await self._note_place()
-        self._asked = True
-        self._enter("working")
-        log.info("bucket_opened", bucket=place.bucket, epoch=place.epoch, round=place.number, begins_history=begins)
+        held = self._ownership.held
+        if self._ownership.lease is not None and held is not None:
+            return await search.resume(self._noted.note, held, take=self._take)
+        return await search.open(self._noted.note, take=self._take, url=self._url)
 
     # -- working ---------------------------------------------------------------------------------------------------
 
@@ -378,7 +401,7 @@ class Archive:
             if self._owner_due or self.place.number - self._owner_round >= OWNER_ROUNDS:
                 await self._tell_owner()
             if last:
-                await self._write_note()
+                await self._note_place()
                 await self._tell_owner(free=True)
                 return
 
@@ -386,7 +409,11 @@ class Archive:
         due = trio.current_time() + self._settings.bucket_round_ms / 1000
         while not (self._stopping or self._given_up):
             now = trio.current_time()
-            if self._asked or (self._behind and (now >= due or self._new_bytes >= ROUND_BYTES)):
+            if (
+                self._asked
+                or (self._cuts.is_wanted and self.is_restorable)
+                or (self._behind and (now >= due or self._cuts.new_bytes >= ROUND_BYTES))
+            ):
                 break
             if not self._behind:
                 self._archived_at_ms = self._clock.monotonic_ms()
@@ -394,11 +421,6 @@ class Archive:
                 await self._wake.wait()
             self._wake = trio.Event()
         self._asked = False
-
-    @property
-    def _new_bytes(self) -> int:
-        """Bytes that were written since the last cut, about."""
-        return sum(writer.figures.bytes_written for writer in self._store.writers) - self._bytes_at_cut
 
     @property
     def _behind(self) -> bool:
@@ -416,12 +438,11 @@ class Archive:
         """Take a cut, and write its rounds, if there is anything new."""
         place = self.place
         if not place.is_begun:
-            first = _first_head(place, self._keep_from, self._nonce, self._clock.now_ms())
+            first = first_head(place, self._noted.keep_from, self._nonce, self._clock.now_ms())
             await self._write_round(place, first, [])
         began_ms = self._clock.monotonic_ms()
-        self._bytes_at_cut = sum(writer.figures.bytes_written for writer in self._store.writers)
         wall_ms = max(self._clock.now_ms(), place.wall_ms)
-        ends = await self._cut()
+        ends = await self._cuts.take()
         self._check_place()
         starts = place.positions
         assert starts is not None
@@ -437,38 +458,32 @@ class Archive:
                 reached[run.shard] = LogPosition(run.ordinal, run.offset + run.length)
             await self._write_round(
                 place,
-                _head_of(place, pieces, self._nonce, wall_ms, reached if following else ends, bool(following)),
+                next_head(
+                    place,
+                    [piece.run for piece in pieces],
+                    self._nonce,
+                    wall_ms,
+                    reached if following else ends,
+                    bool(following),
+                ),
                 pieces,
             )
             pieces = following
         self._archived_at_ms = began_ms
         self._cut_number = place.number
+        self._cuts.is_archived = True
+        self._release()
         if self.state != "working":
             self._enter("working")
-        if trio.current_time() - self._noted_at >= NOTE_S:
+        if trio.current_time() - self._noted.written_at >= NOTE_S:
             await self._note_place()
         self._tell()
 
-    async def _cut(self) -> list[LogPosition]:
-        """Return a place in each shard behind everything queued by now, when it is synced. A failed shard, and one that
-        waits for room, stays where it is synced now."""
-        writers = self._store.writers
-        marks: list[LogMark | None] = []
-        ends = [writer.synced_position()[0] for writer in writers]
-        for writer in writers:
-            try:
-                marks.append(writer.mark())
-            except ApiError:  # failed, or stopped
-                marks.append(None)
-        for shard, mark in enumerate(marks):
-            if mark is not None:
-                try:
-                    await mark.wait_synced()
-                except ApiError:
-                    continue
-                assert mark.position is not None
-                ends[shard] = mark.position
-        return ends
+    def _release(self) -> None:
+        """Tell what waits for the last cut, if the bucket has it and it can be restored."""
+        place = self._place
+        if place is not None and place.positions is not None and self.is_restorable:
+            self._cuts.release(place.positions)
 
     async def _write_round(self, place: Place, head: RoundHead, pieces: Sequence[Piece]) -> None:
         """Have a round in the bucket, and go on behind it. Raises PlaceGivenUp, PutGivenUp."""
@@ -479,18 +494,11 @@ class Archive:
             await self._puts.create(round_name(head.number), blob, self._keep_on)
         except (TakenByOther, ObjectTooLarge):
             log.warning("bucket_round_taken", round=head.number, epoch=head.epoch)
+            self._ownership.lose(f"round {head.number} of the bucket is another's")
             raise PlaceGivenUp from None
         self._check_place()
-        place.number, place.hash, place.wall_ms = head.number, blob[-32:], head.wall_ms
-        place.is_begun, place.ends_cut = True, head.ends_cut
-        place.positions = [LogPosition(*position) for position in head.positions]
-        if head.begins_history:
-            place.history = head.number
-            place.files.clear()
-        for run in head.runs:
-            if run.offset == 0:
-                place.files[run.shard, run.ordinal] = head.number
-        self._copy_to_note(place)
+        place.begin(head, blob[-32:])
+        self._noted.follow(place)
         self.figures.rounds += 1
         self.figures.round_bytes += len(blob)
         if head.begins_history:
@@ -498,7 +506,14 @@ class Archive:
 
     def _keep_on(self) -> bool:
         """Return False if a put that has failed is not to be repeated."""
+        if self._lease is not None and not self._lease.is_held:
+            return False
         return not (self._stopping or (self._given_up and self._place is not None))
+
+    @property
+    def _lease(self) -> Lease | None:
+        """The lease under which this process owns the prefix; None without takeover."""
+        return self._ownership.lease
 
     async def _tell_owner(self, *, free: bool = False) -> None:
         try:
@@ -508,65 +523,41 @@ class Archive:
             raise PlaceGivenUp from None
         self._owner_round, self._owner_due = self.place.number, False
 
-    # -- the note --------------------------------------------------------------------------------------------------
-
-    def _copy_to_note(self, place: Place) -> None:
-        note = self._note
-        note.bucket, note.epoch, note.round, note.hash = place.bucket, place.epoch, place.number, place.hash
-        note.wall_ms, note.history = place.wall_ms, place.history
-        note.positions = None if place.positions is None else [(at.ordinal, at.offset) for at in place.positions]
-
     async def _note_place(self) -> None:
         """Write where the archive is. Files of the log that are before that may go."""
         assert self._place is not None
         self._check_place()
-        self._copy_to_note(self._place)
-        files = self._place.files
-        for shard in range(self._store.shards):
-            there = {file.ordinal for file in self._store.files.of_shard(shard)}
-            for key in [key for key in files if key[0] == shard and key[1] not in there]:
-                del files[key]
-        await self._write_note()
-
-    async def _write_note(self) -> None:
-        place = self._place
-        if place is not None:
-            self._note.files = [(shard, ordinal, number) for (shard, ordinal), number in sorted(place.files.items())]
-        positions = None if self._note.positions is None else list(self._note.positions)
-        number = self._note.round
-        await self._offload.run(Pool.FILES, partial(write_note, self._fs, self._store.datadir, self._note))
-        self._noted_at, self.noted_round = trio.current_time(), number
-        if positions is not None and not self._given_up:
-            self._keep_from = [LogPosition(*position) for position in positions]
+        await self._noted.write(self._place)
 
     # -- the backlog -----------------------------------------------------------------------------------------------
 
     async def _watch_backlog(self) -> None:
-        """Give the place up if the log that is kept for the bucket becomes too long."""
+        """Give the place up if the log that is kept for the bucket becomes too long. Tell clients that wait for it."""
         while True:
             await trio.sleep(1)
-            keep = self._keep_from
-            if keep is None or self._given_up:
-                continue
+            self._store.round_waits.tell_of_delay()
+            keep = self._noted.keep_from
+            if keep is None or self._given_up or self._lease is not None:
+                continue  # with a lease appends end before the backlog is long
             with suppress(OSError):
                 reason = await self._backlog.exceeded(keep, is_working=self.state == "working")
-                if reason and self._keep_from is keep:
+                if reason and self._noted.keep_from is keep:
                     await self.begin_anew(reason)
 
     async def begin_anew(self, reason: str) -> None:
         """Let the files of the log go. The next opening begins a history."""
+        self._ownership.lose(reason)
         self._given_up = True
-        self._keep_from = None
-        self._note.positions = None
+        self._noted.forget()
         log.error(
             "bucket_backlog_given_up",
             reason=reason,
-            round=self._note.round,
+            round=self._noted.note.round,
             consequence="the archive begins anew when the bucket is back; what was not archived is on this disk only",
         )
         self._wake.set()
         try:
-            await self._write_note()
+            await self._noted.write(None)
         except OSError as error:
             log.warning("bucket_note_not_written", error=str(error), consequence="it is written with the next round")
 
@@ -576,8 +567,8 @@ class Archive:
         """Return the figures as of now."""
         figures = self.figures
         figures.state, figures.problem = self.state, self.problem
-        figures.epoch, figures.round = self._note.epoch, self._note.round
-        keep = self._place.positions if self.is_open and self._place is not None else self._keep_from
+        figures.epoch, figures.round = self._noted.note.epoch, self._noted.note.round
+        keep = self._place.positions if self.is_open and self._place is not None else self._noted.keep_from
         figures.lag_bytes = self._backlog.bytes_from(keep) if keep is not None else 0
         figures.backlog_limit_bytes = self._backlog.limit
         figures.lag_ms = self._clock.monotonic_ms() - self._archived_at_ms if self._behind else 0
@@ -602,6 +593,12 @@ class Archive:
         self._tell()
 
     def _tell(self) -> None:
+        problem = None
+        if self.state != "working":
+            problem = self.problem or "it is not open"
+        elif not self.is_restorable:
+            problem = "it has no base of the present history yet"
+        self._store.round_waits.set_away(problem)
         self._news.set()
         self._news = trio.Event()
 
@@ -625,35 +622,6 @@ def first_places(store: Store, source: LogSource, starts: Starts) -> list[LogPos
         needed.append(before[-1] if before else files[0].ordinal)
         places.append(LogPosition(min(needed), 0))
     return places
-
-
-def _first_head(place: Place, begins: Sequence[LogPosition] | None, nonce: str, now_ms: int) -> RoundHead:
-    """Return the header of the first round of an epoch, which is an empty one. Within a history it is the same moment
-    of the log as the round before; a history begins at `begins`."""
-    if place.positions is not None:
-        return _head_of(place, [], nonce, place.wall_ms, place.positions, not place.ends_cut)
-    assert begins is not None
-    return _head_of(place, [], nonce, max(now_ms, place.wall_ms), begins, True)
-
-
-def _head_of(
-    place: Place, pieces: Sequence[Piece], nonce: str, wall_ms: int, reached: Sequence[LogPosition], goes_on: bool
-) -> RoundHead:
-    """Return the header of the round behind `place`. `goes_on`: nobody stops behind it."""
-    return RoundHead(
-        bucket=place.bucket,
-        epoch=place.epoch,
-        number=place.number + 1,
-        previous=place.hash,
-        nonce=nonce,
-        wall_ms=wall_ms,
-        shards=len(reached),
-        positions=[(position.ordinal, position.offset) for position in reached],
-        runs=[piece.run for piece in pieces],
-        ends_cut=not goes_on,
-        begins_history=place.positions is None,
-        body_bytes=sum(piece.run.length for piece in pieces),
-    )
 
 
 def _make_round(fs: Fs, head: RoundHead, pieces: list[Piece]) -> bytes:

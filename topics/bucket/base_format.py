@@ -79,6 +79,13 @@ class SealedFile(NamedTuple):
     size: int
     hash: bytes
     """SHA-256."""
+    unpacked: int = 0
+    """The length of the unpacked form if it is a packed `.data`, else 0."""
+
+    @property
+    def length(self) -> int:
+        """The length of the unpacked form."""
+        return self.unpacked or self.size
 
 
 class SegmentEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -206,7 +213,7 @@ def check_ref(ref: BlobRef) -> None:
 
 def _check_segment(entry: SegmentEntry) -> None:
     files = [file for file in (entry.data, entry.idx, entry.tags) if file is not None]
-    numbers = (entry.first, entry.salt, *(file.size for file in files))
+    numbers = (entry.first, entry.salt, *(size for file in files for size in (file.size, file.unpacked)))
     if not 0 <= entry.epoch <= MAX_EPOCH or any(not 0 <= number < _MOST for number in numbers):
         raise BadObject("it has a segment that cannot be")
     for ref in entry.pieces:

@@ -29,6 +29,7 @@ from topics.bucket.object_store import ObjectMissing, ObjectStore, StoreError, S
 from topics.storage.cache.read_windows import ReadWindows
 from topics.storage.files.datadir import parse_segment_file, segment_name
 from topics.storage.files.fs import Fs
+from topics.storage.segments.packed_reads import PackedReads
 from topics.storage.segments.segment_pointer import (
     BadPointer,
     PointedFile,
@@ -112,6 +113,7 @@ class BucketSegments:
         self.windows = ReadWindows()
         """What was read ahead of `.data`."""
         self._hot = DirectorySegmentStore(fs, root)
+        self._packed = PackedReads()
         self._open_at = open_at
         self._lock = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
@@ -202,7 +204,9 @@ class BucketSegments:
         """Forget the bytes that were read of a segment, which may not verify: the next reads ask the bucket. Raises
         FileNotFoundError, OSError. Blocking."""
         pointer = self.pointer(topic_id, first)
-        self.windows.forget(object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), "data"))
+        wanted = object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), "data")
+        self.windows.forget(wanted)
+        self._packed.forget(f"{pointer.bucket} {wanted}")
 
     def is_own(self, pointer: SegmentPointer) -> bool:
         """Return True if a pointer is into the bucket that the daemon writes to."""
@@ -219,6 +223,17 @@ class BucketSegments:
 
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
         self._mend(topic_id, name)
+        first, pointer, kind, file = self._file(topic_id, name)
+        if not file.unpacked:
+            return self.read_stored(topic_id, name, offset, length)
+        read = partial(self.read_stored, topic_id, name)
+        wanted = object_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), kind)
+        table = self._packed.object_table(f"{pointer.bucket} {wanted}", read, file.size)
+        if table is None or table.header.length != file.unpacked:
+            raise OSError(errno.EIO, f"the object of {name} of topic {topic_id:016x} is not packed as its pointer says")
+        return self._packed.read(table, read, offset, length)
+
+    def read_stored(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
         first, pointer, kind, file = self._file(topic_id, name)
         length = min(length, file.size - offset)
         if length <= 0:
@@ -299,6 +314,9 @@ class BucketSegments:
         return True
 
     def length(self, topic_id: int, name: str) -> int:
+        return self._file(topic_id, name)[3].length
+
+    def stored_length(self, topic_id: int, name: str) -> int:
         return self._file(topic_id, name)[3].size
 
     def topics(self) -> list[int]:

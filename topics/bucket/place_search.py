@@ -8,63 +8,27 @@ case a history begins.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 from topics.bucket.base_format import MAX_BASE_BYTES, decode_base
 from topics.bucket.container import BadObject
 from topics.bucket.local_note import BucketNote
-from topics.bucket.object_names import BASES, FORMAT, MAX_EPOCH, ROUNDS, base_name, number_of, round_name
+from topics.bucket.object_names import BASES, MAX_EPOCH, ROUNDS, base_name, number_of, round_name
 from topics.bucket.object_store import MAX_PAGE, ObjectMissing, ObjectStore, ObjectTooLarge
-from topics.bucket.owner_format import BucketFormat, decode_format, encode_format
-from topics.bucket.ownership import BucketRefused, Ownership, SeenOwner
-from topics.bucket.proof import StoreUnfit, prove_store
+from topics.bucket.ownership.bucket_access import BucketAccess
+from topics.bucket.ownership.owner_format import Owner, SeenOwner
+from topics.bucket.ownership.owner_object import BucketRefused, Ownership
+from topics.bucket.place import Place
 from topics.bucket.round_format import MAX_OBJECT_BYTES, NO_HASH, Round, decode_round
-from topics.bucket.settled_puts import SettledPuts, TakenByOther
+from topics.bucket.settled_puts import SettledPuts
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import Fs
 from topics.storage.wal.wal_files import LogPosition, WalFiles
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
-
-MAX_FORMAT_BYTES: Final = 4096
-
-
-@dataclass(slots=True)
-class Place:
-    """Where the archive is: behind a round."""
-
-    bucket: str
-    """The id of the bucket."""
-    epoch: int
-    number: int
-    hash: bytes
-    wall_ms: int
-    positions: list[LogPosition] | None
-    """How far the rounds have the log, by shard; None if a history is to begin."""
-    ends_cut: bool = True
-    """Whether the round ends a cut."""
-    is_begun: bool = False
-    """Whether there is a round of this epoch."""
-    history: int = 0
-    """The first round of the history."""
-    files: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By shard and ordinal of a file of the log, the round that has its first byte."""
-
-    def follow(self, found: Round) -> None:
-        """Go on behind the next round, whose bytes the log has."""
-        head = found.head
-        self.number, self.hash, self.wall_ms = head.number, found.hash, head.wall_ms
-        self.ends_cut = head.ends_cut
-        self.positions = [LogPosition(*position) for position in head.positions]
-        for run in head.runs:
-            if run.offset == 0:
-                self.files[run.shard, run.ordinal] = head.number
 
 
 class PlaceSearch:
@@ -93,28 +57,13 @@ class PlaceSearch:
         self._files = files
         self._ends = ends
         """How far this directory has its log on disk, by shard."""
-        self._nonce = nonce
-        self._keep_on = keep_on
+        self._access = BucketAccess(objects, puts, offload, nonce, keep_on)
         self._is_blank = is_blank
 
     async def open(self, note: BucketNote, *, take: bool, url: str) -> Place:
         """Take the prefix, and return where to go on. Raises BucketRefused, PutGivenUp, and StoreError if
         the store does not answer."""
-        if note.bucket and not take and await self._format() is None:
-            raise BucketRefused(
-                f"there is no bucket (no object {FORMAT}), and this directory was archived in one ({note.bucket}): is "
-                "the URL right, and the disk of a file URL mounted? Start once with --take to begin a new one"
-            )
-        try:
-            await self._offload.run(Pool.BUCKET_CHANGE, partial(prove_store, self._objects, self._nonce))
-        except StoreUnfit as error:
-            raise BucketRefused(str(error)) from error
-        bucket = await self._bucket_id()
-        if note.bucket not in ("", bucket) and not take:
-            raise BucketRefused(
-                f"the bucket is another one ({bucket}) than that in which this directory was archived ({note.bucket}); "
-                "start once with --take to begin in this one"
-            )
+        bucket = await self._access.check(note, take=take)
         while True:
             seen = await self._ownership.read()
             is_known = note.bucket == bucket
@@ -133,29 +82,17 @@ class PlaceSearch:
             if await self._ownership.take(seen, dir_id=note.dir, epoch=place.epoch, last=place.number, url=url):
                 return place
 
-    async def _bucket_id(self) -> str:
-        """Return the id of the bucket, which is given to it if it is new."""
-        data = await self._format()
-        if data is None:
-            data = encode_format(BucketFormat(bucket=1, id=uuid.uuid4().hex))
-            try:
-                await self._puts.create(FORMAT, data, self._keep_on)
-            except TakenByOther as other:
-                data = other.data
-        try:
-            return decode_format(data).id
-        except BadObject as error:
-            raise BucketRefused(f"the object {FORMAT} of the bucket cannot be used: {error}") from error
-
-    async def _format(self) -> bytes | None:
-        """Return the object FORMAT; None if there is none."""
-        try:
-            found = await self._offload.run(Pool.BUCKET_READ, partial(self._objects.get, FORMAT, MAX_FORMAT_BYTES))
-        except ObjectMissing:
-            return None
-        except ObjectTooLarge as error:
-            raise BucketRefused(f"the object {FORMAT} of the bucket is damaged: {error}") from error
-        return found.data
+    async def resume(self, note: BucketNote, held: Owner, *, take: bool) -> Place:
+        """Return where to go on in a prefix that this process has taken already. Raises like `open`."""
+        bucket = await self._access.check(note, take=take)
+        is_known = note.bucket == bucket
+        seen = SeenOwner(held, "")
+        if self._is_blank and not is_known and not take:
+            await self._check_blank(seen)
+        place = await self._find(bucket, note if is_known else None, seen, take=take)
+        place.epoch = held.epoch
+        place.is_begun = place.positions is not None and place.round_epoch == held.epoch
+        return place
 
     def _check_owner(self, seen: SeenOwner | None, note: BucketNote, *, is_known: bool, take: bool) -> None:
         if seen is None or seen.owner.dir == note.dir or take:
@@ -267,7 +204,7 @@ class PlaceSearch:
             newest = await self._round(last)
             if newest.hash != place.hash:
                 return f"round {last} is not the one that this directory has written"
-            place.ends_cut = newest.head.ends_cut
+            place.ends_cut, place.round_epoch = newest.head.ends_cut, newest.head.epoch
         for shard, (position, end) in enumerate(zip(place.positions, self._ends, strict=True)):
             if position > end:
                 return f"shard {shard} of the log ends at {tuple(end)}, and the bucket has it up to {tuple(position)}"

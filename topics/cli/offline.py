@@ -293,7 +293,9 @@ def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
     for tier in ("hot", "cold", "gone"):
         found = [segment for segment in topic.segments if segment.tier == tier]
         if found:
-            held = f", {size(sum(segment.bytes for segment in found))}" if tier != "gone" else ""
+            total, stored = sum(one.bytes for one in found), sum(one.stored_bytes for one in found)
+            packed = f", {size(stored)} packed" if stored != total else ""
+            held = f", {size(total)}{packed}" if tier != "gone" else ""
             tiers.append(f"{_times(len(found), 'segment', 'segments')} {tier}{held}")
     if topic.unstored:
         tiers.append(f"{topic.unstored:,} records in the WAL only")
@@ -320,7 +322,8 @@ def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
     for segment in topic.segments if segments else ():
         live = "to be removed" if segment.live is None else f"{segment.live:,} live"
         state = f"{segment.tier}, {'sealed' if segment.sealed else 'active'}"
-        counts = f"{segment.records:,} records, {live}, {size(segment.bytes)}"
+        packed = f", {size(segment.stored_bytes)} packed" if segment.stored_bytes != segment.bytes else ""
+        counts = f"{segment.records:,} records, {live}, {size(segment.bytes)}{packed}"
         yield f"    {segment.first_seq} to {segment.last_seq}  {state}  {counts}  {moment(segment.opened_ms)}"
 
 

@@ -95,7 +95,7 @@ def selection_options(command: Command) -> Command:
     return command
 
 
-def _style(options: CommandOptions, *, data_only: bool) -> Style:
+def style_of(options: CommandOptions, *, data_only: bool) -> Style:
     if data_only:
         if options.as_json:
             raise click.UsageError("--data-only and --json do not go together.")
@@ -199,7 +199,7 @@ def read(
         return
     if last_n is not None and (from_seq is not None or to_seq is not None):
         raise click.UsageError("--last does not go with --from-seq or --to-seq.")
-    style = _style(options, data_only=data_only)
+    style = style_of(options, data_only=data_only)
     selection = RecordSelection(node, tag, tag_prefix, not no_meta, filter_text)
     from topics.cli.records.record_lines import printer  # noqa: PLC0415
     from topics.client.results import Record  # noqa: PLC0415
@@ -297,7 +297,7 @@ def tail(
         raise click.UsageError("Name a topic, or give --prefix.")
     if create and not follow:
         raise click.UsageError("--create waits for topics: it needs -f.")
-    style = _style(options, data_only=data_only)
+    style = style_of(options, data_only=data_only)
     selection = RecordSelection(node, tag, tag_prefix, not no_meta, filter_text)
     try:
         with connect(options) as client:

@@ -63,8 +63,10 @@ def _settings_page() -> str:
     return "\n".join(lines)
 
 
-def _serve(**flags: str | None) -> None:
+def _serve(standby: bool, **flags: str | None) -> None:
     """Run the daemon in the foreground until SIGTERM or SIGINT."""
+    if standby:
+        flags["role"] = "standby"
     try:
         settings = load_settings(os.environ, {name: text for name, text in flags.items() if text is not None})
     except ConfigError as error:
@@ -89,7 +91,10 @@ def _serve(**flags: str | None) -> None:
 serve: Final = ServeCommand(
     "serve",
     callback=_serve,
-    params=[SettingOption(setting) for setting in SETTINGS.values() if not setting.secret],
+    params=[
+        click.Option(["--standby"], is_flag=True, help="The same as --role standby."),
+        *(SettingOption(setting) for setting in SETTINGS.values() if not setting.secret),
+    ],
     help=_serve.__doc__,
     epilog="\b\nExamples:\n  topics serve --port 4000 --data-dir /var/lib/topics\n  topics --port 0",
 )

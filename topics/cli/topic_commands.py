@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         TopicSummary,
     )
 
-CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
+CLASSES: Final = ("ephemeral", "memory", "disk", "fsync", "remote")
 
 names_argument: Final = click.argument(
     "names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics
@@ -47,15 +47,33 @@ names_argument: Final = click.argument(
 # ----------------------------------------------------------------- ls
 
 
-@click.command(epilog=examples("topics ls", "topics ls --prefix orders- --long", "topics ls --json"))
+@click.command(
+    epilog=examples("topics ls", "topics ls --prefix orders- --long", "topics ls --sort bytes", "topics ls --json")
+)
 @click.option("--prefix", default="", metavar="TEXT", help="Only topics whose names begin with this.")
 @click.option("-l", "--long", is_flag=True, help="More columns: epoch and priority.")
+@click.option("--type", "kind", type=click.Choice(["log", "queue"]), help="Only topics of this type.")
+@click.option(
+    "--sort",
+    type=click.Choice(["name", "records", "bytes", "written"]),
+    default="name",
+    help="By name; or the 1000 topics with the most records or bytes, or written to last.  [name]",
+)
 @client_options
 @click.pass_obj
-def ls(options: CommandOptions, prefix: str, long: bool) -> None:
+def ls(
+    options: CommandOptions,
+    prefix: str,
+    long: bool,
+    kind: Literal["log", "queue"] | None,
+    sort: Literal["name", "records", "bytes", "written"],
+) -> None:
     """List topics, in the order of names."""
     with connect(options) as client:
-        found = list(client.list_all(prefix=prefix))
+        if sort == "name":
+            found = list(client.list_all(prefix=prefix, type=kind))
+        else:
+            found = client.list(prefix=prefix, type=kind, sort=sort, page_size=1000).topics
     if options.as_json:
         print_json({"topics": found})
         return
@@ -108,6 +126,8 @@ def _state_facts(state: TopicState) -> Iterator[tuple[str, str]]:
     yield "bytes", size(state.bytes)
     yield "seqs", f"{state.earliest_seq} to {state.head_seq}" if state.count else f"none live, head {state.head_seq}"
     yield "synced", str(state.synced_seq)
+    if state.bucket_seq is not None:
+        yield "in the bucket", str(state.bucket_seq)
     yield "epoch", str(state.epoch)
     yield "priority", str(state.effective_priority)
     yield "last write", moment(state.last_write_ts)
@@ -130,6 +150,8 @@ def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
             yield field, "yes" if value else "no"
         elif value == 0 and field in _OFF_AT_0:
             yield field, "off"
+        elif value == 0 and field == "null_ttl_ms":
+            yield field, "for ever"
         elif field.endswith("_ms"):
             yield field, duration(value)
         elif field in ("schema", "retry", "rate", "max_in_flight_per_key"):
@@ -142,12 +164,12 @@ def _config_facts(config: TopicConfig) -> Iterator[tuple[str, str]]:
 
 _OFF_AT_0: Final = frozenset(
     {"ttl_ms", "cap_records", "cap_bytes", "max_deliveries", "idempotency_window_ms", "claim_jitter_ms"}
-    | {"segment_max_age_ms", "priority_aging_ms", "max_in_flight"}
+    | {"segment_max_age_ms", "priority_aging_ms", "max_in_flight", "keep_per_tag"}
 )
 
 DAEMON: Final = "daemon"
-"""A limit of segments that is that of the daemon."""
-_LIMITS: Final = frozenset({"segment_max_events", "segment_max_bytes", "segment_max_age_ms"})
+"""A setting of segments that is that of the daemon."""
+_LIMITS: Final = frozenset({"segment_max_events", "segment_max_bytes", "segment_max_age_ms", "compression"})
 
 
 def print_routers(routers: list[RouterState]) -> None:
@@ -287,6 +309,14 @@ _CONFIG_OPTIONS: Final = (
         type=click.Choice(["limits", "consumed"]),
         help="consumed: delete what all consumers and routers of the topic have passed.",
     ),
+    click.option("--keep-per-tag", type=Count(), help="Keep only the newest so many records of each tag."),
+    click.option(
+        "--null-ttl",
+        "--null-ttl-ms",
+        "null_ttl_ms",
+        type=Duration(off=True),
+        help="With --keep-per-tag: how long records with the data null are kept; `none` keeps them for ever.",
+    ),
     click.option(
         "--leases-durable/--no-leases-durable",
         default=None,
@@ -318,6 +348,11 @@ _CONFIG_OPTIONS: Final = (
         "segment_max_age_ms",
         type=Limit(Duration(off=True)),
         help="Age at which a segment is sealed; `daemon` for its setting.",
+    ),
+    click.option(
+        "--compression",
+        type=click.Choice(["zstd", "off", DAEMON]),
+        help="Whether sealed segments are compressed; `daemon` for its setting.",
     ),
 )
 """An option for each setting of a topic that can be changed, named after its field in the interface."""

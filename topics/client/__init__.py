@@ -1,16 +1,21 @@
 """The Python client (`docs/client.md`): the whole of `/v0`, for programs that block and for those on trio or asyncio.
 
     sync, concurrent          `Client` and `AsyncClient`: the I/O of both, and their lists of methods
+    given_settings            the settings of topics and routers, as calls take them
     calls                     each call of `/v0`, as a value that both clients send
+    daemon_calls              the calls about the daemon itself
+    daemon_results            the types of their answers
     consumer_calls            the calls on named consumers
     schedule_calls            the calls on schedules
     group_calls               the calls on groups of a log
     pause_calls               pausing queues and groups
     job_calls                 looking at jobs, retrying and cancelling them
     redrive_calls             moving dead letters back
+    latest_calls              the newest records of tags, and a table with its changes
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
     job_results               those of the calls about many jobs
+    latest_results            those of the newest records of tags
     transport                 the request of a call, the result or error of an answer
     retry                     which calls are repeated, and when
     errors                    the exceptions

@@ -14,18 +14,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import Final, Generic, Literal, TypeVar, Unpack
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from topics.client import results
+from topics.client.given_settings import Match, RouterSettings, TopicSettings
 from topics.client.results import Acked, NewAppend, NewRecord
 
 T = TypeVar("T")
-
-Match = str | Sequence[str]
-"""`["tag", "Eq", "x"]`, `["tag", "Glob", "x*"]`, or a bare string, which means Eq (`docs/spec/api.md` section 1)."""
 
 JSON: Final = "application/json"
 LINES: Final = "application/x-ndjson"
@@ -55,53 +53,6 @@ class ClientCall(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     waits: float = 0.0
     """How long the daemon may wait on purpose before it answers, in seconds. The client's timeout begins after it."""
-
-
-class TopicSettings(TypedDict, total=False):
-    """The settings of a topic (`docs/spec/api.md` section 2). An absent one has its default in a new topic, and keeps
-    its value in an existing one. Times are in ms."""
-
-    type: Literal["log", "queue"]
-    ttl_ms: int
-    cap_records: int
-    cap_bytes: int
-    discard: Literal["old", "reject"]
-    durability: Literal["ephemeral", "memory", "disk", "fsync"]
-    durable: bool
-    priority: int | None
-    auto_priority: bool
-    auto_create: bool
-    idempotency_window_ms: int
-    dedupe_node: bool
-    lease_ms: int
-    claim_jitter_ms: int
-    max_deliveries: int
-    dead_letter: str | None
-    completed: str | None
-    leases_durable: bool
-    retry: Mapping[str, Any] | None
-    priority_aging_ms: int
-    max_in_flight: int
-    rate: Mapping[str, int] | None
-    max_in_flight_per_key: Mapping[str, object] | None
-    schema: Mapping[str, Any] | None
-    segment_max_events: int | None
-    segment_max_bytes: int | None
-    segment_max_age_ms: int | None
-    retention: Literal["limits", "consumed"]
-    order_by: Literal["tag", "node"] | None
-
-
-class RouterSettings(TypedDict, total=False):
-    """The settings of a router beside source and dest (`docs/spec/api.md` section 7). `from_` is `from` on the wire."""
-
-    preserve_node: bool
-    preserve_tag: bool
-    create_dest: bool
-    filter: Match | Sequence[object] | None
-    allow_cycle: bool
-    guarantee: Literal["at_least_once", "exactly_once"]
-    from_: Literal["tail", "earliest"]
 
 
 def topic_path(topic: str, *more: str) -> str:
@@ -156,43 +107,6 @@ def _names(node: str | Iterable[str]) -> list[str]:
     return [node] if isinstance(node, str) else list(node)
 
 
-# --- the daemon ------------------------------------------------------------------------------------------------------
-
-
-def health() -> ClientCall[results.Health]:
-    """The daemon's version and uptime. Answered also while the daemon is starting. Never repeated: raises
-    ConnectionFailed at once where no daemon answers."""
-    return ClientCall(method="GET", target="/v0/health", answer=results.Health, repeatable=True, probe=True)
-
-
-def ready() -> ClientCall[results.Ready]:
-    """Wait until the daemon serves. Raises Unavailable if it still does not when the client gives up repeating the
-    call (`Retry.give_up_after`)."""
-    return ClientCall(method="GET", target="/v0/ready", answer=results.Ready, repeatable=True)
-
-
-def metrics() -> ClientCall[dict[str, results.Metric]]:
-    """All metrics of the daemon by their names (`docs/spec/api.md` section 11)."""
-    return ClientCall(method="GET", target="/v0/metrics", answer=dict[str, results.Metric], repeatable=True)
-
-
-def metrics_text() -> ClientCall[str]:
-    """All metrics of the daemon in the text format of Prometheus."""
-    return ClientCall(method="GET", target="/v0/metrics", answer=str, accept="text/plain", repeatable=True)
-
-
-def openapi() -> ClientCall[dict[str, Any]]:
-    """The OpenAPI document of the daemon's interface."""
-    return ClientCall(method="GET", target="/v0/openapi.json", answer=dict[str, Any], repeatable=True)
-
-
-def checkpoint(*, hold_ms: int = 0) -> ClientCall[results.Checkpoint]:
-    """Take a checkpoint now, and list its files. The daemon removes none of them for `hold_ms`, so that they can be
-    copied (`docs/spec/api.md` section 11)."""
-    where = target("/v0/admin/checkpoint", hold_ms=hold_ms)
-    return ClientCall(method="POST", target=where, answer=results.Checkpoint, repeatable=True, waits=300.0)
-
-
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 
@@ -221,17 +135,25 @@ def update(topic: str, **config: Unpack[TopicSettings]) -> ClientCall[results.To
     )
 
 
-def state(topic: str, *, touch: bool = True) -> ClientCall[results.TopicState]:
-    """The settings of a topic, its head and floor, and what it holds. With `touch=False` the call does not count as a
-    use of the topic, which raises its automatic priority."""
-    where = target(topic_path(topic), touch=None if touch else False)
+def state(topic: str, *, touch: bool = True, places: bool = False) -> ClientCall[results.TopicState]:
+    """The settings of a topic, its head and floor, and what it holds; with `places` also where that is. With
+    `touch=False` the call does not count as a use of the topic, which raises its automatic priority."""
+    where = target(topic_path(topic), touch=None if touch else False, places=places or None)
     return ClientCall(method="GET", target=where, answer=results.TopicState, repeatable=True)
 
 
-def topic_page(*, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> ClientCall[results.TopicPage]:
+def topic_page(
+    *,
+    prefix: str = "",
+    page_size: int = 100,
+    cursor: str | None = None,
+    type: Literal["log", "queue"] | None = None,
+    sort: Literal["records", "bytes", "written"] | None = None,
+) -> ClientCall[results.TopicPage]:
     """One page of the topics whose names begin with `prefix`, in the order of names. `cursor` is `next_cursor` of the
-    page before; None: the first page."""
-    where = target("/v0/topics", prefix=prefix or None, page_size=page_size, cursor=cursor)
+    page before; None: the first page. With `type` only topics of this type, queues with their counters. With `sort` the
+    topics with the most records or bytes, or those that were written to last; such a list has one page."""
+    where = target("/v0/topics", prefix=prefix or None, page_size=page_size, cursor=cursor, type=type, sort=sort)
     return ClientCall(method="GET", target=where, answer=results.TopicPage, repeatable=True)
 
 
@@ -440,6 +362,8 @@ def diff(
     wait_ms: int = 0,
     max_batch_bytes: int | None = None,
     filter: Filter | None = None,
+    before_seq: int | None = None,
+    touch: bool = True,
 ) -> ClientCall[results.Page]:
     """One page of at most `limit` records after `from_seq` (`docs/spec/api.md` section 5).
 
@@ -448,6 +372,10 @@ def diff(
     of these writers. `wait_ms` is how long the daemon waits for the first record or tombstone where there is none.
     `max_batch_bytes` bounds the size of the page. `filter` keeps only the records that match; a page with a filter may
     be empty although there is more (`caught_up` is false then).
+
+    With `before_seq` the page has the newest records below this seq and above `from_seq`, the newest first, and its
+    Tombstone, if any, is about what comes after the last of them; `next_before_seq` leads to the next page. With
+    `touch=False` the call does not count as a use of the topic, which raises its automatic priority.
     """
     if filter is not None:  # it may be too long for the head of a request
         return ClientCall(
@@ -464,6 +392,8 @@ def diff(
                 wait_ms=wait_ms,
                 max_batch_bytes=max_batch_bytes,
                 filter=filter_json(filter),
+                before_seq=before_seq,
+                touch=None if touch else False,
             ),
             repeatable=True,
             waits=wait_ms / 1000,
@@ -478,6 +408,8 @@ def diff(
         include_meta=None if include_meta else False,
         wait_ms=wait_ms or None,
         max_batch_bytes=max_batch_bytes,
+        before_seq=before_seq,
+        touch=None if touch else False,
     )
     return ClientCall(method="GET", target=where, answer=results.Page, repeatable=True, waits=wait_ms / 1000)
 
@@ -499,19 +431,22 @@ def delete_records(
     before_seq: int | None = None,
     before_ts: int | None = None,
     match: Match | None = None,
+    dry_run: bool = False,
 ) -> ClientCall[results.RecordsDeletion]:
     """Delete the records whose seqs are above `after_seq` and below `before_seq`, which were appended before
     `before_ts` (ms since the epoch), and whose tags match (`docs/spec/api.md` section 6).
 
     At least one of the conditions is needed, and all that are given have to be fulfilled. Records that are appended
-    while the call runs stay. The deletion leaves no tombstone, and the seqs of the records are not used again.
+    while the call runs stay. The deletion leaves no tombstone, and the seqs of the records are not used again. With
+    `dry_run` the records are counted, and none is deleted.
     """
+    body = _body(after_seq=after_seq, before_seq=before_seq, before_ts=before_ts, match=match, dry_run=dry_run or None)
     return ClientCall(
         method="POST",
         target=topic_path(topic, "delete"),
         answer=results.RecordsDeletion,
-        body=_body(after_seq=after_seq, before_seq=before_seq, before_ts=before_ts, match=match),
-        repeatable=False,
+        body=body,
+        repeatable=dry_run,
     )
 
 
@@ -745,17 +680,18 @@ def create_watch(
     include_data: bool = True,
     include_meta: bool = True,
     include_tags: bool = True,
-    consistency: Literal["eventual", "strong"] = "eventual",
+    consistency: Literal["eventual", "strong", "remote"] = "eventual",
     create: bool = False,
     prefixes: Mapping[str, Mapping[str, object]] | None = None,
     filter: Filter | None = None,
+    touch: bool = True,
 ) -> ClientCall[results.Watch]:
     """Make a watch session (`docs/spec/api.md` section 8).
 
     `topics` maps names to `{"from_seq": n}` or `{"tail": true}`, each perhaps with a `filter`. A topic that
     does not exist raises NotFound; with `lenient` it is left out, with `create` the session waits for it. `prefixes`
     maps beginnings of names to the same, which counts for topics that exist; those made later are added from their
-    first record.
+    first record. With `touch=False` delivery does not count as a use of the topics.
     """
     return ClientCall(
         method="POST",
@@ -774,6 +710,7 @@ def create_watch(
             create=create or None,
             prefixes=prefixes or None,
             filter=filter_json(filter),
+            touch=None if touch else False,
         ),
         repeatable=True,
     )

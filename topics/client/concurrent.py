@@ -18,8 +18,10 @@ from topics.client import (
     calls,
     consumer_calls,
     consumption,
+    daemon_calls,
     group_calls,
     job_calls,
+    latest_calls,
     pages,
     pause_calls,
     redrive_calls,
@@ -29,9 +31,11 @@ from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
 from topics.client.consumption import Consumption
 from topics.client.errors import TopicsError
+from topics.client.latest_calls import TablePages
 from topics.client.pages import Pages
-from topics.client.results import Record, Tombstone
+from topics.client.results import CaughtUp, Record, Tombstone
 from topics.client.streams import async_tails
+from topics.client.streams.follower import Followed
 from topics.client.transport import BaseClient, DaemonEndpoint, is_about, refusal, result, signed
 
 CLOSING_S: Final = 2.0
@@ -127,6 +131,22 @@ def _consumed(
     return method
 
 
+def _table(make: Callable[P, TablePages]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[Followed]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Followed]:
+        found = make(*args, **kwargs)
+        while (call := found.next_call()) is not None:
+            for record in found.values(await self.run(call)):
+                yield record
+        assert found.position is not None
+        yield CaughtUp(topic=found.topic, head_seq=found.position.seq)
+        async with self.tail(found.topic, found.position, filter=found.filter) as changes:
+            async for change in changes:
+                yield change
+
+    signed(method, make)
+    return method
+
+
 class AsyncClient(BaseClient):
     """A client of one daemon, for programs on trio or asyncio.
 
@@ -191,12 +211,19 @@ class AsyncClient(BaseClient):
 
     # -- the daemon --------------------------------------------------------------------------------------------------
 
-    health = _method(calls.health)
-    ready = _method(calls.ready)
-    metrics = _method(calls.metrics)
-    metrics_text = _method(calls.metrics_text)
-    openapi = _method(calls.openapi)
-    checkpoint = _method(calls.checkpoint)
+    health = _method(daemon_calls.health)
+    ready = _method(daemon_calls.ready)
+    metrics = _method(daemon_calls.metrics)
+    metrics_text = _method(daemon_calls.metrics_text)
+    openapi = _method(daemon_calls.openapi)
+    checkpoint = _method(daemon_calls.checkpoint)
+    key = _method(daemon_calls.key)
+    figures = _method(daemon_calls.figures)
+    storage = _method(daemon_calls.storage)
+    connections = _method(daemon_calls.connections)
+    parse_filter = _method(daemon_calls.parse_filter)
+    consumers_of_all = _method(daemon_calls.consumers_of_all)
+    groups_of_all = _method(daemon_calls.groups_of_all)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -213,6 +240,10 @@ class AsyncClient(BaseClient):
     transaction = _method(calls.transaction)
     diff = _method(calls.diff)
     record = _method(calls.record)
+    latest = _method(latest_calls.latest)
+    latest_page = _method(latest_calls.latest_page)
+    all_latest = _paged(latest_calls.all_latest)
+    follow_table = _table(latest_calls.follow_table)
     read = _paged(pages.read)
     delete_records = _method(calls.delete_records)
     delete_fence = _method(calls.delete_fence)

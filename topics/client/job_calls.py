@@ -23,15 +23,18 @@ def job_page(
     page_size: int = 100,
     cursor: str | None = None,
     group: str | None = None,
+    touch: bool = True,
 ) -> ClientCall[JobList]:
     """One page of the jobs of a queue, or with `group` of the records that a group has not finished, in the order of
     their seqs: those in `state` (None: in any but "dead") that match `filter`. "dead" lists the dead letters of the
     queue or group, for which the key needs to read the dead-letter topic.
 
-    `cursor` is `next_cursor` of the page before; None: the first page. A page is a view of one moment.
+    `cursor` is `next_cursor` of the page before; None: the first page. A page is a view of one moment. With
+    `touch=False` the call does not count as a use of the topic, which raises its automatic priority.
     """
     wanted = None if filter is None else filter_text(filter)
-    where = target(jobs_path(topic, group, "jobs"), state=state, filter=wanted, page_size=page_size, cursor=cursor)
+    query = {"state": state, "filter": wanted, "page_size": page_size, "cursor": cursor}
+    where = target(jobs_path(topic, group, "jobs"), **query, touch=None if touch else False)
     return ClientCall(method="GET", target=where, answer=JobList, repeatable=True)
 
 

@@ -7,7 +7,7 @@ clients, with their parameters and docstrings; there they return iterators over 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from topics.client import (
     calls,
@@ -71,10 +71,12 @@ def read(
     return _RecordPages(page, from_seq, to_seq)
 
 
-def list_all(*, prefix: str = "") -> Pages[results.TopicSummary]:
-    """Every topic whose name begins with `prefix`, in the order of names, fetched page by page."""
+def list_all(*, prefix: str = "", type: Literal["log", "queue"] | None = None) -> Pages[results.TopicSummary]:
+    """Every topic whose name begins with `prefix`, in the order of names, fetched page by page; with `type` only topics
+    of this type."""
     return _CursorPages(
-        lambda cursor: calls.topic_page(prefix=prefix, page_size=1000, cursor=cursor), lambda page: page.topics
+        lambda cursor: calls.topic_page(prefix=prefix, page_size=1000, cursor=cursor, type=type),
+        lambda page: page.topics,
     )
 
 

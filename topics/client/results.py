@@ -218,6 +218,9 @@ class TopicConfig(Struct, kw_only=True):
     segment_max_events: int | None = None
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
+    compression: Literal["zstd", "off"] | None = None
+    keep_per_tag: int = 0
+    null_ttl_ms: int = 86_400_000
 
 
 class TopicChanged(Struct, kw_only=True):
@@ -286,6 +289,8 @@ class TopicState(Struct, kw_only=True):
     bytes: int
     synced_seq: int
     """Records up to this seq are known to be on disk; 0 for an `ephemeral` topic."""
+    bucket_seq: int | None = None
+    """Records up to this seq are in the bucket; 0 for an `ephemeral` topic, None if the daemon has no bucket."""
     config: TopicConfig
     effective_priority: int
     last_write_ts: int | None
@@ -294,6 +299,8 @@ class TopicState(Struct, kw_only=True):
     """None for a log."""
     fences: dict[str, int] = {}
     """The highest token that was seen under the name of each fence."""
+    places: dict[str, int] | None = None
+    """How many seqs are gone, and where the live ones are, if that was asked for."""
 
 
 class TopicSummary(Struct, kw_only=True):
@@ -309,6 +316,8 @@ class TopicSummary(Struct, kw_only=True):
     durable: bool
     durability: str
     effective_priority: int
+    queue: QueueCounts | None = None
+    """The counters of a queue, in a list of queues."""
 
 
 class TopicPage(Struct, kw_only=True):
@@ -438,6 +447,8 @@ class Page(Struct, kw_only=True):
     """May be empty although more records follow: `caught_up` decides."""
     next_from_seq: int
     """The `from_seq` of the next page."""
+    next_before_seq: int | None = None
+    """With `before_seq`: the `before_seq` of the next page."""
     head_seq: int
     earliest_seq: int
     caught_up: bool
@@ -449,7 +460,8 @@ class Page(Struct, kw_only=True):
 
 
 class RecordsDeletion(Struct, kw_only=True):
-    """`deleted` records were deleted; the other fields are the state of the topic after that."""
+    """`deleted` records were deleted, or with `dry_run` would be; the other fields are the state of the topic after
+    that."""
 
     topic: str
     deleted: int

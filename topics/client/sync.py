@@ -18,8 +18,10 @@ from topics.client import (
     calls,
     consumer_calls,
     consumption,
+    daemon_calls,
     group_calls,
     job_calls,
+    latest_calls,
     pages,
     pause_calls,
     redrive_calls,
@@ -29,9 +31,11 @@ from topics.client.bulk import ExportDownload
 from topics.client.calls import ClientCall
 from topics.client.consumption import Consumption
 from topics.client.errors import TopicsError
+from topics.client.latest_calls import TablePages
 from topics.client.pages import Pages
-from topics.client.results import Record, Tombstone
+from topics.client.results import CaughtUp, Record, Tombstone
 from topics.client.streams import tails
+from topics.client.streams.follower import Followed
 from topics.client.transport import BaseClient, DaemonEndpoint, is_about, refusal, result, signed
 
 if TYPE_CHECKING:
@@ -118,6 +122,20 @@ def _consumed(make: Callable[P, Consumption]) -> Callable[Concatenate[Client, P]
     return method
 
 
+def _table(make: Callable[P, TablePages]) -> Callable[Concatenate[Client, P], Iterator[Followed]]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Followed]:
+        found = make(*args, **kwargs)
+        while (call := found.next_call()) is not None:
+            yield from found.values(self.run(call))
+        assert found.position is not None
+        yield CaughtUp(topic=found.topic, head_seq=found.position.seq)
+        with self.tail(found.topic, found.position, filter=found.filter) as changes:
+            yield from changes
+
+    signed(method, make)
+    return method
+
+
 class Client(BaseClient):
     """A client of one daemon, for programs that block.
 
@@ -189,12 +207,19 @@ class Client(BaseClient):
 
     # -- the daemon --------------------------------------------------------------------------------------------------
 
-    health = _method(calls.health)
-    ready = _method(calls.ready)
-    metrics = _method(calls.metrics)
-    metrics_text = _method(calls.metrics_text)
-    openapi = _method(calls.openapi)
-    checkpoint = _method(calls.checkpoint)
+    health = _method(daemon_calls.health)
+    ready = _method(daemon_calls.ready)
+    metrics = _method(daemon_calls.metrics)
+    metrics_text = _method(daemon_calls.metrics_text)
+    openapi = _method(daemon_calls.openapi)
+    checkpoint = _method(daemon_calls.checkpoint)
+    key = _method(daemon_calls.key)
+    figures = _method(daemon_calls.figures)
+    storage = _method(daemon_calls.storage)
+    connections = _method(daemon_calls.connections)
+    parse_filter = _method(daemon_calls.parse_filter)
+    consumers_of_all = _method(daemon_calls.consumers_of_all)
+    groups_of_all = _method(daemon_calls.groups_of_all)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -211,6 +236,10 @@ class Client(BaseClient):
     transaction = _method(calls.transaction)
     diff = _method(calls.diff)
     record = _method(calls.record)
+    latest = _method(latest_calls.latest)
+    latest_page = _method(latest_calls.latest_page)
+    all_latest = _paged(latest_calls.all_latest)
+    follow_table = _table(latest_calls.follow_table)
     read = _paged(pages.read)
     delete_records = _method(calls.delete_records)
     delete_fence = _method(calls.delete_fence)

@@ -6,9 +6,11 @@ engine_metrics     figures for a scrape of the metrics
 restoration        makes live topics of what recovery has found
 restored_topics    deletes what a restore of some topics leaves out
 registry           the live topics by name and id, their totals, and the clocks that they are judged by
+topic_totals       what topics and commits keep over all topics
 topic              a live topic, and `Commit`: a change on its way through its shard
 transaction        a transaction until its end: its commits are published or undone together
 commits            queues a decided change at its shard if that can take it, and bounds the waits of clients for changes
+reach              whether a standby has got as far as a reader has
 doubts             names whose last change has failed, so that only a restart tells its outcome
 ceilings           the seqs that a topic may give out before the next synced reserve
 idempotency_keys   keys of appends over all topics
@@ -20,11 +22,14 @@ filtered_records   records as filters ask about them, and where the tag index sa
 job_queue          the jobs of one queue, its claimers and its streams
 group_queue        the groups of one topic, each of them such a queue
 operations/        append, read, export, delete, topics and stages as a whole
+job_parts          puts the parts about jobs together, for the engine
 queues/            claim, ack, nack, extend; dead letters
 redrives/          dead letters back to the queues and groups that they came from
 groups/            groups of a log: making, changing, listing, deleting them
 consumers/         named consumers: their calls, and reads at their positions
+tables/            topics that keep the newest records of each tag
 schedules/         records that are appended by the clock
 forwarding/        routers at work
+standby/           the topics of a standby, which follow the log of another daemon
 delivery/          watch sessions and streams
 """

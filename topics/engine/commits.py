@@ -18,8 +18,8 @@ import trio
 
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, CommitPoint, Topic
-from topics.errors import ApiError, read_only
-from topics.model import Performance
+from topics.errors import ApiError, invalid, read_only
+from topics.model import Performance, TopicConfig
 from topics.runtime.withdrawal import interruptible
 from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch
@@ -31,9 +31,10 @@ from topics.storage.wal.stall import LONGEST_RETRY_MS, TELL_AFTER_MS
 class Commits:
     """The door to the shard writers. Made once by the engine. Only what is `async` waits."""
 
-    def __init__(self, store: Store, registry: Registry) -> None:
+    def __init__(self, store: Store, registry: Registry, admission_ms: int) -> None:
         self._store = store
         self._registry = registry
+        self._admission_ms = admission_ms
         self.saturated = False
         """If True, a full queue is answered with 429 at once. Set by the governor."""
 
@@ -42,11 +43,22 @@ class Commits:
         return self._store.writers[topic.shard]
 
     def check_writable(self, topic: Topic) -> ShardWriter:
-        """Return the writer of the topic's shard. Raises `503 read_only` if the shard has failed."""
+        """Return the writer of the topic's shard. Raises `503 read_only` if the shard has failed, `503 not_ready` if
+        the change would have to be in the bucket, and that has been away for `TOPICS_ADMISSION_MS`."""
         writer = self._store.writers[topic.shard]
         if writer.failed is not None:
             raise writer.failed
+        if topic.is_remote:
+            self._store.round_waits.check(self._admission_ms)
         return writer
+
+    def check_class(self, config: TopicConfig) -> None:
+        """Refuse a config whose changes could not be carried out. Raises 400 for the class `remote` without a bucket,
+        `503 not_ready` if the bucket has been away for `TOPICS_ADMISSION_MS`."""
+        if config.durability == "remote":
+            if not self._registry.has_bucket:
+                raise invalid("durability", "remote needs a daemon with a bucket (TOPICS_BUCKET)")
+            self._store.round_waits.check(self._admission_ms)
 
     def check_all_writable(self) -> None:
         """Refuse while a new topic's shard is still undecided: raises `503 read_only` if any shard has failed, or the
@@ -89,15 +101,15 @@ class Commits:
         room on the disk, at once if it is known that it does. Nothing has been done for the client then."""
         for topic in topics:
             if topic.barrier is not None:
-                await self.wait_for(topic.barrier, self.writer(topic))
+                await self.wait_for(topic.barrier, self.writer(topic), remote=topic.is_remote)
                 return False
         return True
 
-    async def wait_for(self, event: trio.Event, writer: ShardWriter | None = None) -> None:
-        """Wait, for a client, for the end of somebody else's change.
+    async def wait_for(self, event: trio.Event, writer: ShardWriter | None = None, *, remote: bool = False) -> None:
+        """Wait, for a client, for the end of somebody else's change. `remote`: it has to be in the bucket.
 
-        Raises `503 read_only` after `TELL_AFTER_MS` if a shard has no room on disk for what is queued, and at once if
-        `writer`, that of the change, has none. Cancelling stops only the waiting.
+        Raises `503 read_only` after `TELL_AFTER_MS` if a shard has no room on disk for what is queued, or the bucket is
+        away, and at once if `writer`, that of the change, has none. Cancelling stops only the waiting.
         """
         if writer is not None:
             self.check_unblocked(writer)
@@ -107,25 +119,47 @@ class Commits:
                 await event.wait()
                 return
             self.check_all_unblocked()
+            if remote and self._store.round_waits.is_away:
+                raise self._store.round_waits.delay
             patience_ms = LONGEST_RETRY_MS
 
-    async def wait_begun(self, done: trio.Event) -> None:
+    async def wait_begun(self, done: trio.Event, *, remote: bool = False) -> None:
         """Wait, for a client, for the end of its own change, which goes on without it (`BackgroundTasks.finish`).
+        `remote`: it has to be in the bucket.
 
-        Raises `503 read_only` after `TELL_AFTER_MS` if a shard has no room on disk for what is queued. Cancelling stops
-        only the waiting.
+        Raises `503 read_only` after `TELL_AFTER_MS` if a shard has no room on disk for what is queued, or the bucket is
+        away. Cancelling stops only the waiting.
         """
         try:
-            await self.wait_for(done)
+            await self.wait_for(done, remote=remote)
         except ApiError as error:
             raise read_only(f"{error.message}. The change waits, and may still be carried out then") from error
 
-    async def admit(self, writer: ShardWriter, budget_ms: int | None) -> float:
-        """Wait for room in a shard's queue, and return how long that took (ms). Raises 429 after `budget_ms` (None = no
-        limit), or at once while the daemon is saturated; 401 or 403 if the caller's key is withdrawn meanwhile.
+    def is_full(self, topic: Topic) -> bool:
+        """Return True if a change of the topic has to be admitted: its shard's queue is full, or it would have to be in
+        the bucket, which is away or behind."""
+        waits = self._store.round_waits
+        return self.writer(topic).queue.is_full or (topic.waits_for_rounds and (waits.is_away or waits.is_full))
+
+    async def admit(self, topic: Topic, budget_ms: int | None) -> float:
+        """Wait for room in the queue of the topic's shard, and for the bucket if the change has to be in it. Return how
+        long that took (ms). Raises 429 after `budget_ms` (None = no limit), or at once while the daemon is saturated;
+        `503 not_ready` if the bucket does not come back by then, or in `TOPICS_ADMISSION_MS` without a limit; 401 or
+        403 if the caller's key is withdrawn meanwhile.
 
         After waiting, the caller must check the topic again. Cancelling leaves nothing behind.
         """
+        waited = await self.admit_to(self.writer(topic), budget_ms)
+        if topic.waits_for_rounds:
+            began = trio.current_time()
+            with interruptible():
+                patience_ms = self._admission_ms if budget_ms is None else max(budget_ms - waited, 0)
+                await self._store.round_waits.admit(patience_ms)
+            waited += 1000 * (trio.current_time() - began)
+        return waited
+
+    async def admit_to(self, writer: ShardWriter, budget_ms: int | None) -> float:
+        """Wait for room in a shard's queue, as `admit` does."""
         if self.saturated and budget_ms is not None:
             budget_ms = 0
         try:
@@ -140,6 +174,10 @@ class Commits:
         """Queue a commit; publish it now if it waits for nothing."""
         commit.join()
         topic = commit.topic
+        if not self._store.right.is_held:
+            commit.ready = False
+            commit.on_failed(self._store.right.refusal)
+            return
         if commit.frames or commit.commit_point is CommitPoint.SYNCED:
             try:
                 self.writer(topic).submit(commit, patient=commit.patient)
@@ -199,6 +237,8 @@ def time_commit(commit: Commit, perf: Performance) -> None:
         perf.wal_append_ms = 0.0
     waited = commit.commit_point is CommitPoint.SYNCED and commit.synced_ns and commit.written_ns
     perf.fsync_ms = (commit.synced_ns - commit.written_ns) / 1e6 if waited else 0.0
+    if commit.written_ns:
+        commit.topic.common.traffic.commit_ms.observe(perf.wal_append_ms + perf.fsync_ms)
 
 
 def unlogged_floor(topic: Topic) -> dict[str, Any] | None:

@@ -5,7 +5,8 @@ a client should see:
 
     topic_lifecycle  topics created, reconfigured, deleted      topic_states  the state of a topic, the list
     appends          one append: seqs, frames, publication      deletions     one deletion of records
-    reads            one diff and its long poll                 exports       all of a range, slice by slice
+    reads            one diff and its long poll                 backward_reads the newest records below a seq
+                                                                exports       all of a range, slice by slice
     stages           stages, and appends to them                stage_commits what was staged, published
     transactions     appends to several topics, all or none
     routers          routers created, deleted; catching up      forwarding    who forwards for them
@@ -47,13 +48,17 @@ from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.idempotency_keys import IdempotencyKeys
+from topics.engine.job_parts import JobParts
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
+from topics.engine.operations.backward_reads import BackwardReads
 from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
 from topics.engine.operations.fence_removal import FenceRemovals
 from topics.engine.operations.judge import Judge
+from topics.engine.operations.latest_reads import LatestReads
 from topics.engine.operations.member_commits import MemberCommits
+from topics.engine.operations.null_expiry import NullExpiry
 from topics.engine.operations.read import Reads
 from topics.engine.operations.stage_commits import StageCommits
 from topics.engine.operations.stage_lifecycle import StageLifecycle
@@ -61,28 +66,20 @@ from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.operations.topic_seals import TopicSeals
 from topics.engine.operations.transactions import Transactions
 from topics.engine.operations.unique_jobs import UniqueJobs
-from topics.engine.queues.claims import Claims
-from topics.engine.queues.completions import Completions
-from topics.engine.queues.dead_letters import DeadLetters
-from topics.engine.queues.job_changes import JobChanges
-from topics.engine.queues.job_lists import JobLists
-from topics.engine.queues.key_looks import KeyLooks
-from topics.engine.queues.lease_commits import LeaseCommits
-from topics.engine.queues.looks import Looks
-from topics.engine.queues.queue_calls import QueueCalls
-from topics.engine.redrives.dead_jobs import DeadJobs
-from topics.engine.redrives.letter_moves import LetterMoves
-from topics.engine.redrives.redrives import Redrives
+from topics.engine.reach import Reach
 from topics.engine.registry import EngineStatus, Registry, settled
 from topics.engine.restoration import restore
 from topics.engine.schedules.firings import Firings
 from topics.engine.schedules.schedule_calls import ScheduleCalls
 from topics.engine.schedules.schedule_commits import ScheduleCommits
+from topics.engine.tables.scattered_records import ScatteredRecords
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Fanout, Topic
 from topics.engine.topic_states import TopicStates
 from topics.errors import ApiError, read_only
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
+from topics.runtime.held_clock import HeldClock
 from topics.runtime.offload import Offload, Pool
 from topics.runtime.turns import Turns
 from topics.sched.governor import Governor, GovernorControls
@@ -97,6 +94,7 @@ from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.maintenance.relocator import Relocator
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.recovery.length_check import LengthCheck
+from topics.storage.recovery.recovered_state import RecoveredState
 from topics.storage.segments.segment_store import ObjectSegments, SegmentStore
 from topics.storage.snapshots.snapshot import KEPT
 from topics.storage.store import Store
@@ -130,28 +128,30 @@ class Engine:
         self.clock = clock
         self.status = EngineStatus(clock.monotonic_ms())
         self.turns = Turns()
+        self.time = HeldClock(clock)
+        """The time by which topics are judged: on a standby that of the last round."""
         self.store: Store = Store(
             settings,
             fs=fs,
-            clock=clock,
+            clock=self.time,
             offload=offload,
             on_failure=self._shard_failed,
             cold=cold,
             objects=objects,
         )
         self.cache = PayloadCache(settings.cache_bytes)
-        self.registry = Registry(clock, self.store.windows, self.cache)
+        self.registry = Registry(self.time, self.store.windows, self.cache, clock)
         self.fs = self._fs = fs
         self.offload = self._offload = offload
         self._background = BackgroundTasks()
         self.restarts: Counter[str] = Counter()
         """Of background tasks after an unexpected error, by their names; the daemon counts."""
-        self._commits = Commits(self.store, self.registry)
-        self._indexes = IndexCache(settings.cache_bytes)
+        self._commits = Commits(self.store, self.registry, settings.admission_ms)
+        self.indexes = IndexCache(settings.cache_bytes)
         self.loader = Loader(
             self.registry,
             self.store,
-            self._indexes,
+            self.indexes,
             self._background,
             fs=fs,
             clock=clock,
@@ -160,15 +160,18 @@ class Engine:
         )
         self._make_records()
         self._make_delivery()
-        self._make_routing(self._make_maintenance())
-        self._make_queues()
-        self._make_redrives()
+        self.file_holds = self._make_maintenance()
+        self._make_routing(self.file_holds)
+        self._make_jobs()
         self._make_answers()
 
     def _make_records(self) -> None:
         """Topics, and what is done to their records."""
         settings, registry, commits, loader = self.settings, self.registry, self._commits, self.loader
-        self.ceilings = Ceilings(self.clock, registry, commits)
+        self.ceilings = Ceilings(self.clock, registry, commits, self.store.right)
+        self.tables = TopicTables(
+            self.clock, registry, commits=commits, loader=loader, offload=self._offload, background=self._background
+        )
         self.keys = IdempotencyKeys(settings, registry)
         self.topic_lifecycle = TopicLifecycle(
             settings,
@@ -178,6 +181,7 @@ class Engine:
             ceilings=self.ceilings,
             keys=self.keys,
             loader=loader,
+            tables=self.tables,
             background=self._background,
         )
         self.unique_jobs = UniqueJobs(settings, self.clock, registry, commits=commits, loader=loader, keys=self.keys)
@@ -194,6 +198,7 @@ class Engine:
             turns=self.turns,
             judge=judge,
             unique=self.unique_jobs,
+            kept=self.tables.records,
         )
         self._member_commits = MemberCommits(self.clock, registry, ceilings=self.ceilings, appends=self.appends)
         self.transactions = Transactions(
@@ -209,6 +214,9 @@ class Engine:
         self.fence_removals = FenceRemovals(settings, self.clock, registry, commits=commits)
         self.deletions = Deletions(
             settings, self.clock, registry, commits=commits, loader=loader, background=self._background
+        )
+        self._null_expiry = NullExpiry(
+            self.clock, registry, commits=commits, deletions=self.deletions, background=self._background
         )
         self.stages = StageLifecycle(
             settings,
@@ -260,7 +268,7 @@ class Engine:
             settings,
             self.store,
             registry,
-            self._indexes,
+            self.indexes,
             fs=self._fs,
             clock=self.clock,
             offload=offload,
@@ -278,7 +286,7 @@ class Engine:
             checkpoints,
             file_holds,
             self.loader.spans,
-            self._indexes,
+            self.indexes,
             self.loader.expire,
             self.home_moves,
             clock=self.clock,
@@ -315,88 +323,33 @@ class Engine:
         )
         self.topic_lifecycle.on_gone = self.routers.forget_topic
 
-    def _make_queues(self) -> None:
-        """Jobs: who is given which, and what becomes of them."""
-        self._lease_commits = lease_commits = LeaseCommits(
-            self.clock, self.registry, commits=self._commits, loader=self.loader, background=self._background
-        )
-        self._dead_letters = dead_letters = DeadLetters(
+    def _make_jobs(self) -> None:
+        """Jobs: who is given which, what becomes of them, and dead letters on their way back."""
+        self._jobs = jobs = JobParts(
+            self.settings,
+            self.clock,
             self.status,
             self.registry,
             commits=self._commits,
-            lease_commits=lease_commits,
             appends=self.appends,
-            loader=self.loader,
-            background=self._background,
-        )
-        self._completions = Completions(
-            self.status,
-            self.registry,
-            commits=self._commits,
-            lease_commits=lease_commits,
-            appends=self.appends,
-            loader=self.loader,
-            background=self._background,
-        )
-        claims = Claims(
-            self.status,
-            commits=lease_commits,
-            loader=self.loader,
-            background=self._background,
-            dead_letters=dead_letters,
-            looks=Looks(self.settings, self.registry, self.loader),
-            key_looks=KeyLooks(self.settings, self.loader),
-        )
-        self.queues = QueueCalls(
-            self.settings,
-            self.registry,
-            commits=self._commits,
-            lease_commits=lease_commits,
-            claims=claims,
-            dead_letters=dead_letters,
-            completions=self._completions,
-            background=self._background,
-            catch_up=self.routers.catch_up,
-        )
-        self.job_lists = JobLists(
-            self.settings,
-            self.registry,
-            lease_commits=lease_commits,
-            loader=self.loader,
-            turns=self.turns,
-            catch_up=self.routers.catch_up,
-        )
-        self.job_changes = JobChanges(
-            self.settings,
-            self.registry,
-            commits=self._commits,
-            lease_commits=lease_commits,
-            loader=self.loader,
-            turns=self.turns,
-        )
-
-    def _make_redrives(self) -> None:
-        """Dead letters on their way back."""
-        moves = LetterMoves(
-            self.registry,
-            commits=self._commits,
-            lease_commits=self._lease_commits,
             members=self._member_commits,
-            appends=self.appends,
             loader=self.loader,
+            background=self._background,
             turns=self.turns,
+            catch_up=self.routers.catch_up,
         )
-        self.letter_moves = moves
-        self.dead_jobs = DeadJobs(self.settings, self.registry, moves=moves, loader=self.loader)
-        self.redrives = Redrives(
-            self.settings, self.status, self.registry, moves=moves, loader=self.loader, background=self._background
-        )
+        self.queues, self.job_lists, self.job_changes = jobs.queues, jobs.job_lists, jobs.job_changes
+        self.letter_moves, self.dead_jobs, self.redrives = jobs.letter_moves, jobs.dead_jobs, jobs.redrives
 
     def _make_answers(self) -> None:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
-        self.reads = Reads(self.settings, self.status, registry, loader, catch_up=catch_up)
-        self.exports = Exports(self.status, registry, loader, self.clock, self.turns, catch_up=catch_up)
+        self.reach = Reach(registry, self.status)
+        self.reads = Reads(self.settings, self.status, registry, loader, self.reach, catch_up=catch_up)
+        self.backward_reads = BackwardReads(self.settings, registry, loader, catch_up=catch_up)
+        records = ScatteredRecords(loader, self.store, fs=self._fs, offload=self._offload, turns=self.turns)
+        self.latest = LatestReads(registry, loader, records, catch_up=catch_up)
+        self.exports = Exports(self.status, registry, loader, self.reach, self.clock, self.turns, catch_up=catch_up)
         self._make_consumers()
         self.topic_states = TopicStates(registry, loader=loader, queues=self.queues, catch_up=catch_up)
         self.metrics = EngineMetrics(
@@ -407,7 +360,7 @@ class Engine:
             routers=self.routers,
             forwarders=self.forwarders,
             queues=self.queues,
-            completions=self._completions,
+            completions=self._jobs.completions,
             consumers=self.consumers,
             firings=self.firings,
             redrives=self.redrives,
@@ -439,7 +392,7 @@ class Engine:
             loader=self.loader,
             on_changed=self._consumed.note,
         )
-        self._lease_commits.on_finished = self._consumed.note
+        self._jobs.lease_commits.on_finished = self._consumed.note
         self.topic_lifecycle.on_changed = self._look_after
 
     def _make_schedules(self) -> None:
@@ -447,7 +400,7 @@ class Engine:
         commits = ScheduleCommits(self.settings, self.clock, self.registry, self.store, self._commits)
         self.firings = Firings(self.clock, self.registry, self.appends, commits)
         self.schedules = ScheduleCalls(
-            self.settings, self.clock, self.registry, appends=self.appends, commits=commits, firings=self.firings
+            self.settings, self.time, self.registry, appends=self.appends, commits=commits, firings=self.firings
         )
 
     def _look_after(self, topic: Topic) -> None:
@@ -468,6 +421,8 @@ class Engine:
             self.store.cold.take_time()
         self.status.replay_progress = 1.0
         self.wake_all()
+        if self.time.is_held:
+            return  # a standby: nothing is done by time
         self.forwarders.start_all()
         for topic in self.registry.topics.values():
             self.queues.look_after(topic)
@@ -475,6 +430,7 @@ class Engine:
         self.groups.adopt_all()
         self.unique_jobs.adopt_all()
         self._consumed.note_all()
+        self.tables.trim_all()
 
     def start_draining(self) -> None:
         """No new work; long polls end with 503."""
@@ -493,15 +449,23 @@ class Engine:
             elif topic.groups is not None:
                 topic.groups.ring()
 
+    def fence(self, error: ApiError) -> None:
+        """Another process may own the data. Nothing changes any more, reads go on."""
+        self.registry.common.is_fenced = True
+        self.store.fence(error)
+        self.wake_all()
+
     async def quiesce(self) -> None:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone
-        included."""
+        included. What waits for a bucket that is away is not waited for: the next start archives it."""
+        if self.store.round_waits.is_away:
+            self.store.round_waits.fail(
+                ApiError("shutting_down", "the daemon is shutting down, and the bucket is away", retry_after_s=1)
+            )
         await self.topic_lifecycle.creations_ended()
         await self.stages.ended()
         await self.stage_commits.ended()
-        await self._dead_letters.ended()
-        await self._completions.ended()
-        await self.redrives.ended()
+        await self._jobs.ended()
         for topic in list(self.registry.by_id.values()):
             await settled(topic)
             if not self.store.failed(topic.shard):
@@ -512,21 +476,26 @@ class Engine:
 
         Raises `Damage` in strict mode, DataDirError, OSError, `UnknownFrameType`.
         """
-        await restore(
-            await self.store.open(),
-            store=self.store,
-            registry=self.registry,
-            topic_lifecycle=self.topic_lifecycle,
-            routers=self.routers,
-            reclaimer=self.reclaimer,
-        )
-        self.length_check.pending = self.store.unchecked
+        await self.restore(await self.store.open())
         await self._offload.run(Pool.FILES, self.store.write_clock_mark)
         if self.store.layout_differs:
             await self.compactor.change_layout()
         elif self.store.salvaged or self.store.short_of_snapshots:
             for _ in range(KEPT):  # what salvage has decided is in both snapshots before anybody is served
                 await self.compactor.checkpoint_at_start()
+
+    async def restore(self, recovered: RecoveredState) -> None:
+        """Make live topics of what recovery has found."""
+        await restore(
+            recovered,
+            store=self.store,
+            registry=self.registry,
+            topic_lifecycle=self.topic_lifecycle,
+            routers=self.routers,
+            reclaimer=self.reclaimer,
+            tables=self.tables,
+        )
+        self.length_check.pending = self.store.unchecked
 
     # -- what is scheduled -------------------------------------------------------------------------------------------
 
@@ -569,12 +538,13 @@ class Engine:
 
     def expire_unused(self) -> None:
         """Called every second: drop stages and consumers that nobody uses, forget commits and transactions whose window
-        is over, delete what is consumed."""
+        is over, delete what is consumed, and records with data null after their time."""
         self.stages.expire()
         self.stage_commits.expire()
         self.transactions.expire()
         self._unused.expire()
         self._consumed.work()
+        self._null_expiry.work()
 
     async def announce_last_checkpoint(self) -> None:
         """Before the writers of a clean stop end: what the checkpoint after them needs in the log."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import trio
 
@@ -26,9 +26,11 @@ from topics.engine.registry import EngineStatus, Registry, names_with
 from topics.engine.schedules.firings import Firings
 from topics.engine.topic import Topic
 from topics.log.span import NotLoaded
+from topics.model import Durability
 from topics.runtime.clock import Clock
 from topics.sched.governor import Governor
 from topics.sched.workers import Scheduler
+from topics.storage.segments.topic_segments import Segment
 from topics.storage.store import Store
 from topics.telemetry.figures import BucketFigures, DeliveryFigures, EngineFigures, TopicFigures, WalFigures
 
@@ -112,6 +114,9 @@ class EngineMetrics:
             topics_truncated=len(names) > METRIC_TOPICS,
             throttled=dict(registry.throttled),
             segments=census.segments,
+            segments_packed=census.packed,
+            segment_bytes=census.segment_bytes,
+            segment_stored_bytes=census.stored_bytes,
             cold_hanging=cold.hanging if cold is not None else 0,
             cold_timeouts=cold.timeouts if cold is not None else 0,
             cold_usable=self._store.cold_dir.is_ours,
@@ -134,8 +139,31 @@ class EngineMetrics:
             router_failures=self._forwarders.failures,
             restarts=dict(self._restarts),
             delivery=self._delivery_figures(),
+            standby=self._status.following() if self._status.following is not None else None,
             bucket=self.bucket() if self.bucket is not None else None,
         )
+
+    @property
+    def results_waiting(self) -> int:
+        """Results of jobs that wait to be delivered, of all queues and groups."""
+        return self._completions.waiting()[0]
+
+    async def tiers(self) -> dict[str, TierFigures]:
+        """Return the sums over the segments of each tier, made in several steps of the loop."""
+        found = {"hot": TierFigures(), "cold": TierFigures()}
+        counted = 0
+        for topic in list(self._registry.by_id.values()):
+            if counted >= CENSUS_STEP:
+                counted = 0
+                await trio.lowlevel.checkpoint()
+            counted += 1
+            if topic.deleted or topic.segment_set is None:
+                continue
+            counted += len(topic.segment_set.segments)
+            for segment in topic.segment_set.segments:
+                if segment.tier in found:
+                    found[segment.tier].count(segment.n, segment.data_bytes)
+        return found
 
     async def _take_census(self) -> _Census:
         census = _Census()
@@ -154,7 +182,7 @@ class EngineMetrics:
             if topic.segment_set is not None:
                 counted += len(topic.segment_set.segments)
                 for segment in topic.segment_set.segments:
-                    census.segments[segment.tier] += 1
+                    census.count(segment)
         return census
 
     def _wal_figures(self) -> WalFigures:
@@ -188,11 +216,34 @@ class EngineMetrics:
         )
 
 
+class TierFigures:
+    """The segments in one tier: how many there are, how many seqs they cover, and the bytes of their records."""
+
+    __slots__ = ("bytes", "segments", "seqs")
+
+    def __init__(self) -> None:
+        self.segments = self.seqs = self.bytes = 0
+
+    def count(self, seqs: int, size: int) -> None:
+        """Count a segment."""
+        self.segments += 1
+        self.seqs += seqs
+        self.bytes += size
+
+
 class _Census:
     """The counts that take a look at every topic."""
 
     def __init__(self) -> None:
-        self.by_class = dict.fromkeys(("ephemeral", "memory", "disk", "fsync"), 0)
+        self.by_class = dict.fromkeys(get_args(Durability), 0)
         self.segments = {"hot": 0, "cold": 0}
+        self.packed = self.segment_bytes = self.stored_bytes = 0
         self.queue_topics = 0
         self.queue_leases = 0
+
+    def count(self, segment: Segment) -> None:
+        """Count a segment."""
+        self.segments[segment.tier] += 1
+        self.packed += bool(segment.packed)
+        self.segment_bytes += segment.data_bytes
+        self.stored_bytes += segment.stored_bytes

@@ -6,16 +6,19 @@ changing and deleting topics is the business of `topics.engine.operations.topic_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+import trio
 from sortedcontainers import SortedDict
 
 from topics.engine.job_queue import JobQueue
-from topics.engine.topic import Topic, TopicTotals
-from topics.errors import ApiError, throttled, topic_not_found
+from topics.engine.topic import Topic
+from topics.engine.topic_totals import TopicTotals
+from topics.errors import ApiError, not_owner, throttled, topic_not_found
 from topics.log.retention import expire
 from topics.log.stages import StageTarget
+from topics.log.tables.kept_tags import KeptTags
 from topics.model import TopicConfig
 from topics.queue.leases import Leases
 from topics.runtime.clock import Clock
@@ -26,6 +29,7 @@ from topics.schedules.schedules import Schedules
 from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.segments.topic_segments import Segment, SegmentSet
 from topics.storage.store import ReplayStart
+from topics.telemetry.figures import StandbyFigures, Traffic
 
 LIVE_MS: Final = 100
 """How long after an append (ms) the daemon counts as busy (`Registry.lively`)."""
@@ -77,13 +81,29 @@ class EngineStatus:
     """The phase of the daemon's life, the progress of replay (0..1), and whether a shard is read-only. HTTP asks before
     every request."""
 
-    __slots__ = ("phase", "read_only", "replay_progress", "started_ms")
+    __slots__ = ("following", "next_cut", "not_owner", "phase", "read_only", "replay_progress", "started_ms")
 
     def __init__(self, started_ms: int) -> None:
-        self.phase: Literal["starting", "replaying", "ready", "draining"] = "starting"
+        self.phase: Literal["starting", "replaying", "archiving", "ready", "draining"] = "starting"
         self.replay_progress = 0.0
         self.read_only = False
+        self.not_owner: ApiError | None = None
+        """The refusal while the daemon waits for the bucket of another owner; None otherwise."""
         self.started_ms = started_ms
+        self.following: Callable[[], StandbyFigures] | None = None
+        """On a standby, what it follows and how far; None on an owner."""
+        self.next_cut = trio.Event()
+        """On a standby, set and replaced when a cut is applied."""
+
+    def note_cut(self) -> None:
+        """A cut is applied: let those look who wait for what is in it."""
+        event, self.next_cut = self.next_cut, trio.Event()
+        event.set()
+
+    def standby_refusal(self) -> ApiError:
+        """The error with which a standby refuses changes."""
+        owner = self.following().owner if self.following is not None else ""
+        return not_owner("this daemon is a standby: it follows another one, and takes no changes", owner)
 
 
 MayHaveTags = Callable[[Segment, Sequence[int]], bool]
@@ -93,7 +113,10 @@ MayHaveTags = Callable[[Segment, Sequence[int]], bool]
 class Registry:
     """The live topics, and the sums over them. Changed only in single steps of the loop. Made once by the engine."""
 
-    def __init__(self, clock: Clock, windows: WindowClock, cache: PayloadCache) -> None:
+    def __init__(
+        self, clock: Clock, windows: WindowClock, cache: PayloadCache, waiting_clock: Clock | None = None
+    ) -> None:
+        """`clock` is the one by which topics are judged, `waiting_clock` measures how long clients wait."""
         self.cache = cache
         self.may_have_tags: MayHaveTags = lambda segment, keys: True
         """Set by the loader."""
@@ -107,6 +130,8 @@ class Registry:
         """Topics that remember commits of stages."""
         self.remembering: set[Topic] = set()
         """Topics that remember keys of transactions."""
+        self.tables: dict[Topic, None] = {}
+        """Topics with `keep_per_tag`."""
         self.time_floor = 0
         """The highest time that was persisted or given out (ms): the clock of retention never shows less."""
         self.total_records = 0
@@ -123,7 +148,17 @@ class Registry:
         self.schedules = Schedules()
         self._deleted: dict[int, DeletedTopic] = {}
         self._pinned: dict[int, set[int]] = {}
+        self._cut: dict[Topic, int] = {}
+        """Topics in cuts that are not known to be in the bucket, and up to which seq."""
         self._clock = clock
+        self._waiting_clock = waiting_clock or clock
+        self.follows = False
+        """True: topics change only as the log of another daemon says (a standby)."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has come in and gone out since the start."""
+        return self.common.traffic
 
     @property
     def changed(self) -> set[Topic]:
@@ -158,6 +193,32 @@ class Registry:
                 starts[shard] = min(starts.get(shard, start), start)
         return starts
 
+    # -- the bucket --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_bucket(self) -> bool:
+        """Return True if the log is written to a bucket."""
+        return self.common.unarchived is not None
+
+    def begin_cuts(self) -> None:
+        """From here on note which topics have seqs that are not in the bucket: all, as far as is known."""
+        if self.common.unarchived is None:
+            self.common.unarchived = dict.fromkeys(self.by_id.values())
+
+    def begin_cut(self) -> None:
+        """Note up to which seq the topics go whose records are queued by now. Must be called in the step of the cut."""
+        assert self.common.unarchived is not None
+        self._cut.update((topic, topic.assigned) for topic in self.common.unarchived)
+        self.common.unarchived.clear()
+
+    def cut_archived(self, missing: Collection[int]) -> None:
+        """The bucket has the last cut, but for these shards."""
+        kept = {topic: seq for topic, seq in self._cut.items() if topic.shard in missing}
+        done, self._cut = self._cut, kept
+        for topic, seq in done.items():
+            if topic not in kept:
+                topic.note_archived(seq)
+
     def copied_files(self) -> set[int]:
         """Return the ids of the files that copies point to: they must stay as they are until the copies are in segments
         of their own (`docs/spec/crash.md` 18)."""
@@ -185,15 +246,16 @@ class Registry:
         topic = Topic(topic_id, name, config, shard, self.cache, self.common)
         if config.type == "queue":
             topic.set_queue(JobQueue(Leases()))
+        if config.keep_per_tag:
+            topic.log.kept = KeptTags(topic.log.losses)
         return topic
 
     def add(self, topic: Topic) -> None:
         """Let a topic be found."""
         self.by_id[topic.id] = topic
-        if topic.commit_keys is not None:
-            self.committed.add(topic)
-        if topic.transactions is not None:
-            self.remembering.add(topic)
+        self.remember(topic)
+        if topic.config.keep_per_tag:
+            self.tables[topic] = None
         if topic.stage is None:
             self.topics[topic.name] = topic
         else:
@@ -207,6 +269,13 @@ class Registry:
         if topic.stage is None and self.on_added is not None:
             self.on_added(topic)
 
+    def remember(self, topic: Topic) -> None:
+        """Note whether a topic remembers commits of stages, or transactions."""
+        if topic.commit_keys is not None:
+            self.committed.add(topic)
+        if topic.transactions is not None:
+            self.remembering.add(topic)
+
     def remove(self, topic: Topic) -> None:
         """Remove a deleted topic, and its totals."""
         topic.deleted = True
@@ -219,6 +288,7 @@ class Registry:
         self.attention.discard(topic)
         self.committed.discard(topic)
         self.remembering.discard(topic)
+        self.tables.pop(topic, None)
         self.common.copying.pop(topic, None)
         self.common.delayed.pop(topic, None)
         self.total_records -= topic.counted_records
@@ -271,7 +341,7 @@ class Registry:
 
     def monotonic_ms(self) -> int:
         """Return the monotonic time (ms), by which waiting is measured."""
-        return self._clock.monotonic_ms()
+        return self._waiting_clock.monotonic_ms()
 
     def instant(self) -> Instant:
         """Return the current time on the monotonic clock, on the window clock, and on the wall clock."""
@@ -288,18 +358,21 @@ class Registry:
 
     def expire(self, topic: Topic) -> None:
         """Advance the floors to now (`docs/spec/crash.md` 7). Raises NotLoaded."""
+        if self.follows or self.common.is_fenced:
+            return
         if topic.config.ttl_ms and expire(topic.log, self.now_ms(), topic.config.ttl_ms):
             self.account(topic)
 
     def touch(self, topic: Topic) -> None:
         """Note that the topic was just consumed, for its automatic priority."""
-        topic.touched_ms = self._clock.monotonic_ms()
+        topic.touched_ms = self._waiting_clock.monotonic_ms()
         topic.last_read_ms = self.now_ms()
 
     def priority(self, topic: Topic) -> int:
         """Return its current effective priority, without waiting time (`docs/spec/semantics.md` section 7)."""
         config = topic.config
-        return effective_priority(config.priority, config.auto_priority, topic.touched_ms, self._clock.monotonic_ms())
+        now_ms = self._waiting_clock.monotonic_ms()
+        return effective_priority(config.priority, config.auto_priority, topic.touched_ms, now_ms)
 
     def throttle(self, limit: str, maximum: int) -> ApiError:
         """Return a 429 for a limit, and count it."""

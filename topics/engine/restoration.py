@@ -16,7 +16,9 @@ from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.engine.operations.topic_lifecycle import TopicLifecycle
 from topics.engine.registry import Registry
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Topic
+from topics.log.bucket_ceiling import BucketCeiling
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic
 from topics.storage.segments.topic_segments import SegmentSet
@@ -35,6 +37,7 @@ async def restore(
     topic_lifecycle: TopicLifecycle,
     routers: RouterLifecycle,
     reclaimer: Reclaimer,
+    tables: TopicTables,
 ) -> None:
     """Restore everything that recovery has found: schedules, topics, then their stages, then routers.
 
@@ -45,12 +48,9 @@ async def restore(
     registry.schedules.adopt(recovered.schedules)
     targets_first = sorted(recovered.topics.values(), key=lambda found: found.stage is not None)
     for i, found in enumerate(targets_first, 1):
-        topic = registry.make(found.id, found.name, found.config, store.shard_of(found.id))
-        _fill(topic, found)
-        topic_lifecycle.adopt(topic)
-        if found.copies is not None:
-            topic.copies = found.copies
-            registry.common.copying[topic] = None
+        topic = make_topic(found, store, registry, topic_lifecycle)
+        if not registry.follows:
+            await tables.restore(topic)
         if found.part is not None:
             _match_part(topic, registry)
         if i % SLICE == 0:
@@ -60,27 +60,84 @@ async def restore(
         reclaimer.remove_topic(topic_id, None)  # as soon as no copy points to their files any more
 
 
+def make_topic(found: RecoveredTopic, store: Store, registry: Registry, topic_lifecycle: TopicLifecycle) -> Topic:
+    """Make the live topic of one that replay has made, and let it be found. Its routers are adopted by the caller."""
+    topic = registry.make(found.id, found.name, found.config, store.shard_of(found.id))
+    _fill(topic, found)
+    if (store.right.lease is not None or registry.follows) and found.bucket_ceiling and found.stage is None:
+        topic.bucket_ceiling = BucketCeiling(found.bucket_ceiling, registry.monotonic_ms())
+    if registry.follows:
+        topic.log.kept = None  # records of tags are looked up: a table is for those who append
+    topic_lifecycle.adopt(topic)
+    if found.copies is not None:
+        topic.copies = found.copies
+        registry.common.copying[topic] = None
+    return topic
+
+
+def replayed_view(topic: Topic) -> RecoveredTopic:
+    """Return a live topic in the form in which replay changes topics. Both have the same log, leases, groups, keys and
+    consumers; `take_over` brings the rest back."""
+    found = RecoveredTopic(topic.id, topic.name, topic.config, topic.log)
+    found.ceiling = topic.ceiling.highest
+    found.bucket_ceiling = topic.bucket_ceiling.queued if topic.bucket_ceiling is not None else 0
+    found.end = topic.on_disk.applied_end or found.end
+    found.keys, found.transactions, found.commit_keys = topic.keys, topic.transactions, topic.commit_keys
+    found.last_write, found.last_read = topic.last_write_ms, topic.last_read_ms
+    if topic.segment_set is not None:
+        found.segments = sorted(topic.segment_set.segments, key=lambda segment: segment.first)
+    found.queue = topic.queue.leases if topic.queue is not None else None
+    found.copies, found.origins = topic.copies, topic.origins
+    found.incoming = dict(topic.incoming or {})
+    found.stage, found.used_at = topic.stage, topic.used_at
+    found.fences = dict(topic.fences.published) if topic.fences is not None else {}
+    found.consumers = topic.consumers
+    if topic.groups is not None:
+        found.groups = {name: one.state for name, one in topic.groups.by_name.items()}
+    return found
+
+
+def take_over(topic: Topic, found: RecoveredTopic, registry: Registry) -> None:
+    """Bring a live topic to the state to which replay has brought its view, but for its config and its routers, of
+    which other parts of the engine have to be told."""
+    if found.log is not topic.log:  # it was `ephemeral`
+        topic.blocks.clear()
+        topic.log = found.log
+        if topic.queue is not None:
+            topic.set_queue(topic.queue)
+        if topic.groups is not None:
+            topic.set_groups(topic.groups)
+    if found.queue is not None and (topic.queue is None or topic.queue.leases is not found.queue):
+        topic.set_queue(JobQueue(found.queue, restored=True))
+    _set_state(topic, found)
+    topic.on_disk.applied_end = found.end if found.end.ordinal >= 0 else None
+    known = topic.groups.by_name if topic.groups is not None else {}
+    if known.keys() != found.groups.keys() or any(known[name].state is not one for name, one in found.groups.items()):
+        topic.set_groups(TopicGroups(found.groups.values()))
+    ceiling = found.bucket_ceiling
+    topic.bucket_ceiling = BucketCeiling(ceiling, registry.monotonic_ms()) if ceiling and found.stage is None else None
+    topic.copies = found.copies
+    if found.copies is not None and found.copies.needs_files:
+        registry.common.copying[topic] = None
+    registry.remember(topic)
+    registry.account(topic)
+
+
 def _fill(topic: Topic, found: RecoveredTopic) -> None:
-    """Set everything in a topic that no other part of the engine has to be told of."""
+    """Set everything in a new topic that no other part of the engine has to be told of."""
     topic.log = found.log
     if found.queue is not None:
         topic.set_queue(JobQueue(found.queue, restored=True))
-    topic.assigned = topic.synced_seq = topic.blocks.written_seq = found.log.head_seq
-    topic.last_ts = found.log.last_ts
-    topic.ceiling.set(found.ceiling)
-    topic.keys = found.keys
+    _set_state(topic, found)
     topic.on_disk = DiskState(
         found.part,
         found.base,
         applied_end=found.end if found.end.ordinal >= 0 else None,
         floor_logged=found.log.losses.evict_floor,
     )
-    topic.last_write_ms, topic.last_read_ms = found.last_write, found.last_read
+    topic.last_read_ms = found.last_read
     topic.incoming = found.incoming or None
-    topic.origins = found.origins
-    topic.stage, topic.commit_keys, topic.transactions = found.stage, found.commit_keys, found.transactions
-    topic.fences = Fences(found.fences) if found.fences else None
-    topic.consumers = found.consumers
+    topic.stage = found.stage
     if found.groups:
         topic.set_groups(TopicGroups(found.groups.values()))
     # Appends since the checkpoint do not have the time of this clock: the stage counts as used now.
@@ -89,6 +146,18 @@ def _fill(topic: Topic, found: RecoveredTopic) -> None:
         topic.segment_set = SegmentSet()
         topic.segment_set.segments = {segment for segment in found.segments if segment.tier != "gone"}
         topic.segment_set.earliest_stored = found.log.earliest_seq
+
+
+def _set_state(topic: Topic, found: RecoveredTopic) -> None:
+    """Set what replay may change in any topic, and what no other part has to be told of."""
+    topic.assigned = topic.synced_seq = topic.blocks.written_seq = found.log.head_seq
+    topic.last_ts = found.log.last_ts
+    topic.ceiling.set(found.ceiling)
+    topic.keys, topic.commit_keys, topic.transactions = found.keys, found.commit_keys, found.transactions
+    topic.last_write_ms = found.last_write
+    topic.origins = found.origins
+    topic.fences = Fences(found.fences) if found.fences else None
+    topic.consumers = found.consumers
 
 
 def _match_part(topic: Topic, registry: Registry) -> None:

@@ -20,7 +20,9 @@ from topics.conditions.fences import Fences
 from topics.consumers.consumers import Consumers
 from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
+from topics.engine.topic_totals import TopicTotals
 from topics.errors import ApiError
+from topics.log.bucket_ceiling import BucketCeiling
 from topics.log.copies import CopyTable
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.seq_ceiling import SeqCeiling
@@ -29,7 +31,7 @@ from topics.log.stages import CommitKeys, StageTarget
 from topics.log.topic_config import config_to_wire
 from topics.log.topic_log import TopicLog
 from topics.log.transaction_keys import TransactionKeys
-from topics.model import TopicConfig
+from topics.model import SYNCED_CLASSES, TopicConfig
 from topics.routing.origin_set import OriginSet
 from topics.routing.router_state import Router
 from topics.sched.audience import Audience
@@ -60,64 +62,8 @@ class CommitPoint(IntEnum):
     HANDED = 0
     WRITTEN = 1
     SYNCED = 2
-
-
-class TopicTotals:
-    """What is kept over all topics by the topics and commits themselves."""
-
-    __slots__ = (
-        "_steps",
-        "attention",
-        "bytes_on_the_way",
-        "changed",
-        "committed_ns",
-        "copying",
-        "delayed",
-        "fetch",
-        "in_doubt",
-        "is_synced",
-        "news",
-        "when_synced",
-    )
-
-    def __init__(self) -> None:
-        self.bytes_on_the_way = 0
-        """Of commits that have been decided and not published yet."""
-        self.committed_ns = 0
-        """When a commit that somebody waits for was last decided, by `Clock.perf_ns`."""
-        self.changed: set[Topic] = set()
-        """Topics that have changed since their part was made; the compactor takes them."""
-        self.attention: set[Topic] = set()
-        """The same for the reclaimer, as far as they have segments."""
-        self.fetch: Callable[[Topic, tuple[Span, ...]], None] | None = None
-        """Starts loading columns that a topic needs before it can go on publishing; ends in `Topic.resume`."""
-        self.news: Callable[[Topic | Fanout[Any]], None] | None = None
-        """Told that a topic has somebody to be served, or that there is something to be forwarded."""
-        self.copying: dict[Topic, None] = {}
-        """Topics with copies that are made of other topics' bytes."""
-        self.delayed: dict[Topic, None] = {}
-        """Topics with something in the log that does not show in them yet: no replay may begin behind it."""
-        self.in_doubt: dict[Any, None] = {}
-        """Transactions that recovery may have to decide, oldest first (`topics.engine.transaction`)."""
-        self._steps: deque[Callable[[], Any]] | None = None
-        """What `in_turn` has yet to do, while it does something."""
-        self.is_synced: Callable[[int, LogPosition], bool] | None = None
-        """Whether the disk holds a shard's log up to a position."""
-        self.when_synced: Callable[[int, Callable[[], None]], None] | None = None
-        """Calls back when what a shard has written by now is on disk."""
-
-    def in_turn(self, step: Callable[[], Any]) -> None:
-        """Do something now that may lead to more of its kind. What it leads to is done behind it, before the outermost
-        call returns, and not within it: the end of one transaction can be the end of thousands."""
-        if self._steps is not None:
-            self._steps.append(step)
-            return
-        self._steps = deque([step])
-        try:
-            while self._steps:
-                self._steps.popleft()()
-        finally:
-            self._steps = None
+    ARCHIVED = 3
+    """Synced, and in a round of the bucket: for `remote` topics, and above a bucket ceiling."""
 
 
 class Topic:
@@ -129,6 +75,8 @@ class Topic:
         "audience",
         "barrier",
         "blocks",
+        "bucket_ceiling",
+        "bucket_seq",
         "ceiling",
         "changed",
         "commit_keys",
@@ -188,6 +136,11 @@ class Topic:
         self.last_ts = 0
         self.ceiling = SeqCeiling()
         self.synced_seq = 0
+        self.bucket_ceiling: BucketCeiling | None = None
+        """How far it may give out seqs before the bucket knows of it; None if no other daemon may take over, and for
+        stages, whose seqs nobody sees."""
+        self.bucket_seq = 0
+        """The last seq that a round in the bucket has."""
         self.pending: deque[Commit] | None = None
         self.pending_records = 0
         self.pending_bytes = 0
@@ -261,10 +214,21 @@ class Topic:
         return self.config.durability == "ephemeral"
 
     @property
+    def is_remote(self) -> bool:
+        """Return True if its changes count only when a round in the bucket has them."""
+        return self.config.durability == "remote"
+
+    @property
+    def waits_for_rounds(self) -> bool:
+        """Return True if the next append has to be in the bucket before it counts."""
+        ceiling = self.bucket_ceiling
+        return self.is_remote or (ceiling is not None and self.assigned >= ceiling.archived)
+
+    @property
     def commit_point(self) -> CommitPoint:
         """The commit point of the topic's class."""
         durability = self.config.durability
-        if durability == "fsync":
+        if durability in SYNCED_CLASSES:
             return CommitPoint.SYNCED
         return CommitPoint.WRITTEN if durability == "disk" else CommitPoint.HANDED
 
@@ -339,6 +303,7 @@ class Topic:
             config=config_to_wire(self.config),
             end=[end.ordinal, end.offset],
             ceiling=self.ceiling.highest,
+            bucket_ceiling=self.bucket_ceiling.queued if self.bucket_ceiling is not None else 0,
             last_ts=self.last_ts,
             last_write=self.last_write_ms,
             last_read=self.last_read_ms,
@@ -419,8 +384,14 @@ class Topic:
         if self.synced_seq > before:
             self.tell_of_sync()
 
+    def note_archived(self, seq: int) -> None:
+        """A round in the bucket has everything up to `seq`."""
+        if seq > self.bucket_seq:
+            self.bucket_seq = seq
+            self.tell_of_sync()
+
     def tell_of_sync(self) -> None:
-        """More is on disk: news for those who want only that."""
+        """More is on disk, or in the bucket: news for those who want only that."""
         if self.audience is not None and self.audience.strong:
             self.wake()
         elif self.fanout is not None and self.fanout.behind:
@@ -580,9 +551,12 @@ class Commit:
         "synced_ns",
         "topic",
         "topic_id",
+        "wants_archive",
         "wants_sync",
         "written_ns",
     )
+
+    is_urgent = True
 
     def __init__(
         self,
@@ -604,8 +578,9 @@ class Commit:
         self.topic_id = topic.id
         self.data = data
         self.frames = frames
-        self.commit_point = commit_point
-        self.wants_sync = commit_point is CommitPoint.SYNCED
+        self.wants_sync = commit_point >= CommitPoint.SYNCED
+        self.wants_archive = commit_point is CommitPoint.ARCHIVED or (self.wants_sync and topic.is_remote)
+        self.commit_point = commit_point = min(commit_point, CommitPoint.SYNCED)  # whose sync is told later then
         self.apply = apply
         """Called once, in order, at the commit point; what it returns is the result."""
         self.on_fail: Callable[[], None] | None = None
@@ -658,6 +633,8 @@ class Commit:
         topic.common.bytes_on_the_way += self.bytes
         if not self.forwards:
             topic.common.committed_ns = self.submitted_ns
+        if self.records and topic.common.unarchived is not None:
+            topic.common.unarchived[topic] = None
 
     def on_written(self, file: WalFile, offset: int) -> None:
         topic = self.topic

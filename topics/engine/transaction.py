@@ -70,7 +70,9 @@ class _UndoneFrame(ControlBatch):
     __slots__ = ("_commit",)
 
     def __init__(self, commit: MemberCommit, data: UnsealedFrames, apply: Callable[[ControlBatch], None]) -> None:
-        super().__init__(data, 1, topic_id=commit.topic_id, wants_sync=True, apply=apply)
+        super().__init__(
+            data, 1, topic_id=commit.topic_id, wants_sync=True, wants_archive=commit.wants_archive, apply=apply
+        )
         self._commit = commit
 
     def on_failed(self, error: ApiError) -> None:
@@ -99,7 +101,9 @@ class Transaction:
         self._is_sent = False
         self._delayed: ApiError | None = None
         self._answerable = trio.Event()
+        wants_archive = any(member.wants_archive for member in members)
         for member in members:
+            member.wants_archive = wants_archive  # it is decided by all of them
             member.transaction = self
             member.held = self
             member.deletes = True  # which records later commits evict depends on the outcome

@@ -8,6 +8,12 @@ MOST_ITEMS: Final = 200
 """A header with more items and parameters is ignored."""
 
 
+def prefers_html(header: bytes) -> bool:
+    """Return True if an Accept asks for `text/html` by name, and does not prefer JSON: browsers do so."""
+    found = qualities(header)
+    return found.get(b"text/html", 0.0) > found.get(b"application/json", 0.0)
+
+
 def qualities(header: bytes) -> dict[bytes, float]:
     """The quality (`q`) of each item of a header, by its name in lower case.
 

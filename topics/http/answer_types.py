@@ -302,12 +302,26 @@ class ReadAnswer(Struct, kw_only=True):
     epoch: int
     records: list[Record]
     next_from_seq: int
+    next_before_seq: int | UnsetType = UNSET
     head_seq: int
     earliest_seq: int
     caught_up: bool
     tombstone: Tombstone | None
     lag: int
     performance: Performance
+
+
+class LatestAnswer(Struct, kw_only=True):
+    """The newest record of a tag, or a page of those of a prefix. It is formatted from bytes
+    (`topics.http.handlers.latest`)."""
+
+    topic: str
+    epoch: int
+    record: Record | UnsetType = UNSET
+    records: list[Record] | UnsetType = UNSET
+    head_seq: int
+    next_cursor: str | UnsetType = UNSET
+    performance: Performance | UnsetType = UNSET
 
 
 class RecordsDeletedAnswer(Struct, kw_only=True):
@@ -319,6 +333,7 @@ class RecordsDeletedAnswer(Struct, kw_only=True):
     head_seq: int
     count: int
     bytes: int
+    dry_run: bool | UnsetType = UNSET
     performance: Performance
 
 
@@ -532,6 +547,7 @@ class RootAnswer(Struct, kw_only=True):
     topics: str
     ready: str
     metrics: str
+    console: str | UnsetType = UNSET
 
 
 class HealthAnswer(Struct, kw_only=True):
@@ -555,6 +571,17 @@ class BucketState(Struct, kw_only=True):
     base_age_ms: int
 
 
+class StandbyState(Struct, kw_only=True):
+    """How far a standby has followed its owner."""
+
+    state: Literal["opening", "following", "waiting"]
+    owner: str | None
+    epoch: int
+    round: int
+    at: int
+    lag_ms: int
+
+
 class ReadyAnswer(Struct, kw_only=True):
     """The answer to `GET /v0/ready` when the daemon is ready."""
 
@@ -562,6 +589,7 @@ class ReadyAnswer(Struct, kw_only=True):
     wal_replay_complete: bool
     topics: int
     bucket: BucketState | UnsetType = UNSET
+    standby: StandbyState | UnsetType = UNSET
 
 
 class ShardPosition(Struct, kw_only=True):

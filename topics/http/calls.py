@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -32,6 +32,9 @@ PROMPT_ANSWER: Final = 64 << 10
 before it is sent: a client that sends its next request on seeing the answer finds its place free. A longer answer keeps
 its place until it has been sent, and is refused if there is no memory for it."""
 
+NOT_MODIFIED: Final = 304
+"""The status of an answer without a body: the client has it already (`topics.http.entity_tags`)."""
+
 encode: Final = msgspec.json.Encoder().encode
 
 
@@ -48,6 +51,17 @@ class Response:
     (leased jobs)."""
 
 
+class ConnectionSight(NamedTuple):
+    """What operators are told of an open stream, socket or export: the names of its topics, how many records they have
+    that it has not got yet, and the bytes of frames that wait to be sent on it."""
+
+    kind: Literal["stream", "watch", "socket", "work", "export"]
+    peer: str
+    topics: Sequence[str]
+    lag: int
+    waiting_bytes: int
+
+
 class OpenAnswer(ABC):
     """An answer that is sent while it is made: a stream or an export. The gate calls `run` and then, whatever happens,
     `close`."""
@@ -60,6 +74,11 @@ class OpenAnswer(ABC):
     @abstractmethod
     def shows(self) -> tuple[KeyScope, Iterable[str]]:
         """The scopes that its key must have, and the topics that the key must cover."""
+
+    @property
+    @abstractmethod
+    def sight(self) -> ConnectionSight:
+        """What operators are told of it."""
 
     @abstractmethod
     async def run(self) -> None:

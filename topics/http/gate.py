@@ -26,8 +26,11 @@ from topics.errors import ApiError
 from topics.http.accept import qualities
 from topics.http.access.key_access import KeyAccess
 from topics.http.access.origins import Origins
+from topics.http.answers.load_figures import LoadFigures
 from topics.http.answers.request_figures import RequestFigures
 from topics.http.calls import (
+    JSON,
+    NOT_MODIFIED,
     PROMPT_ANSWER,
     Call,
     OpenAnswer,
@@ -39,9 +42,12 @@ from topics.http.connections.asgi_messages import Receive, Send, stop_receiving
 from topics.http.connections.connection import Connection
 from topics.http.connections.exchange import ClientGone, Exchange, Scope
 from topics.http.connections.refusals import new_request_id
+from topics.http.entity_tags import matches, tag_of
 from topics.http.grants import Grant
 from topics.http.handlers.bulk import Bulk
+from topics.http.handlers.console import ConsoleHandlers
 from topics.http.handlers.control_plane import ControlPlane
+from topics.http.handlers.daemon_state import DaemonState
 from topics.http.handlers.data_plane import DataPlane
 from topics.http.openapi.strict_names import check_body, check_query, is_strict
 from topics.http.requests.body_reader import (
@@ -81,6 +87,9 @@ _OWN_LIMITS: Final = frozenset(
 )
 """Limits whose refusals are counted here. The engine counts the refusals of the others."""
 
+STANDBY: Final = (b"topics-role", b"standby")
+"""The header of every answer of a standby."""
+
 COUNTED_FROM: Final = 4 << 10
 """Bytes from which on an answer over HTTP/1.1 is counted while it waits to be sent."""
 
@@ -110,7 +119,20 @@ class Gate:
         self._reader = BodyReader(engine.settings, engine.turns, self.access.share)
         self.figures = RequestFigures()
         self._bulk = Bulk(engine, self.figures)
-        self._data = {**DataPlane(engine, self.refusal).handlers, "export": self._bulk.export}
+        self.load = LoadFigures(engine, self.figures)
+        state, console = DaemonState(engine, self.access, self.load), ConsoleHandlers(engine.settings)
+        self._data = {
+            **DataPlane(engine, self.refusal).handlers,
+            "export": self._bulk.export,
+            "key": state.key,
+            "filter": state.filter,
+            "figures": state.figures,
+            "storage": state.storage,
+            "connections": state.connections,
+            "console": console.page,
+            "console_asset": console.asset,
+            "console_folder": console.asset,
+        }
         self._control = ControlPlane(engine, self.figures)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,11 +148,16 @@ class Gate:
     def refusal(self) -> ApiError | None:
         """The error with which the daemon refuses requests in its present phase; None if it accepts them."""
         status = self._engine.status
+        if status.not_owner is not None:
+            return status.not_owner
         if status.phase == "ready":
             return None
         if status.phase == "draining":
             return ApiError("shutting_down", "the daemon is stopping", retry_after_s=5)
         progress = {"replay_progress": status.replay_progress}
+        if status.phase == "archiving":
+            message = "what was recovered has to be in the bucket first, because topics have the class remote"
+            return ApiError("not_ready", message, detail=progress, retry_after_s=1)
         return ApiError("not_ready", "the log is being replayed", detail=progress, retry_after_s=1)
 
     async def handle(self, exchange: Exchange) -> None:
@@ -144,6 +171,8 @@ class Gate:
                 (b"x-request-id", call.request_id.encode()),
                 *self._origins.headers(call.headers),
             ]
+            if self._engine.status.following is not None:
+                call.answer_headers.append(STANDBY)
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             try:
                 response = await self._answer(call)
@@ -160,6 +189,9 @@ class Gate:
             if isinstance(response, OpenAnswer):
                 stream, status = response, 200
                 return
+            right = self._engine.store.right
+            if call.changes and response.status < 400 and not right.is_held:
+                code, response = "not_owner", error_response(right.refusal)  # what was done may be undone elsewhere
             status = response.status
             await self._record(call, status, code)
             if len(response.body) <= PROMPT_ANSWER:
@@ -200,6 +232,8 @@ class Gate:
         is neither a stream nor a call that waits for records."""
         duration = (self._engine.clock.perf_ns() - call.started_ns) / 1e6
         self.figures.count(_label(call), status, duration)
+        if status < 300 and call.route is not None and call.route.name == "append" and call.body_complete:
+            self.figures.append_ms.observe(duration)
         if self._logs_requests:
             log.debug("request", method=call.method, route=_label(call), status=status, ms=round(duration, 3))
         if self._slow_ms and duration > self._slow_ms and not call.waits and not is_stream:
@@ -304,6 +338,10 @@ class Gate:
             call.audited, call.params = True, found.unchecked()
         if refusal is not None and not found.route.always_open:
             raise refusal
+        if self._engine.status.following is not None and found.route.changes:
+            raise self._engine.status.standby_refusal()
+        if call.changes:
+            self._engine.store.right.check()
         self._let_in(call, found)
         strict = is_strict(call.headers)
         if strict:
@@ -366,6 +404,8 @@ class Gate:
         unasked = exchange.waits_for_continue()
         if not call.body_complete and not unasked and has_small_rest(call):
             await discard_body(call, SMALL_BODY, SMALL_BODY_S)
+        if call.method == "GET" and response.status == 200 and response.content_type == JSON:
+            response = _tagged(call, response)
         body = with_line_end(response)
         response.body = b""  # else an uncompressed copy would stay in memory while the answer is sent
         headers = [(b"content-type", response.content_type), *response.headers, *call.answer_headers]
@@ -463,6 +503,15 @@ class Gate:
         headers += [*response.headers, (b"x-request-id", request_id.encode())]
         await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
+
+
+def _tagged(call: Call, response: Response) -> Response:
+    """Return an answer in JSON with its entity tag; without a body, if the client has named this tag."""
+    tag = tag_of(response.body)
+    headers = [*response.headers, (b"etag", tag)]
+    if matches(call.headers.get(b"if-none-match"), tag):
+        return Response(NOT_MODIFIED, b"", response.content_type, headers)
+    return Response(response.status, response.body, response.content_type, headers, response.undelivered)
 
 
 def _label(call: Call) -> str:

@@ -82,8 +82,12 @@ class Route:
     """The call concerns all topics, so that keys with prefixes may not make it."""
     is_unhurried: bool = False
     """The call takes as long as its work: `TOPICS_REQUEST_TIMEOUT_MS` does not end it."""
+    only_looks: bool = False
+    """The call changes nothing, although it needs more than the scope READ."""
     is_page: bool = False
     """The answer is a page for people, who may come by a link from any other page."""
+    is_public: bool = False
+    """The call needs no key, also with `TOPICS_PROBE_AUTH`."""
     label: str = field(init=False)
     """The `route` label of the metrics."""
 
@@ -93,7 +97,7 @@ class Route:
     @property
     def changes(self) -> bool:
         """Return True if the call may change something."""
-        return bool((self.needs or READ) & ~READ)
+        return bool((self.needs or READ) & ~READ) and not self.only_looks
 
 
 READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
@@ -115,6 +119,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("diff_get", "GET", "/v0/topics/{topic}/diff", _DATA, READ),
     Route("export", "GET", "/v0/topics/{topic}/records", _DATA, READ),
     Route("get_record", "GET", "/v0/topics/{topic}/records/{seq}", _DATA, READ),
+    Route("latest", "GET", "/v0/topics/{topic}/latest", _DATA, READ),
     Route("stream", "GET", "/v0/topics/{topic}/stream", _DATA, READ, token_in_query=True),
     Route("claim", "POST", "/v0/topics/{topic}/claim", _DATA, READ | WRITE, _JSON),
     Route("ack", "POST", "/v0/topics/{topic}/ack", _DATA, WRITE, BodyKind.RESULTS),
@@ -144,6 +149,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("run_schedule", "POST", f"{_SCHEDULE}/run", _DATA, ADMIN, audited=True),
     Route("pause_schedule", "POST", f"{_SCHEDULE}/pause", _DATA, ADMIN, audited=True),
     Route("resume_schedule", "POST", f"{_SCHEDULE}/resume", _DATA, ADMIN, audited=True),
+    Route("all_groups", "GET", "/v0/groups", _DATA, READ),
+    Route("all_consumers", "GET", "/v0/consumers", _DATA, READ),
     Route("list_groups", "GET", "/v0/topics/{topic}/groups", _DATA, READ),
     Route("put_group", "PUT", _GROUP, _DATA, ADMIN, _JSON, audited=True),
     Route("get_group", "GET", _GROUP, _DATA, READ),
@@ -182,6 +189,14 @@ ROUTES: Final[tuple[Route, ...]] = (
         is_unhurried=True,
     ),
     Route("root", "GET", "/", _CONTROL, None, always_open=True, is_page=True),
+    Route("console", "GET", "/console", _DATA, None, always_open=True, is_page=True, is_public=True),
+    Route("console_asset", "GET", "/console/{asset}", _DATA, None, always_open=True, is_public=True),
+    Route("console_folder", "GET", "/console/{folder}/{asset}", _DATA, None, always_open=True, is_public=True),
+    Route("key", "GET", "/v0/key", _DATA, ANY_KEY),
+    Route("figures", "GET", "/v0/figures", _DATA, READ, always_open=True),
+    Route("storage", "GET", "/v0/storage", _DATA, READ),
+    Route("connections", "GET", "/v0/connections", _DATA, ADMIN, is_about_all=True, only_looks=True),
+    Route("filter", "GET", "/v0/filter", _DATA, ANY_KEY),
     Route("health", "GET", "/v0/health", _DATA, None, always_open=True),
     Route("healthz", "GET", "/healthz", _DATA, None, always_open=True),
     Route("ready", "GET", "/v0/ready", _DATA, None, always_open=True),
@@ -213,6 +228,8 @@ _CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
     "schedule": check_schedule_name,
     "group": check_group_name,
     "wid": str,
+    "asset": str,
+    "folder": str,
 }
 
 

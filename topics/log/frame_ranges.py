@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from itertools import compress
 from typing import Final, NamedTuple
 
@@ -36,7 +37,18 @@ def locate(index: RecordIndex, first: int, last: int, max_range: int = _MAX_READ
     Frames of one file that are close together share a read of up to `max_range` bytes (`shared_reads`). Records that
     have no place yet (`file` 0) are left out. Raises NotLoaded for all spans at once.
     """
-    parts = [part for part in index.parts(first, last + 1) if part[0].live]
+    return _located([part for part in index.parts(first, last + 1) if part[0].live], max_range)
+
+
+def locate_raw(index: RecordIndex, seqs: Sequence[int], max_range: int = _MAX_READ) -> list[FrameRange]:
+    """Return the reads that fetch those of `seqs` (ascending) that are live and in no segment, like `locate`. Needs no
+    columns."""
+    slots = [slot for seq in seqs if (slot := index.at(seq)) is not None and not slot[0].stored]
+    return _located([(span, i, i + 1) for span, i in slots if span.dead[i] == LIVE], max_range)
+
+
+def _located(parts: Sequence[tuple[Span, int, int]], max_range: int) -> list[FrameRange]:
+    """Return the reads that fetch the live records among these slots. Raises NotLoaded."""
     missing = tuple(span for span, _, _ in parts if not span.loaded)
     if missing:
         raise NotLoaded(missing)

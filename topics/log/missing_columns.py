@@ -90,6 +90,21 @@ def missing_to_delete(index: RecordIndex, seqs: Sequence[int]) -> tuple[Span, ..
     return tuple(missing)
 
 
+def missing_to_take_away(index: RecordIndex, seqs: Sequence[int]) -> tuple[Span, ...]:
+    """Return the spans to load so that `TopicLog.take_away(seqs, ...)` (ascending, from the first live seq on) does not
+    raise NotLoaded: to find the first live record, if the present one is among them."""
+    if not index.n_stored or not seqs or seqs[0] > index.spans[0].first + index.spans[0].start:
+        return ()
+    named = {span: seqs[at:to] for span, at, to in index.touched(seqs)}
+    for span in index.spans:
+        dying: Sequence[int] = named.get(span, ())
+        if span.loaded:
+            dying = [seq for seq in dying if span.dead[seq - span.first] == LIVE]
+        if span.live > len(dying):
+            return () if span.loaded or (span.dense and not dying) else (span,)
+    return ()
+
+
 def need_to_drop(index: RecordIndex, seq: int) -> None:
     """Raise NotLoaded if `RecordIndex.drop_below(seq)` needs columns that are not loaded."""
     slot = index.at(seq)

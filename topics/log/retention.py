@@ -6,7 +6,7 @@ Computes only; the caller then calls `TopicLog.evict_below`. `expire` does both.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
@@ -42,6 +42,43 @@ def eviction_watermark(log: TopicLog, config: TopicConfig, incoming: Sequence[ar
             point = log.head_seq + _shortest_prefix(incoming, rest) + 1
         watermark = max(watermark, point)
     return watermark
+
+
+def watermark_beside(
+    log: TopicLog, config: TopicConfig, sizes: array[int], taken: Sequence[int], taken_sizes: Sequence[int]
+) -> int:
+    """As `eviction_watermark`, for a batch that takes the records `taken` away before the caps count. These ascend;
+    those past the head are of the batch itself. Nothing else is unpublished. Raises NotLoaded."""
+    published = bisect_right(taken, log.head_seq)
+    own = [seq - log.head_seq - 1 for seq in taken[published:]]
+    gone, gone_sizes = taken[:published], taken_sizes[:published]
+    watermark = 0
+    caps = ((config.cap_records, log.count, False), (config.cap_bytes, log.bytes, True))
+    for cap, held, by_bytes in caps:
+        if not cap:
+            continue
+        weights = gone_sizes if by_bytes else array("I", (1,)) * len(gone)
+        incoming = sizes[:] if by_bytes else array("I", (1,)) * len(sizes)
+        for i in own:
+            incoming[i] = 0
+        over = held - sum(weights) + sum(incoming) - cap
+        if over > 0:
+            watermark = max(watermark, _point_beside(log, over, gone, weights, incoming, by_bytes=by_bytes))
+    return watermark
+
+
+def _point_beside(
+    log: TopicLog, over: int, gone: Sequence[int], weights: Sequence[int], incoming: array[int], *, by_bytes: bool
+) -> int:
+    """Return the least seq below which the records that are not `gone` amount to `over`."""
+    passed = 0
+    while True:
+        point, rest = _eviction_point(log.index, over + passed, by_bytes=by_bytes)
+        below = len(gone) if rest else bisect_left(gone, point)
+        if (weight := sum(weights[:below])) == passed:
+            break
+        passed = weight  # these do not count, so the point is further on
+    return log.head_seq + _shortest_prefix([incoming], rest) + 1 if rest else point
 
 
 def has_room(log: TopicLog, config: TopicConfig, pending_records: int, pending_bytes: int, n: int, nbytes: int) -> bool:

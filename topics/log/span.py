@@ -140,7 +140,7 @@ class Span:
 
     A stored span has no `file`: all its bytes are in `segment`, an object of the storage layer that is never looked
     into here. `unflagged` are the seqs that were deleted since the storage layer last wrote delete flags; None for
-    none.
+    none. `flaggings` counts how often it has: columns that were read before do not show those flags.
     """
 
     __slots__ = (
@@ -149,6 +149,7 @@ class Span:
         "file",
         "first",
         "first_ts",
+        "flaggings",
         "flags",
         "frame_len",
         "last_ts",
@@ -182,6 +183,7 @@ class Span:
         self.stored = stored
         self.segment: object | None = None
         self.unflagged: array[int] | None = None
+        self.flaggings = 0
         self.ts: array[int] = array("Q")
         self.file: array[int] = _NO_PLACES if stored else array("I")
         self.offset: array[int] = array("I")
@@ -383,6 +385,20 @@ class Span:
         self._take_off(gone)
         return gone
 
+    def delete_unseen(self, seqs: Sequence[int], sizes: Sequence[int]) -> SpanSum:
+        """Make `seqs` of a stored span that is not loaded DELETED, and return their sum. They are known to be live, to
+        have a tag, and to have these `sizes` (bytes of data + meta)."""
+        assert self.stored
+        assert not self.loaded
+        gone = SpanSum(len(seqs), sum(sizes), len(seqs), sum([seq < self.tags_from for seq in seqs]))
+        assert gone.records <= self.live, "more records than there are"
+        if self.unflagged is None:
+            self.unflagged = array("Q", seqs)
+        else:
+            self.unflagged.extend(seqs)
+        self._take_off(gone)
+        return gone
+
     # -- being stored ------------------------------------------------------------------------------------------------
 
     def take(self, raw: Span, to: int, offset: array[int], frame_len: array[int], was_dead: bytes) -> None:
@@ -482,6 +498,7 @@ class Span:
 
     def flagged(self, seqs: Sequence[int]) -> None:
         """Remove `seqs` from `unflagged`: the storage layer has written their delete flags."""
+        self.flaggings += 1
         if self.unflagged is not None:
             written = set(seqs)
             self.unflagged = array("Q", [seq for seq in self.unflagged if seq not in written]) or None

@@ -158,6 +158,10 @@ class TagIndex:
         for name, known in self._seqs.items():
             yield name, (known,) if isinstance(known, int) else known
 
+    def names(self) -> list[str]:
+        """Return all tags, in no order."""
+        return list(self._seqs)
+
     def find(self, match: TagMatch, lo: int, hi: int) -> array[int]:
         """Return the postings from `lo` to `hi` (inclusive) of matching tags, ascending. Stale ones may be among
         them."""

@@ -7,14 +7,23 @@ Rules that concern other topics (an `ephemeral` `dead_letter` or `completed`) ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import UNSET
 
 from topics.errors import ApiError, invalid
 from topics.log.names import check_topic_name
-from topics.model import MAX_U64, ClaimRate, KeyLimitConfig, RetryPolicy, TopicConfig, TopicConfigPatch
+from topics.model import (
+    MAX_U64,
+    SYNCED_CLASSES,
+    ClaimRate,
+    Durability,
+    KeyLimitConfig,
+    RetryPolicy,
+    TopicConfig,
+    TopicConfigPatch,
+)
 from topics.runtime.instant import MAX_AHEAD_MS
 from topics.schemas.record_schema import normal_schema
 from topics.schemas.schema_walk import BadSchema
@@ -31,6 +40,8 @@ _U64_FIELDS: Final = (
     "max_deliveries",
     "priority_aging_ms",
     "max_in_flight",
+    "keep_per_tag",
+    "null_ttl_ms",
 )
 SEGMENT_LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "segment_max_events": (1, 1_000_000),
@@ -46,10 +57,12 @@ _CLAMPED: Final[Mapping[str, tuple[int, int]]] = {
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "type": ("log", "queue"),
     "discard": ("old", "reject"),
-    "durability": ("ephemeral", "memory", "disk", "fsync"),
+    "durability": get_args(Durability),
     "retention": ("limits", "consumed"),
     "order_by": ("tag", "node"),
+    "compression": ("zstd", "off"),
 }
+_MAY_BE_NULL: Final = frozenset({"order_by", "compression"})
 
 TARGETS: Final = ("dead_letter", "completed")
 """Fields that name another topic, to which the daemon appends. That is not the topic itself, and not `ephemeral`."""
@@ -59,6 +72,7 @@ _LATER: Final[Mapping[str, object]] = {
     "segment_max_events": None,
     "segment_max_bytes": None,
     "segment_max_age_ms": None,
+    "compression": None,
     "retry": None,
     "priority_aging_ms": TopicConfig().priority_aging_ms,
     "max_in_flight": 0,
@@ -66,6 +80,8 @@ _LATER: Final[Mapping[str, object]] = {
     "order_by": None,
     "completed": None,
     "max_in_flight_per_key": None,
+    "keep_per_tag": 0,
+    "null_ttl_ms": TopicConfig().null_ttl_ms,
 }
 """Fields for which most topics have these values. Then they are left out, so that the parts of other topics are what
 they were before there were these fields."""
@@ -99,7 +115,7 @@ def resolve_config(
         name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET
     }
     for name, value in present.items():
-        if name in _CHOICES and value not in _CHOICES[name] and (name != "order_by" or value is not None):
+        if name in _CHOICES and value not in _CHOICES[name] and (name not in _MAY_BE_NULL or value is not None):
             raise invalid(name, f"must be one of {', '.join(_CHOICES[name])}")
         if name in _U64_FIELDS and not 0 <= value <= MAX_U64:
             raise invalid(name, "must be between 0 and 2^64 - 1")
@@ -133,6 +149,8 @@ def resolve_config(
         )
     if present.get("retention") == "consumed" and present.get("type", base.type) == "queue":
         raise invalid("retention", "a queue deletes its jobs itself")
+    if present.get("keep_per_tag") and present.get("type", base.type) == "queue":
+        raise invalid("keep_per_tag", "a queue keeps each job until it is done")
     for name in ("order_by", "max_in_flight_per_key"):
         if not of_group and present.get(name) is not None and present.get("type", base.type) != "queue":
             raise invalid(name, "only the jobs of a queue and the records of a group have it")
@@ -143,7 +161,7 @@ def resolve_config(
     # If a body has both, `durability` wins over `durable`; `durable` alone sets the class, whatever it was before.
     if "durability" not in present and "durable" in present:
         present["durability"] = "fsync" if present["durable"] else "disk"
-    present["durable"] = present.get("durability", base.durability) == "fsync"
+    present["durable"] = present.get("durability", base.durability) in SYNCED_CLASSES
     return _intern(msgspec.structs.replace(base, **present))
 
 

@@ -10,6 +10,8 @@ that such an event concerns. Each part is an object of its own:
     stored     which of the slots are in segments (`stored_spans`)
     losses     holes, `evict_floor`, and what is remembered of missing seqs (`losses`: the rules of floors and gaps)
     tags       which records have which tag, as far as memory knows (`topic_tags`)
+    kept       the records of each tag, if the topic keeps only the newest ones (`kept_tags`); None otherwise
+    nulls      the records of such a topic that have a tag and data null (`null_records`); None for none
 
 `TopicLog` itself keeps the totals: the head, the first live seq, the number of live records and their bytes. It does
 not decide what a topic may keep (`retention`), nor where the frames of records are (`frame_ranges`).
@@ -27,16 +29,20 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, cast
 
 from topics.log.dumped_values import whole
 from topics.log.losses import REASONS, Gap, Losses, LossReason
-from topics.log.missing_columns import missing_to_delete, need_to_drop, need_to_lose
+from topics.log.missing_columns import missing_to_delete, missing_to_take_away, need_to_drop, need_to_lose
 from topics.log.record_index import RecordIndex
 from topics.log.span import DELETED, LIVE, LOST, UNTAGGED, NotLoaded, Span, SpanColumns, SpanSum
 from topics.log.stored_spans import StoredSpans
+from topics.log.tables.kept_tags import KeptTags
+from topics.log.tables.null_records import NullRecords
+from topics.log.topic_log_checks import check_frame
 from topics.log.topic_tags import SWEEP_UNITS, TopicTags
 from topics.model import Tombstone
 
@@ -94,8 +100,10 @@ class TopicLog:
         "earliest_seq",
         "head_seq",
         "index",
+        "kept",
         "last_ts",
         "losses",
+        "nulls",
         "on_lost",
         "stored",
         "tags",
@@ -108,6 +116,8 @@ class TopicLog:
         self.stored = StoredSpans(index)
         self.losses = Losses(index) if losses is None else losses
         self.tags = TopicTags(index) if tags is None else tags
+        self.kept: KeptTags | None = None
+        self.nulls: NullRecords | None = None
         self.head_seq = 0
         self.earliest_seq = 1
         self.count = 0
@@ -226,7 +236,9 @@ class TopicLog:
                 self.losses.add_hole(begin, end, reason)
         if last > old_head:
             self._lose_after_head(last, reason)
-        if self._front_is_gone():
+        if self.kept is not None and first <= old_head:
+            self.kept.lost()
+        if self.front_is_gone():
             self._move_front(self.index.next_live(self.earliest_seq), None, 0)
         if self.on_lost is not None and first <= old_head:
             self.on_lost(first, min(last, old_head))
@@ -275,14 +287,47 @@ class TopicLog:
         if self.index.n_stored and (missing := missing_to_delete(self.index, seqs)):
             raise NotLoaded(missing)
         gone = self.index.delete(seqs)
+        if self.kept is not None:
+            self.kept.deleted(seqs, gone.tagged)
+        return self._deleted(gone, seqs)
+
+    def take_away(self, seqs: Sequence[int], sizes: Sequence[int]) -> int:
+        """Delete those of `seqs` (ascending) that are live, because newer records have their tags. Return their number.
+
+        They were live in `kept`, with these `sizes` (bytes of data + meta), when this was decided, and no client has
+        deleted any since. So it costs a step for each and needs no columns, except if the first live record is among
+        them.
+        """
+        alive = [i for i in range(bisect_left(seqs, self.earliest_seq), len(seqs)) if not self._is_in_hole(seqs[i])]
+        seqs, sizes = array("Q", [seqs[i] for i in alive]), [sizes[i] for i in alive]
+        if missing := missing_to_take_away(self.index, seqs):
+            raise NotLoaded(missing)
+        return self._deleted(self.index.take_away(seqs, sizes), seqs)
+
+    def _is_in_hole(self, seq: int) -> bool:
+        return bool(self.losses.holes) and bool(self.losses.inside_holes(seq, seq))
+
+    def _deleted(self, gone: SpanSum, seqs: Sequence[int]) -> int:
+        """Note that the live ones of these seqs were deleted in the index."""
         if not gone.records:
             return 0
         self._account(gone)
-        if self._front_is_gone():
+        if self.nulls is not None:
+            self.nulls.drop(seqs)
+        if self.front_is_gone():
             self._move_front(self.index.next_live(self.earliest_seq), None, 0)
         if self.tags.index is not None:
             self.tags.sweep(gone.tagged, self.earliest_seq, self.head_seq)
+        if self.kept is not None:
+            self.kept.sweep(gone.tagged, self.earliest_seq)
         return gone.records
+
+    def add_nulls(self, seqs: Sequence[int], ts: int) -> None:
+        """Note that records with a tag, published or about to be, have data null, and their time."""
+        if seqs:
+            if self.nulls is None:
+                self.nulls = NullRecords()
+            self.nulls.add(seqs, ts)
 
     # -- stored records ----------------------------------------------------------------------------------------------
 
@@ -353,6 +398,10 @@ class TopicLog:
         this work themselves: this call is for a topic that has become idle.
         """
         self.tags.sweep(SWEEP_UNITS, self.earliest_seq, self.head_seq)
+        if self.kept is not None:
+            self.kept.sweep(SWEEP_UNITS, self.earliest_seq)
+            if self.kept.littered:
+                return True
         return self.tags.littered
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -419,6 +468,11 @@ class TopicLog:
         self._account(gone)
         if self.tags.index is not None:
             self.tags.sweep(gone.tagged, self.earliest_seq, self.head_seq)
+        if self.nulls is not None:
+            self.nulls.drop_below(self.earliest_seq)
+        if self.kept is not None and gone.tagged:
+            self.kept.died(gone.tagged)
+            self.kept.sweep(gone.tagged, self.earliest_seq)
         return gone
 
     def _front_from(self, seq: int) -> int | None:
@@ -429,7 +483,7 @@ class TopicLog:
             need_to_drop(self.index, front)
         return front
 
-    def _front_is_gone(self) -> bool:
+    def front_is_gone(self) -> bool:
         """Return True if `earliest_seq`, which was live or past the head, is no longer live.
 
         Needs no columns: in a span that is not loaded, either all live records have died or none.
@@ -462,6 +516,7 @@ class TopicLog:
             "tags": self.tags.dump() if raw else None,
             "tags_from": self.tags.loadable_from if raw else None,
             **self.losses.dump(),
+            **(self.nulls.dump() if self.nulls is not None else {}),
         }
 
     def dump_lost(self) -> dict[str, Any]:
@@ -499,58 +554,20 @@ class TopicLog:
             log.head_seq = whole(value["head_seq"])
             log.earliest_seq = whole(value["earliest_seq"])
             log.last_ts = whole(value["last_ts"])
+            log.nulls = NullRecords.load(value)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"topic log: {error!r}") from error
         log.count = sum([span.live for span in index.spans])
         log.bytes = sum([span.bytes for span in index.spans])
         try:
-            log._check_frame()
+            check_frame(log)
         except AssertionError as error:
             raise ValueError(f"topic log: contradicts itself: {error}") from error
         return log
 
     def check(self) -> None:
         """Assert every invariant. Counts all loaded slots again."""
-        self._check_frame()
+        check_frame(self)
         for span in self.index.spans:
             span.check()
         self.tags.check(self.head_seq)
-
-    def _is_plain(self) -> bool:
-        """Return True if the invariants obviously hold: one stored span up to the head, or no span and no record, and
-        nothing was ever lost or deleted. A start checks up to a hundred thousand such topics."""
-        spans = self.index.spans
-        if len(spans) > 1 or self.tags.index or not self.losses.nothing:
-            return False
-        if not spans:
-            return self.head_seq == 0 and self.earliest_seq == 1 and self.count == 0 == self.bytes
-        span = spans[0]
-        return (
-            span.stored
-            and span.start == 0
-            and span.live == span.n == self.count
-            and span.bytes == self.bytes
-            and span.first == 1 == self.earliest_seq
-            and span.n == self.head_seq
-            and span.last_ts <= self.last_ts
-            and span.unindexed == span.tagged
-            and self.tags.known_from == span.n + 1
-        )
-
-    def _check_frame(self) -> None:
-        """Assert the invariants that cost a step per span, hole or run."""
-        if self._is_plain():
-            return
-        spans = self.index.spans
-        assert self.count == sum(span.live for span in spans), "count"
-        assert self.bytes == sum(span.bytes for span in spans), "bytes"
-        first = spans[0].first + spans[0].start if spans else self.head_seq + 1
-        assert self.earliest_seq == first, "slots below the front, or none at it"
-        assert not spans or not self._front_is_gone(), "earliest_seq is not live"
-        assert not spans or (spans[-1].end <= self.head_seq + 1 and spans[-1].last_ts <= self.last_ts), (
-            "spans past the head"
-        )
-        self.index.check()
-        assert 1 <= self.tags.known_from <= max(self.stored.last_seq + 1, self.earliest_seq), "tags of raw records"
-        self.losses.check(self.earliest_seq, self.head_seq)
-        self.tags.check_counts()

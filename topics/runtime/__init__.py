@@ -1,6 +1,7 @@
 """What the daemon uses of its environment: clocks, threads and the operating system. It imports only `topics.errors`.
 
 clock               the clocks of the machine, behind a protocol that tests replace
+held_clock          the clock by which topics are judged, which stands still between the rounds that a standby follows
 window_clock        the clock that nobody can set: idempotency keys, stages and leases expire by it
 instant             one moment as two clocks show it
 offload             blocking calls in worker threads, with a limit on threads for each kind of call

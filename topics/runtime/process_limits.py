@@ -52,6 +52,15 @@ def most_connections(files: int | None, wanted: int = 0) -> int | None:
     return most if not wanted else wanted if most is None else min(wanted, most)
 
 
+def resident_bytes() -> int:
+    """The memory of the process that is in RAM; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def limit_arenas(most: int) -> bool:
     """Limit the memory pools (arenas) of the C library. Return False if the C library has none (it is not glibc)."""
     try:

@@ -57,6 +57,7 @@ from topics.spark.segments import (
     tasks,
 )
 from topics.storage.offline.stored_topics import StoredTopic, topic_of_part
+from topics.storage.segments.packed_reads import unpacked
 from topics.storage.snapshots.snapshot import SnapshotDamaged, decode_part
 
 CHUNK_BYTES: Final = 8 << 20
@@ -83,6 +84,8 @@ class SegmentObjects(NamedTuple):
     hash: bytes
     pieces: tuple[BlobRef, ...]
     deleted: BlobRef | None
+    unpacked: int = 0
+    """The length of the unpacked form of a packed object; 0 for another one."""
 
 
 @dataclass(frozen=True)
@@ -144,20 +147,20 @@ def _stored(
 def _objects_of(plan: SegmentPlan, base: str) -> SegmentObjects:
     entry = plan.entry
     if entry.data is not None:
-        name, size, digest = plan.name("data"), entry.data.size, entry.data.hash
+        name, size, digest, packed_from = plan.name("data"), entry.data.size, entry.data.hash, entry.data.unpacked
     else:
         name = f"{base}: the active segment from seq {entry.first} of topic id {plan.topic_id}"
-        size, digest = plan.size, b""
-    if size > MAX_SEGMENT_BYTES:
+        size, digest, packed_from = plan.size, b"", 0
+    if max(size, packed_from) > MAX_SEGMENT_BYTES:
         raise BucketDamaged(base, f"segment {entry.first} of topic {plan.topic_id} has more bytes than segments have")
-    return SegmentObjects(name, size, digest, tuple(entry.pieces), entry.deleted)
+    return SegmentObjects(name, size, digest, tuple(entry.pieces), entry.deleted, packed_from)
 
 
 # ----------------------------------------------------------------- one segment
 
 
 def content_of(reader: BucketReader, objects: SegmentObjects, base: str, pool: ThreadPoolExecutor) -> bytes:
-    """Fetch the `.data` of a segment, and verify it. Raises BucketDamaged, StoreError."""
+    """Fetch the `.data` of a segment, verify it, and return its unpacked form. Raises BucketDamaged, StoreError."""
     if objects.pieces:
         pieces = dict(reader.blobs(objects.pieces, base))
         return b"".join(pieces[ref] for ref in objects.pieces)
@@ -172,7 +175,15 @@ def content_of(reader: BucketReader, objects: SegmentObjects, base: str, pool: T
     data = b"".join(pool.map(fetch, range(0, objects.size, CHUNK_BYTES)))
     if hashlib.sha256(data).digest() != objects.hash:
         raise BucketDamaged(objects.name, "its hash does not match")
-    return data
+    return opened_data(data, objects)
+
+
+def opened_data(data: bytes, objects: SegmentObjects) -> bytes:
+    """Return the unpacked form of an object. Raises BucketDamaged."""
+    try:
+        return unpacked(data, objects.unpacked) if objects.unpacked else data
+    except ValueError as error:
+        raise BucketDamaged(objects.name, str(error)) from None
 
 
 def deleted_seqs(bitmap: bytes, first: int) -> bytes:

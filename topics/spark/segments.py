@@ -46,6 +46,7 @@ from topics.storage.files.datadir import DataDirError
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs, OsFs
 from topics.storage.offline.stored_topics import LostRange, StoredSegment, StoredTopic, TopicDirectory
+from topics.storage.segments.data_files import DataFiles
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.snapshots.snapshot import SnapshotDamaged
 
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 
 LOOKS: Final = 20
 """Parts that a task tries before it gives up: a daemon writes one every few seconds, and a look takes much less."""
+MOST_BYTES: Final = (1 << 31) - 1
+"""What is decoded of a segment: none has more."""
 SHOWN: Final = 5
 """Ranges of bad bytes that an error lists."""
 CORRUPT: Final = "corrupt"
@@ -295,7 +298,7 @@ def _attempt(
         which = f"seqs {part.after + 1} to {part.last} of topic {part.topic!r}"
         return None, f"{which} have gone to the cold directory; `coldPath` has to say where that is"
     try:
-        data = fs.read(segment.path)
+        data = DataFiles(fs).read(segment.path, 0, MOST_BYTES)
     except FileNotFoundError:
         missing = f"{segment.path} is missing"
         if segment.tier == "cold":

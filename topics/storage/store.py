@@ -10,12 +10,14 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from topics.config import Settings
 from topics.errors import ApiError
+from topics.model import SYNCED_CLASSES
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.runtime.offload import Offload, Pool
@@ -46,6 +48,7 @@ from topics.storage.recovery.substitute_snapshot import NoSnapshot
 from topics.storage.recovery.verdicts import (
     Verdict,
     decide,
+    drop_orphans,
     drop_stages,
     note_damage,
     note_decisions,
@@ -60,10 +63,13 @@ from topics.storage.snapshots.manifests import Manifests
 from topics.storage.snapshots.snapshot import ReplayPosition, set_damaged_aside
 from topics.storage.wal import frames
 from topics.storage.wal.batches import ControlBatch, SyncRequest
+from topics.storage.wal.followed_shard import FollowedShard
 from topics.storage.wal.frames import FrameType, UnsealedFrames, joined
 from topics.storage.wal.group_writes import GroupWrites
+from topics.storage.wal.round_waits import RoundWaits
 from topics.storage.wal.shard_writer import ShardWriter
 from topics.storage.wal.wal_files import LogPosition, WalFiles
+from topics.storage.wal.write_right import WriteRight
 from topics.telemetry.figures import WalFigures
 from topics.telemetry.logs import get_logger
 
@@ -74,6 +80,8 @@ FEW_TOPICS: Final = 8
 
 SHOWN: Final = 10
 """Examples in a log line."""
+
+W = TypeVar("W", bound=ShardWriter)
 
 MAX_REPAIRS: Final = 10_000
 """Damaged ranges that one salvage gives up before it refuses: a log with more is beyond repair."""
@@ -114,6 +122,10 @@ class Store:
         self.restored = False
         """True if this is the first start of a copy of another directory."""
         self.space = FreeSpace(settings, self.datadir.root, fs=fs, offload=offload)
+        self.right = WriteRight()
+        """Whether this process may change anything."""
+        self.round_waits = RoundWaits(clock)
+        """What is synced and waits until the bucket has it."""
         self.home: SecondHome | None = None
         """Where the data is a second time, if the daemon has a bucket. Set before `open`."""
         self.repairs: StartRepairs | None = None
@@ -164,6 +176,44 @@ class Store:
         """
         return await self._offload.run(Pool.CPU, self._open_blocking)
 
+    async def open_following(self, refusal: Callable[[], ApiError]) -> RecoveredState:
+        """Recover the directory of a standby: nothing is decided or logged. The writers refuse with what `refusal`
+        makes. Raises like `open`."""
+        return await self._offload.run(Pool.CPU, partial(self._open_following_blocking, refusal))
+
+    def _open_following_blocking(self, refusal: Callable[[], ApiError]) -> RecoveredState:
+        fs, began_ns = self._fs, self._clock.perf_ns()
+        self.boot_id = fs.boot_id()
+        witness = self._witness = Witness(fs, self.datadir)
+        self.cold_dir.look_at_start()
+        recovered = self._replay(follows=True)
+        raise_format(fs, self.datadir)
+        self._adopt(recovered)
+        with understood(f"the log of {self.datadir.root}"):
+            settle_queues(recovered)
+        drop_orphans(recovered)
+        log_found(recovered, {}, (self._clock.perf_ns() - began_ns) / 1e6, salvaged=self.salvaged)
+        fs.sync_dir(self.datadir.meta_dir)
+        self._sync_manifests(recovered.directories)
+        witness.prepare()
+        witness.begin()
+        for shard in recovered.shards:
+            writer = self._make_writer(shard.shard, len(recovered.shards), FollowedShard)
+            writer.refusal = refusal
+            follow(writer, shard)
+            self.writers.append(writer)
+        tidy_all(fs, self.datadir, recovered)
+        remove_unknown_topics(self.tiers.hot, recovered.topics.keys() | recovered.copied_topics)
+        self.cold_dir.join_at_start(recovered)
+        recovered.columns.forget_all()
+        return recovered
+
+    def _adopt(self, recovered: RecoveredState) -> None:
+        self.files = recovered.files
+        self.manifests.adopt(recovered.directories, recovered.generations)
+        self.snapshot_number = recovered.snapshot_number
+        self._starts = recovered.starts
+
     def _open_blocking(self) -> RecoveredState:
         fs, began_ns = self._fs, self._clock.perf_ns()
         self.boot_id = fs.boot_id()
@@ -175,11 +225,10 @@ class Store:
         recovered = self._recover()
         raise_format(fs, self.datadir)
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
-        self.files = recovered.files
-        self.manifests.adopt(recovered.directories, recovered.generations)
-        self.snapshot_number = recovered.snapshot_number
-        self._starts = recovered.starts
-        restored_now = self.restored = restored_copy.is_restored(fs, self.datadir.root, recovered, self.identity)
+        self._adopt(recovered)
+        taken_over = restored_copy.is_taken_over(fs, self.datadir.root)
+        restored_now = not taken_over and restored_copy.is_restored(fs, self.datadir.root, recovered, self.identity)
+        self.restored = restored_now
         with understood(f"the log of {self.datadir.root}"):
             verdicts = decide(
                 recovered,
@@ -188,6 +237,7 @@ class Store:
                 failed=self._failure_noted,
                 shards=shards,
                 restored=restored_now,
+                taken_over=taken_over,
             )
             self.unchecked = check_at_start(recovered, self.tiers)
             settle_queues(recovered)  # after every step that may find a damaged record
@@ -196,7 +246,7 @@ class Store:
             drop_stages(recovered, verdicts, shards)
         if restored_now:
             log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored_copy.SKIPPED_SEQS)
-        self._log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6)
+        log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6, salvaged=self.salvaged)
         by_number = {shard.shard: shard for shard in recovered.shards}
         # First make durable what recovery relied on: it may have seen names that are not on disk yet.
         self.short_of_snapshots = recovered.snapshots_damaged
@@ -214,8 +264,8 @@ class Store:
         # shards come first, because they may be in the other shards only.
         for number in sorted(range(shards), key=lambda number: number not in recovered.failed):
             self.writers[number].write_opening(*openings[number])
-        if restored_now:
-            restored_copy.forget(fs, self.datadir)
+        if restored_now or taken_over:
+            restored_copy.forget(fs, self.datadir, keeps_note=taken_over)
         for number in range(shards):
             if fs.exists(self._failure_path(number)):
                 fs.unlink(self._failure_path(number))
@@ -232,47 +282,6 @@ class Store:
         self.cold_dir.join_at_start(recovered)
         recovered.columns.forget_all()
         return recovered
-
-    def _log_found(self, recovered: RecoveredState, verdicts: dict[int, list[Verdict]], ms: float) -> None:
-        """Log what recovery has found, and what was lost. (Damage is logged where it is found.)"""
-        nothing = ReplayPosition(0, 0, 0)
-        before = sum(recovered.starts.get(shard.shard, nothing).frames for shard in recovered.shards)
-        log.info(
-            "log_replayed",
-            snapshot=recovered.snapshot_number,
-            shards=len(recovered.shards),
-            torn_ends=[shard.shard for shard in recovered.shards if shard.truncated is not None],
-            failed_before=sorted(recovered.failed),
-            frames=sum(shard.frame_count for shard in recovered.shards) - before,
-            topics=len(recovered.topics),
-            topics_replayed=len(recovered.replayed),
-            salvaged=self.salvaged,
-            ms=round(ms),
-        )
-        every = list(itertools.chain.from_iterable(verdicts.values()))
-        decisions = [decision for verdict in every for decision in verdict.decisions]
-        if decisions:
-            undone = sum(decision.undone for decision in decisions)
-            log.info("transactions_decided", batches=len(decisions), undone=undone)
-        stages = [verdict.dropped for verdict in every if verdict.dropped is not None]
-        if stages:
-            log.info("stages_dropped", stages=len(stages), examples=stages[:SHOWN])
-        lost = [
-            (recovered.topics[verdict.topic_id], *span)
-            for verdict in every
-            for span in (*filter(None, [verdict.hole]), *((first, last) for first, last, _ in verdict.copies))
-        ]
-        if lost:
-            by_class = Counter(topic.config.durability for topic, _, _ in lost)
-            kept = by_class.keys() & {"disk", "fsync"}
-            (log.warning if kept else log.info)(
-                "seqs_lost",
-                topics=len({topic.id for topic, _, _ in lost}),
-                seqs=sum(last - first + 1 for _, first, last in lost),
-                by_class=dict(by_class),
-                examples=[f"{topic.name} {first}..{last}" for topic, first, last in lost[:SHOWN]],
-                consequence="readers are told by a tombstone; seqs that were only reserved are among them",
-            )
 
     def _recover(self) -> RecoveredState:
         for directory in self._shard_directories():
@@ -295,6 +304,8 @@ class Store:
                 with understood(f"what is vouched for in {damage.where.path}"):
                     repair(self._fs, damage)
                 self.salvaged = True
+                if self.repairs is not None:
+                    self.repairs.vouched = {}
                 self.progress.done = self.progress.total = 0
         raise DataDirError(f"the WAL has more than {MAX_REPAIRS} damaged ranges")
 
@@ -307,10 +318,13 @@ class Store:
         shard = next((one.shard for one in found if one.path == directory), None)
         return shard is not None and repair_log(self.repairs, self._fs, shard, damage.where)
 
-    def _replay(self) -> RecoveredState:
+    def _replay(self, *, follows: bool = False) -> RecoveredState:
         """Read everything once. The window clock continues from where the last process left it."""
         clock, mark = self._clock, read_mark(self._fs, self.datadir)
-        window = resumed(mark, wall=clock.now_ms(), boottime=clock.boottime_ms(), boot=self.boot_id)
+        if follows and mark is not None:  # time passes with the rounds
+            window = mark.window + max(clock.now_ms() - mark.wall, 0)
+        else:
+            window = resumed(mark, wall=clock.now_ms(), boottime=clock.boottime_ms(), boot=self.boot_id)
         now = Instant(clock.monotonic_ms(), window)
         recovered = replay.recover(
             self._fs,
@@ -322,6 +336,8 @@ class Store:
             file_bytes=self._settings.wal_file_bytes,
             without_snapshot=self._rebuilt,
             repairs=self.repairs,
+            follows=follows,
+            every_manifest=follows or restored_copy.is_taken_over(self._fs, self.datadir.root),
         )
         self.windows.start(recovered.now)
         return recovered
@@ -353,7 +369,7 @@ class Store:
         Once they are synced, recovery after another crash decides the same (`docs/spec/crash.md` 2).
         """
         fs = self._fs
-        writer = self._make_writer(number, shards)
+        writer = self._make_writer(number, shards, ShardWriter)
         if found is not None and found.file is not None:
             secure_end(fs, found, boot_id=self.boot_id)
         opening = self._opening_frames(found, verdicts, shards)
@@ -366,7 +382,7 @@ class Store:
         self.writers.append(writer)
         return opening, len(verdicts_frames(verdicts)) + 1
 
-    def _make_writer(self, number: int, shards: int) -> ShardWriter:
+    def _make_writer(self, number: int, shards: int, kind: type[W]) -> W:
         """Make the directory of a shard, and its writer. Blocking."""
         fs = self._fs
         directory = self.datadir.shard_dir(number, shards)
@@ -376,7 +392,7 @@ class Store:
         for name in fs.listdir(directory):
             if name.endswith(".log" + TEMPORARY_SUFFIX):
                 fs.unlink(f"{directory}/{name}")  # left by an interrupted recovery
-        return ShardWriter(
+        return kind(
             shard=number,
             directory=directory,
             fs=fs,
@@ -389,6 +405,8 @@ class Store:
             figures=WalFigures(),
             on_failure=self._shard_failed,
             sync_tick_ms=self._settings.sync_tick_ms,
+            round_waits=self.round_waits,
+            right=self.right,
         )
 
     # -- another number of shards ------------------------------------------------------------------------------------
@@ -413,7 +431,7 @@ class Store:
         self.writers = []
         self._starts = {number: ReplayPosition(*start.position, start.frames) for number, start in enumerate(starts)}
         for number, start in enumerate(starts):
-            writer = self._make_writer(number, shards)
+            writer = self._make_writer(number, shards, ShardWriter)
             writer.create(start.frames)
             self.writers.append(writer)
         for writer in self.writers:
@@ -486,6 +504,12 @@ class Store:
         """Return True if a shard is read-only."""
         return self.writers[shard].failed is not None
 
+    def fence(self, error: ApiError) -> None:
+        """Another process may own the data: from here on every change is refused with this error."""
+        for writer in self.writers:
+            writer.fence(error)
+        self.round_waits.fail(error)
+
     async def sync_shards(self) -> None:
         """Return once everything queued so far in any shard is on disk. Raises ApiError if a shard has failed, or if
         the disk has no room for its batches."""
@@ -529,6 +553,62 @@ class Store:
         """Return a number for a new snapshot."""
         self.snapshot_number += 1
         return self.snapshot_number
+
+
+def log_found(recovered: RecoveredState, verdicts: dict[int, list[Verdict]], ms: float, *, salvaged: bool) -> None:
+    """Log what recovery has found, and what was lost. (Damage is logged where it is found.)"""
+    nothing = ReplayPosition(0, 0, 0)
+    before = sum(recovered.starts.get(shard.shard, nothing).frames for shard in recovered.shards)
+    log.info(
+        "log_replayed",
+        snapshot=recovered.snapshot_number,
+        shards=len(recovered.shards),
+        torn_ends=[shard.shard for shard in recovered.shards if shard.truncated is not None],
+        failed_before=sorted(recovered.failed),
+        frames=sum(shard.frame_count for shard in recovered.shards) - before,
+        topics=len(recovered.topics),
+        topics_replayed=len(recovered.replayed),
+        salvaged=salvaged,
+        ms=round(ms),
+    )
+    every = list(itertools.chain.from_iterable(verdicts.values()))
+    decisions = [decision for verdict in every for decision in verdict.decisions]
+    if decisions:
+        undone = sum(decision.undone for decision in decisions)
+        log.info("transactions_decided", batches=len(decisions), undone=undone)
+    stages = [verdict.dropped for verdict in every if verdict.dropped is not None]
+    if stages:
+        log.info("stages_dropped", stages=len(stages), examples=stages[:SHOWN])
+    lost = [
+        (recovered.topics[verdict.topic_id], *span)
+        for verdict in every
+        for span in (*filter(None, [verdict.hole]), *((first, last) for first, last, _ in verdict.copies))
+    ]
+    if lost:
+        by_class = Counter(topic.config.durability for topic, _, _ in lost)
+        kept = by_class.keys() & {"disk", *SYNCED_CLASSES}
+        (log.warning if kept else log.info)(
+            "seqs_lost",
+            topics=len({topic.id for topic, _, _ in lost}),
+            seqs=sum(last - first + 1 for _, first, last in lost),
+            by_class=dict(by_class),
+            examples=[f"{topic.name} {first}..{last}" for topic, first, last in lost[:SHOWN]],
+            consequence="readers are told by a tombstone; seqs that were only reserved are among them",
+        )
+
+
+def follow(writer: FollowedShard, shard: RecoveredShard) -> None:
+    """Tell what stands for a writer how far the log is applied. Raises DataDirError if the shard has no file."""
+    if shard.file is None:
+        raise DataDirError(f"{shard.directory} has no file of the log")
+    file_end = shard.last_frame if shard.ended else None
+    writer.follow(shard.file, shard.end, shard.frame_count, shard.last_seqs, file_end)
+
+
+def tidy_all(fs: Fs, datadir: DataDir, recovered: RecoveredState) -> None:
+    """Remove files that belong to no segment, in the directories of all topics. Blocking. Raises OSError."""
+    for topic_id in sorted(recovered.directories & recovered.topics.keys()):
+        tidy_topic(fs, datadir, topic_id, recovered.topics[topic_id].segments)
 
 
 def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[str, Any]]]:

@@ -6,5 +6,6 @@ log_writer    writing lines to stderr from a thread, so that logging never block
 credentials   blanking credentials in texts
 audit_log     one JSON line for each control-plane call and deletion
 audit_rate    how many refused calls get a line of their own in the audit log
+load_window   rates and latencies of the last seconds
 figures       the numbers behind /v0/metrics, without formatting
 """

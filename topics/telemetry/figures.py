@@ -22,6 +22,10 @@ FSYNC_LATENCY_BOUNDS_US: Final[tuple[float, ...]] = (
 SCHEDULING_BOUNDS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
+# Milliseconds: from a small write that needs no sync to a disk that is failing.
+COMMIT_BOUNDS_MS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
+
+
 class Histogram:
     """A histogram with fixed upper bounds, ascending and inclusive. `counts` has one more cell, for values above the
     last bound; `total` is the sum of all values.
@@ -57,6 +61,28 @@ class Histogram:
         return rows
 
 
+class Traffic:
+    """Records and bytes that came in (appended, copies of routers included) and went out (read, delivered, exported,
+    claimed), since the start of the process."""
+
+    __slots__ = ("bytes_in", "bytes_out", "commit_ms", "records_in", "records_out")
+
+    def __init__(self) -> None:
+        self.records_in = self.bytes_in = self.records_out = self.bytes_out = 0
+        self.commit_ms = Histogram(COMMIT_BOUNDS_MS)
+        """From the decision of a commit that a client waits for to its commit point."""
+
+    def count_in(self, records: int, size: int) -> None:
+        """Count records with `size` bytes of data and meta as they become visible."""
+        self.records_in += records
+        self.bytes_in += size
+
+    def count_out(self, records: int, size: int) -> None:
+        """Count records whose JSON has `size` bytes as they are sent."""
+        self.records_out += records
+        self.bytes_out += size
+
+
 @dataclass(slots=True)
 class WalFigures:
     """The WAL of one shard, or the sum of several. Counts are since the start of the process; `fsync_latency` is in
@@ -86,6 +112,47 @@ class WalFigures:
         self.submit_full += other.submit_full
         self.read_only += other.read_only
         self.fsync_latency.merge(other.fsync_latency)
+
+
+@dataclass(slots=True)
+class StandbyFigures:
+    """A daemon that follows the bucket of another one. Counts are since the start of the process."""
+
+    state: Literal["opening", "following", "waiting"] = "following"
+    """`waiting` is for the store or the disk."""
+    problem: str = ""
+    """Why it waits; for an operator."""
+    owner: str = ""
+    """Where the owner answers; empty if that is not known."""
+    epoch: int = 0
+    round: int = 0
+    """The last round that is applied."""
+    wall_ms: int = 0
+    """When its cut was taken (epoch ms): the time of what is shown."""
+    lag_ms: int = 0
+    """Since when there may be rounds that are not applied."""
+    rounds: int = 0
+    frames: int = 0
+    apply_ms: float = 0.0
+    """How long the loop was held by applying rounds, in all."""
+
+
+@dataclass(slots=True)
+class CheckpointFigures:
+    """The checkpoints since the start of the process."""
+
+    taken: int = 0
+    failed: int = 0
+    ended_ms: int | None = None
+    """When the last one that succeeded ended, by the clock of windows."""
+    took_ms: int | None = None
+    error: str = ""
+    """Why the last one has failed; empty if it has not."""
+
+    def note(self, *, ended_ms: int, took_ms: int) -> None:
+        """Count one that has succeeded."""
+        self.taken += 1
+        self.ended_ms, self.took_ms, self.error = ended_ms, took_ms, ""
 
 
 @dataclass(slots=True)
@@ -267,6 +334,12 @@ class EngineFigures:
     """How many calls were refused, by the limit."""
     segments: dict[str, int] = field(default_factory=dict)
     """How many segments there are, by tier."""
+    segments_packed: int = 0
+    """How many of them are packed."""
+    segment_bytes: int = 0
+    """The bytes of the `.data` of all of them, unpacked."""
+    segment_stored_bytes: int = 0
+    """The same as they are stored."""
     cold_hanging: int = 0
     """Calls of the cold store that were given up and have not returned yet."""
     cold_timeouts: int = 0
@@ -275,4 +348,5 @@ class EngineFigures:
     """The cold directory is known to belong to this daemon, or there is none."""
     delivery: DeliveryFigures = field(default_factory=DeliveryFigures)
     bucket: BucketFigures | None = None
+    standby: StandbyFigures | None = None
     """None without a bucket."""

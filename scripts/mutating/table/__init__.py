@@ -7,12 +7,14 @@ log_writes   the log and the writing of it
 directories  the data directory, and the reserves of seqs
 snapshots    checkpoints, and what a start makes of them and of the log
 segments     segments: how they are written, rewritten, moved, and what is evicted
+packing      packed segments
 routers      routers
 groups       groups of a log
 queues       queues and what makes their jobs
 appends      stages, keys of appends, classes of durability
 conditions   conditions, fences, transactions, consumers
 schedules    schedules
+tables       the newest records of each tag
 reading      reads, filters, raw bytes
 delivery     watchers, streams and sockets
 pressure     what bounds the load, and turns
@@ -28,6 +30,7 @@ from mutating.table.delivery import DELIVERY, SOCKETS
 from mutating.table.directories import CEILINGS, DIRECTORIES
 from mutating.table.groups import GROUPS
 from mutating.table.log_writes import WAL
+from mutating.table.packing import PACKING
 from mutating.table.pressure import PRESSURE, TURNS
 from mutating.table.queues import QUEUES
 from mutating.table.reading import FILTERS, RAW_BYTES, READING
@@ -35,6 +38,7 @@ from mutating.table.routers import ROUTERS
 from mutating.table.schedules import SCHEDULES
 from mutating.table.segments import EVICTION, RECLAIMER, RELOCATOR, SEGMENTS
 from mutating.table.snapshots import CHECKPOINT, RECOVERY
+from mutating.table.tables import TABLES
 
 MUTATIONS: Final = (
     *WAL,
@@ -48,12 +52,14 @@ MUTATIONS: Final = (
     *RECLAIMER,
     *SEGMENTS,
     *RELOCATOR,
+    *PACKING,
     *ROUTERS,
     *QUEUES,
     *GROUPS,
     *STAGING,
     *CONDITIONS,
     *SCHEDULES,
+    *TABLES,
     *IDEMPOTENCY,
     *CLASSES,
     *READING,

@@ -212,7 +212,7 @@ EVICTION: Final = (
         "evict-watermark-not-logged",
         "eviction",
         "topics/engine/operations/append.py",
-        "tail += eviction_frames(topic, watermark)",
+        "tail += removals",
         "pass",
         "8.2: what was evicted never comes back",
         "crash",

@@ -45,7 +45,7 @@ NOT_RUN: Final = {
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert len(RECIPES) == 18
+    assert len(RECIPES) == 20
     for title, blocks in RECIPES.items():
         assert {block.language for block in blocks} <= {"sh", "python", ""}, title
         assert all(block.file for block in blocks if block.language == "python")
@@ -65,6 +65,8 @@ def test_every_block_says_what_it_is() -> None:
         "Outbox",
         "Log shipping",
         "Read model",
+        "Feature flags",
+        "A cache that rebuilds itself",
         "Event-sourced aggregate",
         "One leader",
         "Unique user names",

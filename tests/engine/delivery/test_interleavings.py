@@ -237,7 +237,9 @@ class Client(Reader):
     def __init__(self, walk: Walk, names: list[str]) -> None:
         super().__init__(walk, names)
         self.session: WatchSession
-        self.session, found = walk.streams.session(*names, strong=self.strong, **self.options)
+        self.session, found = walk.streams.session(
+            *names, consistency="strong" if self.strong else "eventual", **self.options
+        )
         self.followers = {}
         for name, at in found.items():
             assert at.epoch is not None

@@ -31,7 +31,7 @@ NAMES = st.text("ab.", max_size=4)
 
 def wishes(*prefixes: str, key: tuple[str, ...] = ()) -> PrefixWishes:
     covered = Key(b"x", Scope.READ, tuple(disjoint(key))).covered
-    return wishes_of(prefixes, covered, lambda _: WISH, strong=False)
+    return wishes_of(prefixes, covered, lambda _: WISH, consistency="eventual")
 
 
 @given(st.lists(NAMES, max_size=4), st.lists(NAMES.filter(bool), max_size=3), NAMES)

@@ -464,7 +464,7 @@ async def test_strong_waits_for_the_sync(durability: Any, autojump_clock: Any, n
     async with living(offload=disk) as life:
         streams = Streams(life, nursery)
         await life.put("t", durability=durability)
-        strong, eventual = await streams.watch("t", strong=True), await streams.watch("t")
+        strong, eventual = await streams.watch("t", consistency="strong"), await streams.watch("t")
         await settle()
         topic = life.engine.registry.topics["t"]
         syncs: list[int] = []
@@ -482,7 +482,7 @@ async def test_strong_waits_for_the_sync(durability: Any, autojump_clock: Any, n
 
 async def test_strong_is_eventual_on_an_ephemeral_topic(life: Life, streams: Streams, autojump_clock: Any) -> None:
     await life.put("t", durability="ephemeral")
-    reader = await streams.watch("t", strong=True)
+    reader = await streams.watch("t", consistency="strong")
     await life.append("t", 1)
     await settle()
     assert reader.seqs("t") == [1]
@@ -492,7 +492,7 @@ async def test_strong_goes_on_when_a_topic_becomes_ephemeral_and_back(
     life: Life, streams: Streams, autojump_clock: Any
 ) -> None:
     await life.put("t", durability="disk")
-    reader = await streams.watch("t", strong=True)
+    reader = await streams.watch("t", consistency="strong")
     wanted = []
     for n, durability in enumerate(["disk", "ephemeral", "memory", "fsync", "ephemeral", "disk"], 1):
         await life.put("t", durability=durability)
@@ -559,7 +559,7 @@ async def test_a_connection_that_ends_while_its_topic_is_paused_leaves_nothing(
             await life.put(name, priority=-10)
             await fill(life, name, 20)
         await forget_payloads(life, "low1", "low2")
-        session, _ = streams.session("low1", "low2", limit=5, strong=strong)
+        session, _ = streams.session("low1", "low2", limit=5, consistency="strong" if strong else "eventual")
         with held(disk, Pool.HOT_READ):
             first = await streams.connect(session)
             await settle()

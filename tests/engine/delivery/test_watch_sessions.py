@@ -577,7 +577,7 @@ async def test_a_strong_watcher_is_counted_only_while_it_is_there(nursery: trio.
     async with living(offload=disk) as life:
         streams = Streams(life, nursery)
         await life.put("t")
-        reader = await streams.watch("t", strong=True)
+        reader = await streams.watch("t", consistency="strong")
         audience = life.engine.registry.topics["t"].audience
         assert audience is not None
         assert audience.strong == 1

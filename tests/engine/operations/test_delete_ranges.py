@@ -73,7 +73,11 @@ async def walk(life: Life, naive: Naive, rng: random.Random, steps: int) -> None
             match = rng.choice((None, *MATCHES))
             if all(given is None for given in (before, match, *bounds.values())):
                 before = 1
+            wanted = parse_match(match) if match is not None else None
+            counted = await life.engine.deletions.count_records("t", before, wanted, **bounds)
+            assert (counted.count, counted.head_seq) == (len(naive.records), head), "nothing was deleted"
             answer = await life.delete("t", before, match, **bounds)
+            assert counted.deleted == answer.deleted
             assert answer.deleted == naive.delete(before, match, **bounds)
             assert (answer.count, answer.head_seq) == (len(naive.records), head)
             assert answer.earliest_seq == (naive.seqs[0] if naive.records else head + 1)

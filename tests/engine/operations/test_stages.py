@@ -211,7 +211,7 @@ async def test_a_stage_that_goes_while_it_is_read_for_a_commit_ends_the_commit(a
         await life.compactor.checkpoint()
         staged = (life.engine.registry.topics["t"].stages or {})["a"]
         for span in staged.log.stored.all():
-            life.engine._indexes.forget_columns(span)
+            life.engine.indexes.forget_columns(span)
             span.detach()
         offload.hold(Pool.HOT_READ)
         call = Called(nursery, lambda: commit(life, "k", "a"))

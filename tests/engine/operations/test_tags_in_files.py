@@ -52,7 +52,7 @@ def begin(life: Life) -> int:
 def evict_tags(life: Life) -> None:
     """Make the cache drop the tags of all segments, as if other topics used the room; the directories stay, and there
     is no room for tags."""
-    cache = life.engine._indexes
+    cache = life.engine.indexes
     for segment in list(cache._tags):
         cache._drop_tags(segment)
     cache._max_bytes = cache.bytes
@@ -172,7 +172,7 @@ async def test_everything_is_found_after_segments_were_written_anew(autojump_clo
         assert await life.engine.reclaimer.pass_over()
         after = {span.segment for span in life.engine.registry.topics["t"].log.stored.all()}
         assert len(after - before) > 0
-        assert not any(segment in life.engine._indexes._directories for segment in before - after)
+        assert not any(segment in life.engine.indexes._directories for segment in before - after)
         for _ in range(3):
             evict_tags(life)
             for number in range(4):

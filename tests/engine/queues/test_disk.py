@@ -92,9 +92,9 @@ async def test_jobs_that_are_stored_while_their_ack_is_synced(autojump_clock: An
             call = Called(nursery, lambda: ack(life, [2, 3, 8]))
             check = Called(nursery, life.compactor.try_checkpoint)
             await settle()
-            for span in list(life.engine._indexes._columns):
+            for span in list(life.engine.indexes._columns):
                 span.detach()
-                life.engine._indexes.forget_columns(span)
+                life.engine.indexes.forget_columns(span)
         await settle()
         await trio.sleep(1)
         assert check.done

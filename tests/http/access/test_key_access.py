@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from topics.auth.keys import Key, Keyring, Scope, parse_keys
 from topics.config import Settings
 from topics.http.access.key_access import KeyAccess
+from topics.http.calls import ConnectionSight
 from topics.runtime.clock import SystemClock
 
 
@@ -21,6 +22,10 @@ class Stream:
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
         return Scope.READ, ["orders"]
+
+    @property
+    def sight(self) -> ConnectionSight:
+        return ConnectionSight("stream", "127.0.0.1:1", ["orders"], 0, 0)
 
 
 def test_a_stream_whose_key_is_withdrawn_while_it_opens_ends_at_once() -> None:

@@ -46,6 +46,9 @@ FULL = EngineFigures(
     router_samples=[RouterFigures("a>b", 4, 9)],
     throttled={"max_inflight_bytes": 1, "max_topics": 5},
     segments={"hot": 3, "cold": 1},
+    segments_packed=2,
+    segment_bytes=9000,
+    segment_stored_bytes=2500,
     restarts={"compactor": 2},
     bucket=BucketFigures(
         state="waiting",
@@ -159,6 +162,11 @@ async def test_both_forms_have_the_same_samples() -> None:
     assert by_text["bucket_put_bytes_total", (("kind", "bases"),)] == 0
     assert (by_text["bucket_objects_deleted_total", ()], by_text["bucket_calls_hanging", ()]) == (5, 1)
     assert by_text["bucket_calls_timed_out_total", ()] == 2
+    assert [by_text[name, ()] for name in ("segments_packed", "segment_bytes", "segment_stored_bytes")] == [
+        2,
+        9000,
+        2500,
+    ]
     assert (by_text["bucket_repaired_segments_total", ()], by_text["bucket_repaired_log_files_total", ()]) == (3, 1)
     assert (by_text["bucket_repaired_bytes_total", ()], by_text["bucket_repairs_waiting", ()]) == (77, 4)
     assert by_text["bucket_calls_failed_total", (("kind", "timeout"),)] == 2

@@ -227,6 +227,8 @@ async def test_whoever_may_not_is_told_so_as_described() -> None:
         for route in ROUTES:
             body: dict[str, Any] | None = {} if route.body is not BodyKind.NONE else None
             path = path_of(route)
+            if route.is_public:
+                continue
             assert check(await client.request(route.method, path, json=body)).status_code == 401, route.name
             poor = {"authorization": "Bearer poor"}
             answer = await client.request(route.method, path, json=body, headers=poor)

@@ -274,7 +274,9 @@ def test_an_inline_config_is_checked_by_the_rules_of_topics() -> None:
 
 
 def read(body: Any) -> ReadRequest:
-    return read_requests.decode_read(body if isinstance(body, bytes) else json.dumps(body).encode(), WIDE)
+    request = read_requests.decode_read(body if isinstance(body, bytes) else json.dumps(body).encode(), WIDE)
+    assert isinstance(request, ReadRequest)
+    return request
 
 
 def test_a_read_without_a_body_has_the_defaults() -> None:
@@ -343,7 +345,8 @@ def test_a_bad_read_query_names_its_parameter(query: bytes, field: str) -> None:
 def test_booleans_in_queries(text: bytes, value: bool) -> None:
     assert read_requests.decode_read_query(b"include_tags=" + text, WIDE).include_tags is value
     assert query_strings.decode_if_empty(b"if_empty=" + text) is value
-    assert query_strings.decode_touch(b"touch=" + text) is value
+    assert query_strings.decode_look(b"touch=" + text) == (value, False)
+    assert query_strings.decode_look(b"places=" + text) == (True, value)
     assert append_requests.decode_append_query(b"return_seqs=" + text).return_seqs is value
 
 

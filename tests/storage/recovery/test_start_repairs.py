@@ -16,6 +16,7 @@ from topics.storage.recovery.damage import BadRange
 from topics.storage.recovery.start_repairs import StartRepairs, repair_log
 from topics.storage.segments.mended_files import SegmentCopy
 from topics.storage.segments.segment_store import DirectorySegmentStore
+from topics.storage.wal.wal_files import LogPosition
 from topics.storage.wal.wal_head import WalHead
 
 WAL = "/data/wal"
@@ -35,6 +36,9 @@ class Rounds:
 
     def segment(self, topic_id: int, first: int, salt: int) -> SegmentCopy | None:
         raise AssertionError("not asked for")
+
+    def log_positions(self) -> list[LogPosition]:
+        return []
 
     def log_bytes(self, shard: int, ordinal: int, start: int, stop: int) -> Generator[tuple[int, bytes]]:
         assert (shard, ordinal) == (3, 7)

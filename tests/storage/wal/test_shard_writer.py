@@ -72,6 +72,7 @@ class Batch:
         self.topic_id = 7
         self.last_seq = seq
         self.wants_sync = sync
+        self.wants_archive = False
         self.diary = diary if diary is not None else []
         self.error: ApiError | None = None
         self.at: tuple[int, int] | None = None

@@ -80,7 +80,10 @@ class SealedUploads:
             contents["idx"] = files.idx
         if files.tags is not None:
             contents["tags"] = files.tags
-        hashed = {kind: SealedFile(len(data), hashlib.sha256(data).digest()) for kind, data in contents.items()}
+        hashed = {
+            kind: SealedFile(len(data), hashlib.sha256(data).digest(), files.unpacked if kind == "data" else 0)
+            for kind, data in contents.items()
+        }
         entry = SegmentEntry(first, files.salt, self.epoch, hashed.get("data"), hashed.get("idx"), hashed.get("tags"))
         return entry, contents
 
@@ -255,7 +258,7 @@ class BaseContent:
             return msgspec.structs.replace(entry, deleted=None)
         pool = Pool.COLD_READ if captured.tier == "cold" else Pool.HOT_READ
         files = await self._offload.run(pool, partial(read_sealed, self._tiers, captured))
-        problem = lack_of(captured, files.salt, len(files.data or b""))
+        problem = lack_of(captured, files.salt, files.length)
         if problem is not None:
             raise OSError(errno.EIO, problem)
         return await self._upload(segment.topic_id, segment.first, files)

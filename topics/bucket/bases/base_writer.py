@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -179,7 +179,7 @@ class BaseWriter:
         """Make one base at once if there is none of this history, then one at every interval in which something has
         changed, and whenever one is asked for, until cancelled. A failure is logged and tried again after a wait."""
         while True:
-            if self._is_due() and not await self.try_take():
+            if (self._is_due() or self._is_reopened) and not await self.try_take():
                 with trio.move_on_after(BACKOFF_S[min(self.failures, len(BACKOFF_S)) - 1]):
                     await self._wake.wait()
                 continue
@@ -190,11 +190,11 @@ class BaseWriter:
         while not self._wake.is_set() and (left := until - trio.current_time()) > 0:
             with trio.move_on_after(min(left, LOOK_S)):
                 await self._wake.wait()
-            try:
-                if self._archive.epoch != self._epoch or self._archive.last_round - self._newest >= MOST_ROUNDS:
-                    break  # the bucket was opened again, or a replay becomes long
-            except ArchiveStopped:
-                pass
+            if self._is_reopened:
+                break
+            with suppress(ArchiveStopped):
+                if self._archive.last_round - self._newest >= MOST_ROUNDS:
+                    break  # a replay becomes long
         self._wake = trio.Event()
 
     def ask(self) -> None:
@@ -243,6 +243,14 @@ class BaseWriter:
     def is_unfinished(self, name: str, segment: SegmentName) -> bool:
         """Return True if a file of a segment has been put, or is being put, for the next base."""
         return name in self._sealed.attempted or (segment.topic_id, segment.first, segment.salt) in self._sealed.done
+
+    @property
+    def _is_reopened(self) -> bool:
+        """Return True if the bucket was opened again: another history may have begun."""
+        try:
+            return self._archive.epoch != self._epoch
+        except ArchiveStopped:
+            return False
 
     def _is_due(self) -> bool:
         return not self.ready.is_set() or self._compactor.version != self._version or bool(self.rewritten or self.lost)
@@ -293,6 +301,8 @@ class BaseWriter:
         self._epoch, self._packs_before = epoch, 0
         self._newest = self._newest_ms = 0
         begun = self._archive.history_begun_at
+        if numbers and 0 < begun <= numbers[-1]:
+            await self._archive.note_base(numbers[-1])  # whoever has made it: what is in its rounds can be restored
         if self.known.base is not None and 0 < begun <= self.known.base.head.number:
             self._newest, self._newest_ms = self.known.base.head.number, self.known.base.head.wall_ms
             self.ready.set()

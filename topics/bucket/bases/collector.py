@@ -44,7 +44,7 @@ from topics.bucket.object_names import (
     round_name,
 )
 from topics.bucket.object_store import MAX_PAGE, ObjectFacts, ObjectMissing, ObjectTooLarge, StoreError
-from topics.bucket.owner_format import MAX_OWNER_BYTES, decode_owner
+from topics.bucket.ownership.owner_format import MAX_OWNER_BYTES, decode_owner
 from topics.bucket.pin_format import MAX_PIN_BYTES, Pin, decode_pin
 from topics.bucket.round_format import MAX_OBJECT_BYTES, decode_round
 from topics.runtime.clock import Clock

@@ -42,4 +42,4 @@ def pointer_of(bucket: str, url: str, entry: SegmentEntry) -> SegmentPointer | N
 
 
 def _pointed(file: SealedFile) -> PointedFile:
-    return PointedFile(file.size, file.hash)
+    return PointedFile(*file)

@@ -7,6 +7,7 @@ changes, and only its generation and length are looked at (`lack_of`).
 
 from __future__ import annotations
 
+import errno
 from array import array
 from typing import Final, NamedTuple
 
@@ -19,6 +20,8 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.base_capture import CapturedSegment
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES, decode_index
+from topics.storage.segments.packed_format import table_of
+from topics.storage.segments.packed_reads import PackedReads, pack_problems
 from topics.storage.segments.segment_format import SegmentDamaged
 from topics.storage.segments.segment_pointer import SegmentPointer, files_of
 from topics.storage.segments.segment_reader import SegmentTiers, load_columns
@@ -32,12 +35,19 @@ MOST_BYTES: Final = 1 << 31
 
 
 class SealedBytes(NamedTuple):
-    """The files of a sealed segment; None for one that is missing. `salt` is that of `data`, 0 without one."""
+    """The files of a sealed segment as they are stored; None for one that is missing. `salt` is that of `data`, 0
+    without one; `unpacked` is the length of its unpacked form, 0 if it is not packed."""
 
     salt: int
     data: bytes | None
     idx: bytes | None
     tags: bytes | None
+    unpacked: int = 0
+
+    @property
+    def length(self) -> int:
+        """The length of the unpacked form of `data`."""
+        return self.unpacked or len(self.data or b"")
 
 
 class SegmentDeletions(NamedTuple):
@@ -79,8 +89,26 @@ def read_sealed(tiers: SegmentTiers, captured: CapturedSegment) -> SealedBytes:
         if captured.tier == "cold":
             raise FileNotFoundError(2, "a cold segment is not in the cold store")
         return SealedBytes(0, None, idx, tags)
-    salt = layout_of(data[:FILE_HEADER_BYTES], captured.segment.first, captured.salt).salt
-    return SealedBytes(salt or 0, data[: captured.data_bytes], idx, tags)  # bytes beyond do not count
+    head, unpacked = _head_of(data)
+    salt = layout_of(head, captured.segment.first, captured.salt).salt or 0
+    if unpacked:
+        return SealedBytes(salt, data, idx, tags, unpacked)
+    return SealedBytes(salt, data[: captured.data_bytes], idx, tags)  # bytes beyond do not count
+
+
+def _head_of(data: bytes) -> tuple[bytes, int]:
+    """Return the first bytes of the unpacked form of a `.data`, and its length, 0 for one that is not packed. Raises
+    OSError for a packed one that is damaged: each block counts for many records."""
+
+    def read(offset: int, length: int) -> bytes:
+        return data[offset : offset + length]
+
+    table = table_of(read, len(data))
+    if table is None:
+        return data[:FILE_HEADER_BYTES], 0
+    for at, problem in pack_problems(read, len(data)):
+        raise OSError(errno.EIO, f"a packed .data is damaged at {at}: {problem}")
+    return PackedReads().read(table, read, 0, FILE_HEADER_BYTES), table.length
 
 
 def pointed_entry(tiers: SegmentTiers, captured: CapturedSegment) -> SegmentEntry | None:
@@ -95,7 +123,7 @@ def pointed_entry(tiers: SegmentTiers, captured: CapturedSegment) -> SegmentEntr
 def _own_entry(objects: ObjectSegments, first: int, pointer: SegmentPointer) -> SegmentEntry | None:
     if not objects.is_own(pointer):
         return None
-    data, idx, tags = (SealedFile(file.size, file.hash) if file else None for file in files_of(pointer))
+    data, idx, tags = (SealedFile(file.size, file.hash, file.unpacked) if file else None for file in files_of(pointer))
     return SegmentEntry(first, pointer.salt, pointer.epoch, data, idx, tags)
 
 
@@ -126,10 +154,11 @@ def pointed_foreign(tiers: SegmentTiers, topic_id: int, first: int) -> SegmentEn
 def read_foreign(store: SegmentStore, topic_id: int, first: int) -> SealedBytes:
     """Return `.data` of a segment of a deleted topic. Raises OSError."""
     try:
-        data = store.read_range(topic_id, segment_name(first, "data"), 0, MOST_BYTES)
+        data = store.read_stored(topic_id, segment_name(first, "data"), 0, MOST_BYTES)
     except FileNotFoundError:
         return SealedBytes(0, None, None, None)
-    return SealedBytes(layout_of(data[:FILE_HEADER_BYTES], first, None).salt or 0, data, None, None)
+    head, unpacked = _head_of(data)
+    return SealedBytes(layout_of(head, first, None).salt or 0, data, None, None, unpacked)
 
 
 def foreign_salt(store: SegmentStore, topic_id: int, first: int) -> int:
@@ -146,7 +175,7 @@ def is_coherent(captured: CapturedSegment, files: SealedBytes) -> bool:
     index and tags say."""
     if files.data is None or files.idx is None or files.tags is None:
         return False
-    if files.salt != (captured.salt or 0) or len(files.data) != captured.data_bytes:
+    if files.salt != (captured.salt or 0) or files.length != captured.data_bytes:
         return False
     if len(files.idx) != INDEX_ENTRY_BYTES * captured.n:
         return False
@@ -195,6 +224,6 @@ def _file(tiers: SegmentTiers, captured: CapturedSegment, kind: str) -> bytes | 
             2, "there is neither the cold directory (TOPICS_COLD_DIR) nor the bucket (TOPICS_BUCKET)"
         )
     try:
-        return store.read_range(segment.topic_id, segment_name(segment.first, kind), 0, MOST_BYTES)
+        return store.read_stored(segment.topic_id, segment_name(segment.first, kind), 0, MOST_BYTES)
     except FileNotFoundError:
         return None

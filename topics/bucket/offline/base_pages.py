@@ -144,7 +144,10 @@ class BasePages:
             raise BucketDamaged(self._base, f"{what} has a name that cannot be")
         if (entry.data is None) == (not entry.pieces):
             raise BucketDamaged(self._base, f"{what} is neither sealed nor active")
-        if any(file is not None and not 0 <= file.size < 1 << 62 for file in (entry.data, entry.idx, entry.tags)):
+        if any(
+            file is not None and not 0 <= max(file.size, file.unpacked) < 1 << 62
+            for file in (entry.data, entry.idx, entry.tags)
+        ):
             raise BucketDamaged(self._base, f"{what} has a file of a size that cannot be")
         if segment is None:
             return
@@ -152,7 +155,7 @@ class BasePages:
             raise BucketDamaged(self._base, f"{what} has {segment.n} slots")
         if (segment.salt or 0) != entry.salt:
             raise BucketDamaged(self._base, f"{what} is of another generation in the topic's part")
-        size = entry.data.size if entry.data is not None else sum(piece.size for piece in entry.pieces)
+        size = entry.data.length if entry.data is not None else sum(piece.size for piece in entry.pieces)
         if size < segment.data_bytes:
             raise BucketDamaged(self._base, f"{what} has {size} bytes, and its part says {segment.data_bytes}")
 

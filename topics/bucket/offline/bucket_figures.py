@@ -9,7 +9,7 @@ import msgspec
 
 from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS
 from topics.bucket.offline.bucket_reader import BucketReader, NumberedObject
-from topics.bucket.owner_format import Owner
+from topics.bucket.ownership.owner_format import Owner
 
 KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS)
 

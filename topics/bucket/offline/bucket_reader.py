@@ -48,7 +48,7 @@ from topics.bucket.object_store import (
     ObjectTooLarge,
     StoreError,
 )
-from topics.bucket.owner_format import MAX_OWNER_BYTES, BucketFormat, Owner, decode_format, decode_owner
+from topics.bucket.ownership.owner_format import MAX_OWNER_BYTES, BucketFormat, Owner, decode_format, decode_owner
 from topics.bucket.pin_format import MAX_PIN_BYTES, Pin, decode_pin
 from topics.bucket.round_format import MAGIC, MAX_OBJECT_BYTES, Round, RoundHead, decode_round
 

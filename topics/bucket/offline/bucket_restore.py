@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from topics.bucket.base_format import Base
+from topics.bucket.local_note import BucketNote, write_note
 from topics.bucket.object_names import base_name
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.left_segments import LeftSegments
@@ -28,10 +29,11 @@ from topics.bucket.offline.restored_log import RestoredLog
 from topics.bucket.offline.restored_topics import RestoredTopics
 from topics.bucket.restored.restore_note import RestoreNote, encode_restore_note
 from topics.bucket.restored.topic_selection import TopicSelection, encode_selection
+from topics.bucket.round_format import Round
 from topics.storage.files.datadir import FORMAT, DataDir
 from topics.storage.files.fs import Fs, LockHeld, join, parent, write_all
 from topics.storage.files.progress import Progress
-from topics.storage.recovery.restored_copy import MARK
+from topics.storage.recovery.restored_copy import MARK, TAKEN_OVER
 from topics.storage.snapshots.snapshot import Snapshot, encode_snapshot
 
 T = TypeVar("T")
@@ -41,6 +43,8 @@ WORKERS: Final = 16
 """Reads of the store at a time."""
 
 PARTIAL: Final = ".partial"
+DIVERGED: Final = "diverged-"
+"""How the names of directories begin that were set aside."""
 UNFINISHED: Final = "RESTORING"
 """A file in the directory while it is not complete: a directory with content and without it is not ours to remove."""
 
@@ -111,9 +115,14 @@ class BucketRestore:
         *,
         selection: TopicSelection | None = None,
         in_place: bool = False,
+        adopted: BucketNote | None = None,
+        follows: bool = False,
     ) -> None:
-        """`selection`: the first start is to delete all other topics. `in_place`: a disk is mounted at `root`, so
-        nothing can be renamed to it, and it is filled where it is."""
+        """`selection`: the first start is to delete all other topics. `adopted`: the directory takes the place of the
+        owner's, and knows its bucket from the beginning. `in_place`: a disk is mounted at `root`, so nothing can be
+        renamed to it, and it is filled where it is. `follows`: the directory is that of a standby, which goes on with
+        the source's seqs, ids and log; `adopted` becomes the note of the last round (`meta/standby`)."""
+        self._follows = follows
         self.progress = Progress()
         self.source = source
         """If it is set before `run`, sealed segments are left in the bucket. Without it everything is copied."""
@@ -127,6 +136,7 @@ class BucketRestore:
         self._partial = self._root if in_place else self._root + PARTIAL
         self._datadir = DataDir(self._partial)
         self._workers = workers
+        self._adopted = adopted
 
     def check_place(self) -> None:
         """Raises RestoreRefused if the directory cannot be made, because something is there. Changes nothing."""
@@ -154,7 +164,8 @@ class BucketRestore:
         with self._unfinished():
             base = self._reader.base(target.base)
             snapshot = snapshot_of(base)
-            snapshot.next_topic_id = max(snapshot.next_topic_id, self._first_new_id(base))
+            if not self._follows:
+                snapshot.next_topic_id = max(snapshot.next_topic_id, self._first_new_id(base))
             for directory in (self._datadir.meta_dir, self._datadir.wal_dir, self._datadir.topics_dir):
                 self._fs.mkdir(directory)
             has_copies = self._write_log(base, target)
@@ -171,7 +182,13 @@ class BucketRestore:
                 bucket = self._reader.bucket_id
                 note = RestoreNote(url=self.source.url, bucket=bucket, base=target.base, pin=self.source.pin)
                 self._write(self._datadir.restore_path, encode_restore_note(note))
-            self._write(join(self._partial, MARK), b"")
+            if self._follows:
+                assert self._adopted is not None
+                write_note(self._fs, self._datadir, self._adopted, self._datadir.standby_path)
+            else:
+                if self._adopted is not None:
+                    write_note(self._fs, self._datadir, self._adopted)
+                self._write(join(self._partial, MARK), b"" if self._adopted is None else TAKEN_OVER)
             self._fs.sync_all(self._partial)
             self._write(self._datadir.format_path, msgspec.json.encode(FORMAT) + b"\n")
             self._fs.sync_all(self._partial)
@@ -212,8 +229,9 @@ class BucketRestore:
             lock.release()
 
     def _is_of_disk(self, name: str) -> bool:
-        """Return True if a file system has made this in the directory at which it is mounted."""
-        return self._root == self._partial and name == "lost+found"
+        """Return True if a file system has made this in the directory at which it is mounted, or if it is what another
+        directory was before it was set aside (`topics.bucket.standby.handover`)."""
+        return self._root == self._partial and (name == "lost+found" or name.startswith(DIVERGED))
 
     def _remove_content(self, directory: str, keep: str = "") -> None:
         for name in self._fs.listdir(directory):
@@ -244,13 +262,27 @@ class BucketRestore:
         rounds = self._workers.map(self._reader.round, range(first, target.round + 1))
         try:
             for found in self._reader.chain(first, target.round, rounds):
+                self._note_files(found)
                 log.take(found, is_first=found.head.number == first)
                 self.progress.done += sizes.get(found.head.number, 0)
             log.finish()
+            if self._adopted is not None:
+                self._adopted.complete = sorted(log.complete)
         finally:
             log.close()
         self._note_names(log.created)
         return log.has_copies
+
+    def _note_files(self, found: Round) -> None:
+        """Note which files of the log begin in a round."""
+        note = self._adopted
+        if note is None:
+            return
+        head = found.head
+        if head.begins_history or not note.history:  # a history that has begun earlier may count from here as well
+            note.history, note.files = head.number, []
+        begun = [(run.shard, run.ordinal, head.number) for run in head.runs if not run.offset]
+        note.files = [*note.files, *begun]
 
     def _write_topics(self, base: Base) -> list[bytes]:
         where = (self.source.url, self.source.leaves) if self.source is not None else ()

@@ -26,7 +26,7 @@ class LeftSegments(BucketSegments):
         self._fronts: dict[str, bytes] = {}
         """The first bytes of objects, with their headers. As many as there are segments with sources of copies."""
 
-    def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+    def read_stored(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
         first, pointer, kind, file = self._file(topic_id, name)
         wanted = segment_name(SegmentName(topic_id, first, pointer.epoch, pointer.salt), kind)
         length = min(length, file.size - offset)

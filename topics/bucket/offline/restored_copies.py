@@ -17,62 +17,30 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from topics.bucket.offline.bucket_reader import BucketDamaged
-from topics.log.copies import MAX_HOPS, CopyKind, Origin, each_kind, stamped
+from topics.log.copies import Origin
 from topics.storage.files.datadir import DataDir, DataDirError, parse_segment_file, segment_name
 from topics.storage.files.fs import Fs
 from topics.storage.recovery.log_layout import LogLayout, shards_with_files
 from topics.storage.recovery.recovered_state import understood
-from topics.storage.segments.copy_frames import (
-    CopyRecipe,
-    decode_chosen,
-    decode_recipe,
-    is_staged,
-    open_frames,
-    read_recipe,
-    read_window,
-)
+from topics.storage.segments.copy_chains import DEEPEST, FrameCopies, copies_of, made_from
+from topics.storage.segments.copy_frames import open_frames, read_recipe, read_window
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES, decode_index
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DirectorySegmentStore, SegmentStore
 from topics.storage.segments.stand_ins import StandIns, StandInWriter, missing_in
 from topics.storage.snapshots.snapshot import Snapshot
-from topics.storage.wal.frames import HAS_NODE, HAS_TAG, Frame, FrameType, OpenedRecord, StoredRecord, control_payload
+from topics.storage.wal.frames import Frame, FrameType, OpenedRecord, StoredRecord, control_payload
 from topics.storage.wal.wal_files import WalFile, WalFiles
 from topics.storage.wal.wal_head import WalWindow, scans
 
 WRITE_BYTES: Final = 4 << 20
 """Records are written when there are so many bytes of them."""
 
-_DEEPEST: Final = MAX_HOPS + 2
-"""How many Forwarded frames may lie between a copy and the record that it was made from: its hops, and the commit of a
-stage. A log of an adversary may have a circle."""
-
 _APPEND: Final = int(FrameType.APPEND)
 _FORWARDED: Final = int(FrameType.FORWARDED)
-
-
-class _Copies(NamedTuple):
-    """The copies of one Forwarded frame."""
-
-    topic_id: int
-    first: int
-    ts: int
-    source: int
-    """The topic from which they were taken."""
-    chosen: Sequence[int]
-    """Their seqs there."""
-    recipe: CopyRecipe
-    kinds: Sequence[CopyKind]
-    """One for each."""
-    staged: bool
-
-    @property
-    def end(self) -> int:
-        """One past the last seq."""
-        return self.first + len(self.kinds)
 
 
 class RestoredCopies:
@@ -92,11 +60,11 @@ class RestoredCopies:
         self._all_tiers = self._tiers._replace(cold=left)
         self._files = WalFiles()
         self._stand_ins = StandIns(self._tiers.hot, self._files)
-        self._missing: list[tuple[_Copies, array[int]]] = []
+        self._missing: list[tuple[FrameCopies, array[int]]] = []
         """The frames whose sources are missing, each with the indexes of its copies without them."""
         self._appends: dict[int, dict[int, tuple[int, int, int] | None]] = {}
         """By topic and seq, the records that are looked for: file, offset and length of their Append frames."""
-        self._made: dict[int, list[_Copies]] = {}
+        self._made: dict[int, list[FrameCopies]] = {}
         """By topic, the frames that have made copies that are looked for, in the order of their seqs."""
         self._firsts: dict[int, list[int]] = {}
         """The first seqs of a topic's segments, ascending."""
@@ -133,7 +101,7 @@ class RestoredCopies:
                         ):
                             self._look_for(copies)
 
-    def _look_for(self, copies: _Copies) -> None:
+    def _look_for(self, copies: FrameCopies) -> None:
         """Note which of these copies have no source."""
         opened = read_recipe(self._fs, self._tiers, self._files, copies.recipe)
         if self._stand_ins.use(copies.recipe, copies.topic_id, copies.first, opened):
@@ -163,37 +131,30 @@ class RestoredCopies:
             with self._fs.open(file.path, read_only=True) as handle:
                 yield from scans(handle, file.head, max(begin, file.head.first), handle.size())
 
-    def _copies_in(self, window: WalWindow) -> Iterator[_Copies]:
+    def _copies_in(self, window: WalWindow) -> Iterator[FrameCopies]:
         """Yield the copies of all Forwarded frames with a recipe. Raises any exception for a malformed payload."""
         for i in window.scan.controls:
             row = window.scan.rows[i]
             if row[2] != _FORWARDED:
                 continue
             frame = Frame._make(row)
-            payload: dict[str, Any] = control_payload(window.data, window.base, frame)
-            recipe = decode_recipe(payload, self._files.file_of)
-            if recipe is None:
-                continue
-            kinds, chosen = list(each_kind(recipe.kinds)), decode_chosen(payload)
-            if len(chosen) != len(kinds):
-                raise ValueError("a Forwarded frame has chosen another number of records than it has copied")
-            staged = is_staged(payload)
-            yield _Copies(frame.topic_id, frame.seq, frame.ts, payload["source"], chosen, recipe, kinds, staged)
+            copies = copies_of(frame, control_payload(window.data, window.base, frame), self._files.file_of)
+            if copies is not None:
+                yield copies
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    def _stand_in(self, writer: StandInWriter, copies: _Copies, missing: Sequence[int]) -> None:
+    def _stand_in(self, writer: StandInWriter, copies: FrameCopies, missing: Sequence[int]) -> None:
         """Write the stand-ins of one frame. Without a source there is none: the owner had lost it, too."""
         records: list[StoredRecord] = []
         origins: list[Origin] = []
         size = 0
         for i in missing:
-            found = self._from_source(copies, i, _DEEPEST)
+            found = self._from_source(copies, i, DEEPEST)
             if found is not None:
-                seq, kind = copies.first + i, copies.kinds[i]
+                seq = copies.first + i
                 records.append(StoredRecord(seq, copies.ts, found.node, found.tag, found.meta, found.data))
-                # That of a committed record, too, is the staged one here: recovery asks for it.
-                origins.append(Origin(kind.topic_id, copies.recipe.origin_seqs[i], kind.hops))
+                origins.append(copies.origin(i))
                 size += len(found.meta) + len(found.data)
             if size >= WRITE_BYTES:
                 writer.add(copies.topic_id, records, origins)
@@ -201,10 +162,10 @@ class RestoredCopies:
         if records:
             writer.add(copies.topic_id, records, origins)
 
-    def _from_source(self, copies: _Copies, i: int, depth: int) -> OpenedRecord | None:
+    def _from_source(self, copies: FrameCopies, i: int, depth: int) -> OpenedRecord | None:
         """Return a copy as its readers see it, made from the record that it was taken from, wherever that is."""
         source = self._record(copies.source, copies.chosen[i], depth - 1) if depth else None
-        return self._changed(copies, i, source) if source is not None else None
+        return made_from(copies, i, source) if source is not None else None
 
     def _record(self, topic_id: int, seq: int, depth: int) -> OpenedRecord | None:
         """Return a record as its readers see it, None if it is nowhere."""
@@ -224,26 +185,8 @@ class RestoredCopies:
         recipe = copies.recipe
         found = self._open(recipe.files[i], recipe.offsets[i], recipe.frame_lens[i])
         if found is not None:
-            found = self._changed(copies, i, found)
+            found = made_from(copies, i, found)
         return found if found is not None else self._from_source(copies, i, depth)
-
-    @staticmethod
-    def _changed(copies: _Copies, i: int, found: OpenedRecord) -> OpenedRecord | None:
-        """Return the copy that is made from a record; None if it is not the one that was copied.
-
-        The record may be one to which some of the changes were made before. Making them again changes nothing.
-        """
-        recipe, kind, seq = copies.recipe, copies.kinds[i], copies.recipe.origin_seqs[i]
-        if found.origin[:2] != (kind.topic_id, seq):
-            return None
-        node = b"" if kind.changes.drop_node else found.node
-        tag = b"" if kind.changes.drop_tag else found.tag
-        meta = stamped(found.meta, kind.topic_id, seq, kind.changes.stamp)
-        flags = (HAS_NODE if node else 0) | (HAS_TAG if tag else 0)
-        if recipe.flags[i] & (HAS_NODE | HAS_TAG) != flags or recipe.sizes[i] != len(meta) + len(found.data):
-            return None
-        origin = Origin(copies.topic_id, copies.first + i, 0) if copies.staged else Origin(*found.origin[:2], kind.hops)
-        return OpenedRecord(origin, node, tag, meta, found.data)
 
     def _stored(self, topic_id: int, seq: int) -> OpenedRecord | None:
         """Return a record from a segment of the base."""

@@ -59,6 +59,8 @@ class RestoredLog:
         self._ends: dict[int, int] = {}
         """The length of the last file of each shard."""
         self._open: dict[int, File] = {}
+        self.complete: list[int] = []
+        """The shards whose last file is complete. Known when it is finished."""
         self.has_copies = False
         """True if a Forwarded frame is in it. Known when it is finished."""
         self.created: set[str] = set()
@@ -135,7 +137,10 @@ class RestoredLog:
                             self.has_copies |= rows[i][2] == _FORWARDED
                             if rows[i][2] == _TOPIC_CREATE:
                                 self.created.add(_name_in(window, Frame(*rows[i])))
-                    if last != _FILE_END:
+                    if last == _FILE_END:
+                        if ordinal == ordinals[-1]:
+                            self.complete.append(shard)
+                    else:
                         # The end of a file that is still written to has zeros behind it; one that has neither them nor
                         # FileEnd has lost its end.
                         handle.truncate(size + 2 * TAIL_BYTES)

@@ -20,6 +20,7 @@ from topics.log.losses import Hole
 from topics.log.span import DELETED
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import File, Fs, write_all
+from topics.storage.segments.data_files import DataFiles
 from topics.storage.segments.flag_patches import flag_patches
 from topics.storage.segments.index_format import (
     HOLE_CORRUPT,
@@ -62,6 +63,7 @@ class RestoredSegments:
         self._reader = reader
         self._base = base
         self._note = note
+        self._data_files = DataFiles(fs)
         self._tiers = SegmentTiers(DirectorySegmentStore(fs, datadir.root), None)
 
     def restore_sealed(self, plan: SegmentPlan) -> None:
@@ -124,7 +126,7 @@ class RestoredSegments:
         with self._open(plan, "idx.cold") as index:
             for patch in flag_patches(index.pread, entry.first, seqs):
                 write_all(index, patch.entries, patch.entries_at)
-        data, idx, tags = (PointedFile(file.size, file.hash) for file in (entry.data, entry.idx, entry.tags))
+        data, idx, tags = (PointedFile(*file) for file in (entry.data, entry.idx, entry.tags))
         pointer = SegmentPointer(self._reader.bucket_id, source, entry.epoch, entry.salt, data, idx, tags)
         with self._open(plan, "object", exclusive=True) as target:
             write_all(target, encode_pointer(pointer), 0)
@@ -149,17 +151,24 @@ class RestoredSegments:
         seqs = plan.deleted_seqs
         if not seqs or plan.entry.idx is None:
             return
-        flagged = 0
-        with self._open(plan, "data") as data, self._open(plan, "idx") as index:
-            size = data.size()
-            for patch in flag_patches(index.pread, plan.entry.first, seqs):
-                if any(at >= size for at in patch.flags_at):
-                    raise BucketDamaged(plan.name("idx"), "it names records behind the end of .data")
+        path = self._datadir.segment_path(plan.topic_id, plan.entry.first, "data")
+        size = self._data_files.length(path)
+        with self._open(plan, "idx") as index:
+            patches = list(flag_patches(index.pread, plan.entry.first, seqs))
+            flags_at = [at for patch in patches for at in patch.flags_at]
+            if any(at >= size for at in flags_at):
+                raise BucketDamaged(plan.name("idx"), "it names records behind the end of .data")
+            for patch in patches:
                 write_all(index, patch.entries, patch.entries_at)
-                for at in patch.flags_at:
+        listed = self._data_files.deletions_with(path, flags_at)
+        if listed is None:
+            with self._open(plan, "data") as data:
+                for at in flags_at:
                     write_all(data, _FLAG, at)
-                flagged += len(patch.seqs)
-        if flagged != len(seqs):
+        else:
+            with self._open(plan, "del", exclusive=True) as target:
+                write_all(target, listed, 0)
+        if sum(len(patch.seqs) for patch in patches) != len(seqs):
             raise BucketDamaged(plan.name("idx"), "it lacks records that the base says are deleted")
 
     def _open(self, plan: SegmentPlan, kind: str, *, exclusive: bool = False) -> File:

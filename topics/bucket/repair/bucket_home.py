@@ -22,8 +22,11 @@ from topics.bucket.object_store import ObjectStore, StoreError, StoreErrorKind
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.runtime.clock import Clock
 from topics.storage.files.datadir import DataDir
-from topics.storage.files.fs import Fs
+from topics.storage.files.fs import Fs, join
+from topics.storage.recovery.restored_copy import MARK, inode_of
 from topics.storage.segments.mended_files import SegmentCopy
+from topics.storage.segments.packed_reads import unpacked
+from topics.storage.wal.wal_files import LogPosition
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -49,6 +52,8 @@ class BucketHome:
     ) -> None:
         """`identity` returns that of the open directory (`Store.identity`)."""
         self.patience_s = START_S
+        self.has_answered = False
+        """True if the bucket has just answered, so that a start may ask it even if nothing is damaged."""
         self._objects = objects
         self._fs = fs
         self._datadir = datadir
@@ -109,7 +114,7 @@ class BucketHome:
                 deleted = content
         name = SegmentName(topic_id, entry.first, entry.epoch, entry.salt)
         return SegmentCopy(
-            _object(reader, name, "data", entry.data),
+            _unpacked(_object(reader, name, "data", entry.data), name, entry.data),
             _object(reader, name, "idx", entry.idx),
             _object(reader, name, "tags", entry.tags),
             deleted,
@@ -156,6 +161,42 @@ class BucketHome:
             if head.positions[shard] >= (ordinal, stop):
                 return
 
+    def log_positions(self) -> list[LogPosition]:
+        """Return the positions of the last round of this directory that is known: that of the note, or a later one, if
+        the bucket `has_answered`. An empty list if the log is not the one that the note is about any more: after
+        salvage, and in a copy."""
+        datadir = self._datadir
+        try:
+            note = read_note(self._fs, datadir)
+            is_other = self._fs.exists(datadir.salvaged_path) or self._fs.exists(join(datadir.root, MARK))
+            if note is None or note.positions is None or is_other:
+                return []
+            if inode_of(note.identity) != inode_of(self._fs.identity(datadir.root)):
+                return []
+        except (BadNote, OSError):
+            return []
+        newest = self._newest_positions(note) if self.has_answered else []
+        return newest or [LogPosition(*position) for position in note.positions]
+
+    def _newest_positions(self, note: BucketNote) -> list[LogPosition]:
+        """Return the positions of the last round behind the note; an empty list if there is none, or if that is not
+        known."""
+        reader = self._reader()
+        found: list[LogPosition] = []
+        try:
+            if self._own_note(reader) is None:
+                return []
+            numbers = [one.number for one in reader.rounds(note.round)]
+            for round_ in reader.chain(note.round, numbers[-1]) if numbers[:1] == [note.round] else ():
+                if round_.head.begins_history or round_.head.number == note.round:
+                    if round_.hash != note.hash:
+                        return []
+                    continue
+                found = [LogPosition(*position) for position in round_.head.positions]
+        except (StoreError, BucketDamaged):
+            return []
+        return found
+
     # -- whose bucket ------------------------------------------------------------------------------------------------
 
     def _own_note(self, reader: BucketReader) -> BucketNote | None:
@@ -197,6 +238,14 @@ def _object(reader: BucketReader, name: SegmentName, kind: SegmentKind, file: Se
     if len(data) != file.size or hashlib.sha256(data).digest() != file.hash:
         raise BucketDamaged(full, "it has another hash than the base says")
     return data
+
+
+def _unpacked(data: bytes, name: SegmentName, file: SealedFile) -> bytes:
+    """Return the unpacked form of a `.data`. Raises BucketDamaged."""
+    try:
+        return unpacked(data, file.unpacked) if file.unpacked else data
+    except ValueError as error:
+        raise BucketDamaged(segment_name(name, "data"), str(error)) from None
 
 
 def unanswered(error: StoreError) -> OSError:

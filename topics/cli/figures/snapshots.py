@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from topics.client.daemon_results import Load
 
 Metrics = Mapping[str, float | list[dict[str, Any]]]
 """The JSON form of the daemon's metrics."""
@@ -47,6 +50,8 @@ class DaemonObservation:
     topics: Mapping[str, TopicObservation]
     complete: bool
     """These are all topics (whose names begin with the prefix)."""
+    load: Load | None = None
+    """What the daemon says of its rates and latencies; None where it is older than that."""
 
 
 class TopicLine(Struct, kw_only=True):
@@ -130,6 +135,14 @@ class TopSnapshot(Struct, kw_only=True):
     consumers: list[ConsumerLine] = []
     groups_total: int = 0
     groups: list[GroupLine] = []
+    records_in_per_s: float | None = None
+    """Of all topics, as the daemon has counted them over the last ten seconds; the same for the next one."""
+    records_out_per_s: float | None = None
+    append_p50_ms: float | None = None
+    """Latencies of the last ten seconds; None where nothing happened."""
+    append_p99_ms: float | None = None
+    delivery_p50_ms: float | None = None
+    delivery_p99_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +195,7 @@ def snapshot(before: DaemonObservation | None, now: DaemonObservation, wanted: L
     lines.sort(key=_ORDER[wanted.sort], reverse=True)
     rates = [line.records_per_s for line in lines if line.records_per_s is not None]
     read_only = number(metrics, "read_only", number(metrics, "wal_read_only"))
-    return TopSnapshot(
+    seen = TopSnapshot(
         ts=now.ts,
         version=now.version,
         uptime_ms=int(number(metrics, "uptime_ms")),
@@ -206,6 +219,20 @@ def snapshot(before: DaemonObservation | None, now: DaemonObservation, wanted: L
         groups_total=int(number(metrics, "groups")),
         groups=_group_lines(now)[: wanted.limit],
     )
+    _add_load(seen, now.load)
+    return seen
+
+
+def _add_load(seen: TopSnapshot, load: Load | None) -> None:
+    """Fill in the fields that the daemon itself tells."""
+    if load is None:
+        return
+    if load.rates is not None:
+        seen.records_in_per_s, seen.records_out_per_s = load.rates.records_in, load.rates.records_out
+    if (append := load.latencies.append) is not None:
+        seen.append_p50_ms, seen.append_p99_ms = append.p50_ms, append.p99_ms
+    if (delivery := load.latencies.delivery) is not None:
+        seen.delivery_p50_ms, seen.delivery_p99_ms = delivery.p50_ms, delivery.p99_ms
 
 
 def _topic_line(name: str, before: DaemonObservation | None, now: DaemonObservation, seconds: float) -> TopicLine:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from topics.client import Client
+    from topics.client.daemon_results import Load
 
 DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 1000
@@ -172,7 +173,16 @@ class _TopView:
         topics, complete = standings(metrics, self._wanted.prefix), True
         if truncated(metrics):
             topics, complete = self._listed()
-        return DaemonObservation(at, _now_ms(), version, metrics, topics, complete)
+        return DaemonObservation(at, _now_ms(), version, metrics, topics, complete, self._load())
+
+    def _load(self) -> Load | None:
+        """What the daemon says of its rates and latencies; None where it is older than that call."""
+        from topics.client import NotFound  # noqa: PLC0415
+
+        try:
+            return self._client.figures()
+        except NotFound:
+            return None
 
     def _listed(self) -> tuple[dict[str, TopicObservation], bool]:
         """The topics of the first pages of the list, and whether these are all topics."""
@@ -229,9 +239,23 @@ def _header(seen: TopSnapshot, url: str) -> list[str]:
         f"topics {seen.version} at {url}, up {_uptime(seen.uptime_ms)}, {ready}"
         + (", READ-ONLY" if seen.read_only else ""),
         f"pressure {seen.pressure:.0%}   connections {count(seen.connections)}, {count(seen.watchers)} of them streams"
-        f"   fsync p99 {p99}   WAL {written}",
-        f"{_rate(seen.records_per_s)} records/s   topics {topics}   routers {count(seen.routers_total)}",
+        f"   sync p99 {p99}   WAL {written}",
+        f"{_records(seen)}   topics {topics}   routers {count(seen.routers_total)}",
     ]
+
+
+def _records(seen: TopSnapshot) -> str:
+    """Records a second, in the words of the console, and how long their appends and deliveries take."""
+    if seen.records_in_per_s is None:
+        return f"{_rate(seen.records_per_s)} records/s"
+    text = f"in {_rate(seen.records_in_per_s)} records/s, out {_rate(seen.records_out_per_s)} records/s"
+    for name, p50, p99 in (
+        ("append", seen.append_p50_ms, seen.append_p99_ms),
+        ("delivery", seen.delivery_p50_ms, seen.delivery_p99_ms),
+    ):
+        if p50 is not None and p99 is not None:
+            text += f"   {name} p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+    return text
 
 
 def _uptime(ms: int) -> str:

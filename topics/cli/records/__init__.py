@@ -2,6 +2,7 @@
 
 record_commands      the commands for records
 append_command       `topics append`
+latest_command       `topics latest`
 append_sinks         where the records of an append go
 transaction_command  `topics transaction`
 record_input         records from arguments, files and pipes

@@ -346,7 +346,7 @@ def _sink(client: Client, summary: AppendSummary, sending: AppendRun) -> Sink:
 
 def _wait_for_daemon(client: Client) -> None:
     """Wait until the daemon answers, for as long as the client repeats calls. Raises a TopicsError if it does not."""
-    from topics.client import TopicsError, calls  # noqa: PLC0415
+    from topics.client import TopicsError, daemon_calls  # noqa: PLC0415
 
     try:
         client.health()
@@ -355,7 +355,7 @@ def _wait_for_daemon(client: Client) -> None:
         assert retry is not None
         how_long = "" if math.isinf(retry.give_up_after) else f" for {retry.give_up_after:g} s"
         failures.tell(f"{failures.message(error)}; trying{how_long}")
-        client.run(replace(calls.health(), probe=False))
+        client.run(replace(daemon_calls.health(), probe=False))
 
 
 def only_key(keys: tuple[str, ...]) -> str | None:

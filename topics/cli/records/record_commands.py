@@ -19,6 +19,7 @@ __all__ = ["append", "delete", "read", "tail"]
         "topics delete orders --tag customer:7 --yes",
         "topics delete orders --tag-prefix customer: --before-seq 1000",
         "topics delete orders --after-seq 1000 --before-time 2026-01-31T12:00",
+        "topics delete orders --tag customer:7 --dry-run",
     ),
 )
 @click.argument("topic", shell_complete=complete_topics)
@@ -31,6 +32,7 @@ __all__ = ["append", "delete", "read", "tail"]
 @click.option(
     "--tag-prefix", metavar="PREFIX", help="Records whose tag begins with this; '' for all records with a tag."
 )
+@click.option("--dry-run", is_flag=True, help="Count the records, and delete none.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @client_options
 @click.pass_obj
@@ -42,6 +44,7 @@ def delete(
     before_time: int | None,
     tag: str | None,
     tag_prefix: str | None,
+    dry_run: bool,
     yes: bool,
 ) -> None:
     """Delete records of a topic: those that are there now and fit.
@@ -67,10 +70,10 @@ def delete(
     elif tag_prefix is not None:
         match = ["tag", "Glob", f"{tag_prefix}*"]
         kinds.append(f"tags that begin with {tag_prefix!r}" if tag_prefix else "a tag")
-    confirm(f"Delete the records of {topic!r} with {' and '.join(kinds)}?", yes=yes)
+    confirm(f"Delete the records of {topic!r} with {' and '.join(kinds)}?", yes=yes or dry_run)
     with connect(options) as client:
         done = client.delete_records(
-            topic, after_seq=after_seq, before_seq=before_seq, before_ts=before_time, match=match
+            topic, after_seq=after_seq, before_seq=before_seq, before_ts=before_time, match=match, dry_run=dry_run
         )
     if options.as_json:
         print_json(done)

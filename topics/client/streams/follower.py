@@ -89,7 +89,7 @@ class WatchOptions(TypedDict):
     include_data: bool
     include_meta: bool
     include_tags: bool
-    consistency: Literal["eventual", "strong"]
+    consistency: Literal["eventual", "strong", "remote"]
     filter: calls.Filter | None
 
 
@@ -105,7 +105,7 @@ def tail(
     include_data: bool = True,
     include_meta: bool = True,
     include_tags: bool = True,
-    consistency: Literal["eventual", "strong"] = "eventual",
+    consistency: Literal["eventual", "strong", "remote"] = "eventual",
     create: bool = False,
     filter: calls.Filter | None = None,
     caught_up: bool = False,
@@ -149,7 +149,7 @@ def watch(
     include_data: bool = True,
     include_meta: bool = True,
     include_tags: bool = True,
-    consistency: Literal["eventual", "strong"] = "eventual",
+    consistency: Literal["eventual", "strong", "remote"] = "eventual",
     create: bool = False,
     filter: calls.Filter | None = None,
     caught_up: bool = False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -106,6 +107,22 @@ class ConsumerCalls:
         found = self._of(topic).get(consumer)
         found.used_at = max(found.used_at, self._commits.now())
         return topic, found
+
+    def page_of_all(
+        self, prefix: str, after: tuple[str, str] | None, most: int, key: Key
+    ) -> tuple[list[ConsumerState], bool]:
+        """Return a page of the consumers of all topics that `key` covers and whose names begin with `prefix`, in the
+        order of topics and consumers, and True if there are more."""
+        self._unused.expire()
+        topics = sorted((topic.name, topic) for topic in self._topics if topic.name.startswith(prefix))
+        found = [
+            (topic, consumer)
+            for name, topic in topics
+            if not topic.deleted and key.covers(name)
+            for consumer in sorted(topic.consumers or (), key=attrgetter("name"))
+            if after is None or (name, consumer.name) > after
+        ]
+        return [self._state(topic, consumer) for topic, consumer in found[:most]], len(found) > most
 
     def placed(self, request: WatchRequest) -> WatchRequest:
         """Return the request with positions and filters filled in: a topic with a consumer begins at the consumer's

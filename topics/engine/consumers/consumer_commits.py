@@ -49,8 +49,8 @@ class ConsumerCommits:
             if not await self._commits.settled(topic):
                 continue
             writer = self._commits.check_writable(topic)
-            if writer.queue.is_full:
-                await self._commits.admit(writer, self._settings.admission_ms)
+            if self._commits.is_full(topic):
+                await self._commits.admit(topic, self._settings.admission_ms)
                 continue
             on_the_way = topic.consumer_commits.get(consumer) if topic.consumer_commits else None
             if on_the_way is None:

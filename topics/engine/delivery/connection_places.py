@@ -61,7 +61,7 @@ class ConnectionPlaces:
         maximum = self._settings.max_sse_connections
         if maximum and self.sse + self.ws >= maximum:
             raise self._registry.throttle("max_sse_connections", maximum)
-        maximum = self._most_of_key()
+        maximum = self.most_of_key()
         if owner and maximum and self._of[owner] >= maximum:
             raise self._registry.throttle("max_sse_connections_per_key", maximum)
         self._open[kind] += 1
@@ -69,7 +69,11 @@ class ConnectionPlaces:
             self._of[owner] += 1
         return ConnectionPlace(self, kind, owner)
 
-    def _most_of_key(self) -> int:
+    def of(self, owner: bytes) -> int:
+        """The number of open streams and sockets of a key."""
+        return self._of[owner]
+
+    def most_of_key(self) -> int:
         """Return the cap for one key; 0 for no cap."""
         own, of_all = self._settings.max_sse_connections_per_key, self._settings.max_sse_connections
         shared = share_of(of_all, self.share())

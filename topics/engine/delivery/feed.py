@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from topics.engine.record_collector import RecordRequest
 from topics.engine.topic import Topic
-from topics.model import Tombstone, WatchedTopic
+from topics.model import Consistency, Tombstone, WatchedTopic
 
 if TYPE_CHECKING:
     from topics.engine.delivery.outbox import Outbox
@@ -101,6 +101,7 @@ class Feed:
         "announced",
         "awaits",
         "caught_up",
+        "consistency",
         "ended",
         "epoch",
         "fresh",
@@ -112,9 +113,9 @@ class Feed:
         "prefix",
         "sent",
         "since",
-        "strong",
         "told",
         "topic",
+        "touches",
         "wish",
     )
 
@@ -124,11 +125,14 @@ class Feed:
         wish: RecordRequest,
         mark: TopicPosition,
         *,
-        strong: bool = False,
+        consistency: Consistency = "eventual",
         awaits: bool = False,
         prefix: str | None = None,
+        touches: bool = True,
     ) -> None:
         self.name = name
+        self.touches = touches
+        """Delivery to it counts as a use of the topic."""
         self.prefix = prefix
         """The prefix by which the topic is watched; None if it was named."""
         self.announced = mark.announced
@@ -136,8 +140,8 @@ class Feed:
         self.awaits = awaits
         """True while it waits for a topic that does not exist yet."""
         self.wish = wish
-        self.strong = strong
-        """True if it gets only synced records."""
+        self.consistency = consistency
+        """Whether it gets only synced records, or only those that are in the bucket."""
         self.sent = mark
         self.position = self.told = mark.position
         self.epoch = mark.epoch
@@ -178,9 +182,17 @@ class Feed:
     @property
     def end(self) -> int:
         """The last seq that it may be given now."""
-        assert self.topic is not None
-        head = self.topic.log.head_seq
-        return min(head, self.topic.synced_seq) if self.strong and not self.topic.ephemeral else head
+        topic = self.topic
+        assert topic is not None
+        head = topic.log.head_seq
+        if not self.is_strong or topic.ephemeral:
+            return head
+        return min(head, topic.bucket_seq if self.consistency == "remote" else topic.synced_seq)
+
+    @property
+    def is_strong(self) -> bool:
+        """Return True if there may be visible records that it does not get yet."""
+        return self.consistency != "eventual"
 
     def go_back(self, mark: TopicPosition) -> None:
         """Go back to `mark`: the frames queued after it will not be sent."""

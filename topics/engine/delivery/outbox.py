@@ -119,6 +119,18 @@ class Outbox:
             return False
         return self._bytes + size <= OUTBOX_BYTES or not (self._queue or self._flight)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes that wait to be sent, those in flight included."""
+        return self._bytes
+
+    @property
+    def lag(self) -> int:
+        """How many seqs its topics have behind the records that the connection has taken."""
+        return sum(
+            max(feed.topic.log.head_seq - feed.sent.position, 0) for feed in self.feeds if feed.topic is not None
+        )
+
     async def room(self, size: int = 0) -> bool:
         """Wait until a frame of `size` bytes may be put in. Return False if no more frames are taken. Cancelling leaves
         nothing behind."""

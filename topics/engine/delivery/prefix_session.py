@@ -129,7 +129,9 @@ class PrefixSession(WatchSession):
             feed.sent = mark
             feed.go_back(mark)
         elif wish is not None and self._room() > 0:
-            self._feeds[topic.name] = Feed(topic.name, wish.wish, mark, strong=wish.strong, prefix=wish.prefix)
+            self._feeds[topic.name] = Feed(
+                topic.name, wish.wish, mark, consistency=wish.consistency, prefix=wish.prefix
+            )
 
     def _room(self) -> int:
         by_id = self._registry.by_id
@@ -149,9 +151,9 @@ class PrefixSession(WatchSession):
         wish = self.prefixes.of(name)
         before = self._named.get(name)
         if wish is not None:
-            feed = Feed(name, wish.wish, mark, strong=wish.strong, prefix=wish.prefix)
+            feed = Feed(name, wish.wish, mark, consistency=wish.consistency, prefix=wish.prefix)
         elif before is not None:
-            feed = Feed(name, before.wish, mark, strong=before.strong)
+            feed = Feed(name, before.wish, mark, consistency=before.consistency)
         else:
             return  # no session of this key has told of it
         feed.over = True

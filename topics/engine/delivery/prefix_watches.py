@@ -141,7 +141,7 @@ class PrefixWatch:
             self._left_out.remove(topic.name)
             self._unsaid -= 1
         begin = TopicPosition(0, topic.id, announced=False)
-        self._begin(Feed(topic.name, wish.wish, begin, strong=wish.strong, prefix=wish.prefix))
+        self._begin(Feed(topic.name, wish.wish, begin, consistency=wish.consistency, prefix=wish.prefix))
 
     def _leave_out(self, names: list[str], count: int) -> None:
         self._left_out += names[: MOST_NAMED - len(self._left_out)]

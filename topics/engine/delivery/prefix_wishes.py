@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from topics.engine.record_collector import RecordRequest
+from topics.model import Consistency
 
 MOST_PREFIXES: Final = 64
 """Prefixes of one watch session, or of one socket."""
@@ -25,7 +26,7 @@ class PrefixWish(NamedTuple):
     covered: tuple[str, ...]
     wish: RecordRequest
     """What is wanted of each topic."""
-    strong: bool = False
+    consistency: Consistency = "eventual"
 
     def matches(self, name: str) -> bool:
         """Return True if the topic begins with the prefix, and the key covers it."""
@@ -67,10 +68,10 @@ class PrefixWishes:
 
 
 def wishes_of(
-    prefixes: Iterable[str], covered: Covered, wish: Callable[[str], RecordRequest], *, strong: bool
+    prefixes: Iterable[str], covered: Covered, wish: Callable[[str], RecordRequest], *, consistency: Consistency
 ) -> PrefixWishes:
     """Return the wishes for the prefixes of a request. `wish` says what is wanted of the topics of a prefix."""
-    return PrefixWishes(PrefixWish(prefix, tuple(covered(prefix)), wish(prefix), strong) for prefix in prefixes)
+    return PrefixWishes(PrefixWish(prefix, tuple(covered(prefix)), wish(prefix), consistency) for prefix in prefixes)
 
 
 def disjoint(prefixes: Iterable[str]) -> list[str]:

@@ -64,6 +64,8 @@ class FeedStep(NamedTuple):
     position: int
     cost: int
     """Of making it, in a topic's turn."""
+    records: int
+    """How many records it has."""
 
 
 class TopicDelivery:
@@ -118,7 +120,7 @@ class TopicDelivery:
         feed.topic = topic
         audience = topic.followed()
         audience.consumers[feed] = None
-        audience.strong += feed.strong
+        audience.strong += feed.is_strong
         self._set_due(feed)
 
     def topic_added(self, topic: Topic) -> None:
@@ -141,7 +143,7 @@ class TopicDelivery:
             audience = topic.audience
             audience.set_aside(feed)
             audience.consumers.pop(feed, None)
-            audience.strong -= feed.strong
+            audience.strong -= feed.is_strong
             topic.drop_empty_audience()
 
     def set_due(self, feeds: list[Feed]) -> None:
@@ -167,10 +169,12 @@ class TopicDelivery:
             return ServiceResult(1, False)  # marked again at the end of the deletion it is working off
         audience.wake_polls()
         cost = 0
-        given = len(audience.due) > 0
+        is_used = False
         while audience.due and cost < TURN_COST:
-            cost += self._serve(topic, audience, audience.next_due())
-        if given:
+            feed = audience.next_due()
+            is_used = is_used or feed.touches
+            cost += self._serve(topic, audience, feed)
+        if is_used:
             self._registry.touch(topic)
         more = bool(audience.due)
         topic.drop_empty_audience()
@@ -236,7 +240,7 @@ class TopicDelivery:
 
     def _collector(self, topic: Topic, feed: Feed) -> Collector:
         wish = feed.wish._replace(max_bytes=self._budget(feed))
-        up_to = feed.end if feed.strong else None
+        up_to = feed.end if feed.is_strong else None
         return Collector(
             self._registry,
             topic,
@@ -255,7 +259,7 @@ class TopicDelivery:
             records = b",".join(found.pieces)
             record = feed.outbox.form.record(feed.name, records, begin, found.position, found.topic.log.head_seq)
         cost = 1 + found.count // 1000 + found.filtered // FILTERED_AT_ONE_COST
-        return FeedStep(found.tombstone, found.after_tombstone, record, found.position, cost)
+        return FeedStep(found.tombstone, found.after_tombstone, record, found.position, cost, found.count)
 
     def _give(self, feed: Feed, made: FeedStep) -> None:
         """Queue the frames made for the feed's position, as far as there is room, and set the feed's next state."""
@@ -283,6 +287,7 @@ class TopicDelivery:
                 outbox.want_room(feed)
                 return
             feed.position = feed.told = made.position
+            self._registry.traffic.count_out(made.records, len(made.record))
             outbox.put(made.record, feed)
         else:
             feed.position = made.position

@@ -76,17 +76,28 @@ class WatchSessions:
         """The number of sessions, with and without a connection."""
         return len(self._sessions)
 
+    def sessions_of(self, owner: bytes) -> int:
+        """The number of sessions that a key has made."""
+        return self._sessions_of[owner]
+
+    def most_of_key(self) -> int:
+        """The cap on the sessions of one key; 0 for no cap."""
+        return share_of(self._settings.max_watch_sessions, self.places.share())
+
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def open(
         self, request: WatchRequest, owner: bytes = b"", covered: Covered = OPEN.covered
     ) -> tuple[WatchSession, dict[str, WatchedTopic]]:
         """Begin a session of `owner`, whose key covers these parts of prefixes. Raises 404 for an unknown topic unless
-        it is to be waited for, 400 if `lenient` leaves no topic, 429 at the cap."""
+        it is to be waited for, 400 if `lenient` leaves no topic or the consistency needs a bucket, 429 at the
+        cap."""
+        if request.consistency == "remote" and not self._registry.has_bucket:
+            raise invalid("consistency", "remote needs a daemon with a bucket (TOPICS_BUCKET)")
         maximum = self._settings.max_watch_sessions
         if maximum and len(self._sessions) >= maximum:
             raise self._registry.throttle("max_watch_sessions", maximum)
-        maximum = share_of(maximum, self.places.share())
+        maximum = self.most_of_key()
         if owner and maximum and self._sessions_of[owner] >= maximum:
             raise self._registry.throttle("max_watch_sessions_per_key", maximum)
         request = self._keeping_nodes(request)
@@ -101,7 +112,9 @@ class WatchSessions:
             feed = self._begin(name, topic, start, request)
             members.append(feed)
             found[name] = watched(topic, feed.position)
-        prefixes = wishes_of(request.prefixes, covered, partial(self._prefix_wish, request), strong=request.strong)
+        prefixes = wishes_of(
+            request.prefixes, covered, partial(self._prefix_wish, request), consistency=request.consistency
+        )
         for topic in self._matching(prefixes, found):
             wish = prefixes.of(topic.name)
             assert wish is not None
@@ -136,7 +149,9 @@ class WatchSessions:
     def names_of(self, request: WatchRequest, covered: Covered = OPEN.covered) -> list[str]:
         """Return the topics of a request: those that it names, and those that its prefixes match now, as many as may be
         watched."""
-        prefixes = wishes_of(request.prefixes, covered, partial(self._prefix_wish, request), strong=request.strong)
+        prefixes = wishes_of(
+            request.prefixes, covered, partial(self._prefix_wish, request), consistency=request.consistency
+        )
         return [*request.topics, *(topic.name for topic in self._matching(prefixes, request.topics))]
 
     def _keeping_nodes(self, request: WatchRequest) -> WatchRequest:
@@ -356,7 +371,7 @@ class WatchSessions:
         if len(here) >= MOST_PREFIXES and prefix not in here:
             raise invalid("prefix", f"would be one more than {MOST_PREFIXES} on this socket", max=MOST_PREFIXES)
         request = self._keeping_nodes(request)
-        asked = PrefixWish(prefix, tuple(covered(prefix)), self._prefix_wish(request, prefix), request.strong)
+        asked = PrefixWish(prefix, tuple(covered(prefix)), self._prefix_wish(request, prefix), request.consistency)
         again = [
             self._registry.topics.get(feed.name)
             for feed in outbox.feeds
@@ -453,12 +468,12 @@ class WatchSessions:
         from_seq = 0 if start.from_seq is UNSET else start.from_seq
         if topic is None:
             mark = TopicPosition(0 if start.tail else from_seq, GONE)
-            return Feed(name, wish, mark, strong=request.strong, awaits=True)
+            return Feed(name, wish, mark, consistency=request.consistency, awaits=True, touches=request.touch)
         from_seq = topic.log.head_seq if start.tail else from_seq
         mark = TopicPosition(from_seq, topic.id)
         if by is not None:
-            return Feed(name, wish, mark, strong=by.strong, prefix=by.prefix)
-        return Feed(name, wish, mark, strong=request.strong)
+            return Feed(name, wish, mark, consistency=by.consistency, prefix=by.prefix, touches=request.touch)
+        return Feed(name, wish, mark, consistency=request.consistency, touches=request.touch)
 
     def _wish(self, request: WatchRequest, also: tuple[Filter, ...] = ()) -> RecordRequest:
         """Return what a request wants of each topic; its records must match all of `also`, too. Raises 429."""

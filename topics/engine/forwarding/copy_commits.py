@@ -25,6 +25,7 @@ from topics.log.block import Block
 from topics.log.copies import CopyKind, Origin, each_kind
 from topics.log.missing_columns import missing_below
 from topics.log.span import FLAG_DERIVED, FLAG_ORIGIN, NotLoaded
+from topics.log.tables.kept_tags import KeptChange
 from topics.log.topic_log import Extent
 from topics.runtime.clock import Clock
 from topics.storage.segments.copy_frames import CopyRecipe, ForwardedFrame, encode_forwarded
@@ -69,7 +70,8 @@ class DecidedCopies(NamedTuple):
     appended: AppendFrames | None
     recipe: CopyRecipe | None
     blocks: list[Block]
-    watermark: int
+    watermark: int = 0
+    kept: KeptChange | None = None
 
     @property
     def origins(self) -> list[tuple[int, int]]:
@@ -127,7 +129,7 @@ class CopyCommits:
         """Make copies of the chosen records, and move the cursor to `last`. Raises Wait for columns of the dest."""
         dest = forwarder.dest
         columns = _columns(forwarder, taken, chosen)
-        watermark = self._watermark(dest, columns.made.sizes)
+        self._check_columns(dest, columns)
         seqs = self._next_seqs(dest, len(chosen))
         blocks = encode_blocks(
             seqs.first,
@@ -138,7 +140,7 @@ class CopyCommits:
             columns.made.metas,
             pinned=dest.ephemeral,
         )
-        decided = DecidedCopies(seqs, columns, None, None, None, blocks, watermark)
+        decided = DecidedCopies(seqs, columns, None, None, None, blocks)
         if dest.ephemeral:
             decided = decided._replace(extent=_in_memory(seqs, columns))
         elif taken.files is None:
@@ -151,7 +153,14 @@ class CopyCommits:
             self._registry.common.copying[dest] = None
         picked = taken.seqs if len(chosen) == len(taken.seqs) else [taken.seqs[i] for i in chosen]
         forwarded = self._forwarded(forwarder, last)._replace(copies=len(chosen), chosen=picked)
-        self._send(forwarder, forwarded, seqs, decided)
+        kept, watermark = self._appends.decided_removals(
+            dest, seqs.first, columns.tags, columns.made.sizes, columns.datas
+        )
+        try:
+            self._send(forwarder, forwarded, seqs, decided._replace(watermark=watermark, kept=kept))
+        except BaseException:
+            self._appends.kept.take_back(dest, kept)
+            raise
 
     @staticmethod
     def _forwarded(forwarder: Forwarder, last: int) -> ForwardedFrame:
@@ -164,12 +173,13 @@ class CopyCommits:
         ts = max(self._registry.now_ms(), dest.last_ts)
         return CopySeqs(dest.assigned + 1, count, ts, self._ceilings.commit_point(dest, dest.assigned + count, ts))
 
-    def _watermark(self, dest: Topic, sizes: array[int]) -> int:
-        watermark = partial(self._appends.watermark, dest, sizes)
+    def _check_columns(self, dest: Topic, columns: _CopiedRecords) -> None:
+        """Raise Wait for columns that the evictions of a batch need."""
+        judge = partial(self._appends.foreseen_watermark, dest, columns.tags, columns.made.sizes, columns.datas)
         try:
-            return watermark()
+            judge()
         except NotLoaded:
-            raise WorkBeforeStep(partial(self._loader.prepared, dest, watermark)) from None
+            raise WorkBeforeStep(partial(self._loader.prepared, dest, judge)) from None
 
     # -- the commit --------------------------------------------------------------------------------------------------
 
@@ -184,7 +194,7 @@ class CopyCommits:
         payload = encode_forwarded(forwarded._replace(total=sent_total), recipe, self._store.files.place_of)
         entries = [(FrameType.FORWARDED, payload)]
         if decided is not None and not dest.ephemeral:
-            entries += eviction_frames(dest, decided.watermark)
+            entries += eviction_frames(dest, decided.watermark, decided.kept)
         # Logged copies have their seqs in their own frames, and the copies of an `ephemeral` dest are not replayed.
         first_seq = 0 if dest.ephemeral or appended is not None else seqs.first
         data = appended.data if appended is not None else NOTHING
@@ -210,6 +220,8 @@ class CopyCommits:
         commit.deletes = forwarded.trims  # evictions of later commits can be computed only once the hole is there
         commit.forwards = True
         commit.on_fail = partial(self._failed, forwarder)
+        if decided is not None and decided.kept is not None:
+            commit.also_on_fail(partial(self._appends.kept.take_back, dest, decided.kept))
         if seqs.n:
             dest.assigned, dest.last_ts = seqs.last, seqs.ts
         forwarder.sent_total = sent_total
@@ -254,7 +266,10 @@ class CopyCommits:
             if decided.appended is not None:
                 extent = placed(commit, seqs.first, seqs.ts, decided.appended, columns.tags)
             assert extent is not None
-            publish_records(dest, extent, decided.blocks, decided.watermark)
+            kept = decided.kept
+            publish_records(dest, extent, decided.blocks, 0 if kept else decided.watermark)
+            if kept is not None:
+                self._appends.kept.publish(commit, kept, seqs.ts, decided.watermark)
             dest.copy_table().add(seqs.first, columns.made.kinds, columns.made.origin_seqs)
             self._arrived(dest, decided)
         elif forwarded.trims:

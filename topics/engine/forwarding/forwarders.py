@@ -41,7 +41,7 @@ from topics.engine.forwarding.source_columns import (
     take_raw,
 )
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appends, evicts, only_appends
+from topics.engine.operations.append import Appends, waits_for_pending
 from topics.engine.operations.schema_checks import usable
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Fanout, Topic
@@ -95,7 +95,7 @@ CATCH_UP_S: Final = 1.0
 KEPT_TAKEN: Final = 8
 """Batches of source records that are kept decoded, for other routers of the same source."""
 
-_STRENGTH: Final = {"ephemeral": 0, "memory": 1, "disk": 2, "fsync": 3}
+_STRENGTH: Final = {"ephemeral": 0, "memory": 1, "disk": 2, "fsync": 3, "remote": 4}
 
 
 class Forwarders:
@@ -130,6 +130,8 @@ class Forwarders:
         self._scheduler = scheduler
         self._is_busy = is_busy
         """Returns True if the files of a segment are being replaced."""
+        self.at_rest = False
+        """True: nothing is forwarded, because the log comes from elsewhere (a standby)."""
         self.forwarders: dict[str, Forwarder] = {}
         """The forwarders by router name."""
         self.is_in_cycle: Callable[[str], bool] | None = None
@@ -205,7 +207,7 @@ class Forwarders:
         asked = False
         while not forwarder.closed and not forwarder.blocked and forwarder.router.cursor < target:
             fanout = forwarder.source.fanout
-            if self._status.phase != "ready" or fanout is None or self._scheduler.is_paused(fanout):
+            if self.at_rest or self._status.phase != "ready" or fanout is None or self._scheduler.is_paused(fanout):
                 return
             if not asked and self._waits_for_sync(forwarder) and self._bound(forwarder) < target:
                 asked = True
@@ -227,7 +229,7 @@ class Forwarders:
         """Do one turn of the routers of a topic, in one step of the loop."""
         source = fanout.topic
         audience = fanout.audience
-        if self._status.phase != "ready" or source.working is not None or source.deleted:
+        if self.at_rest or self._status.phase != "ready" or source.working is not None or source.deleted:
             return ServiceResult(1, False)  # marked again at the end of that work
         began = self._clock.perf_ns()
         cost = 0
@@ -383,10 +385,10 @@ class Forwarders:
             raise WorkBeforeStep(dest.barrier.wait)
         writer = self._commits.check_writable(dest)
         self._commits.check_space(writer)
-        if writer.queue.is_full:
-            raise WorkBeforeStep(partial(self._commits.admit, writer, None))
-        if dest.pending and evicts(dest) and not only_appends(dest):
-            raise WorkBeforeStep(partial(_deletions_over, dest))
+        if self._commits.is_full(dest):
+            raise WorkBeforeStep(partial(self._commits.admit, dest, None))
+        if waits_for_pending(dest):
+            raise WorkBeforeStep(partial(_may_be_decided, dest))
 
     def _choose(self, forwarder: Forwarder, taken: SourceColumns, looked_at: int) -> Sequence[int]:
         """Return the indexes of the records that become copies, among the first `looked_at`."""
@@ -537,7 +539,7 @@ class Forwarders:
         forwarder.opened = await self._loader.open_stored(forwarder.source, first, last, BATCH_BYTES)
 
 
-async def _deletions_over(dest: Topic) -> None:
-    """Wait until no commit in flight deletes records. There may be none at the time of the call."""
-    while dest.pending and not only_appends(dest):
+async def _may_be_decided(dest: Topic) -> None:
+    """Wait until no commit in flight is in the way of copies. There may be none at the time of the call."""
+    while waits_for_pending(dest):
         await dest.next_change().wait()

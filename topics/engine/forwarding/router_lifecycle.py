@@ -9,7 +9,7 @@ Copying records is the business of `topics.engine.forwarding.forwarders`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -318,6 +318,30 @@ class RouterLifecycle:
                     self._forget(router, dest)  # its source was another topic of that name
                 else:
                     self._forwarders.begin(router, source, dest)
+
+    def drop_replayed(self, dest: Topic, incoming: Mapping[str, Router]) -> None:
+        """Drop the routers into a topic that are not among `incoming`, those that replay has found."""
+        for name, router in list((dest.incoming or {}).items()):
+            if incoming.get(name) is not router:
+                self._remove(router, dest)
+
+    def adopt_replayed(self, dest: Topic, incoming: Mapping[str, Router]) -> None:
+        """Take over the routers into a topic that replay has found, when all topics are there. One whose source does
+        not exist has gone with it."""
+        for name, router in incoming.items():
+            source = self._registry.by_id.get(router.source_id)
+            known = self._names.get(name)
+            if known is not None and known is not router:
+                self._remove(known, self._registry.topics[known.config.dest])
+                known = None
+            if source is None:
+                continue
+            dest.incoming = dest.incoming or {}
+            dest.incoming[name] = router
+            self._add(router)
+            if known is None:
+                self._forwarders.begin(router, source, dest)
+        dest.origins = kept_origins(dest.origins, (dest.incoming or {}).values())
 
     def forget_topic(self, topic: Topic) -> list[str]:
         """Delete every router of a topic that is deleted. Return their names."""

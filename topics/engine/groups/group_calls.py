@@ -8,6 +8,7 @@ could follow the deletion in the log, and a replay would apply them to a group t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -25,7 +26,7 @@ from topics.engine.queues.lease_commits import groups_of, queue_of
 from topics.engine.queues.queue_calls import QueueCalls
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, CommitPoint, Topic
-from topics.errors import invalid
+from topics.errors import ApiError, invalid
 from topics.filters.record_filter import Filter
 from topics.groups.group_events import (
     MAX_UNFINISHED,
@@ -122,6 +123,25 @@ class GroupCalls:
             else:
                 return [self._state(topic, queue) for queue in found], more
 
+    async def page_of_all(
+        self, prefix: str, after: tuple[str, str] | None, most: int, key: Key
+    ) -> tuple[list[GroupState], bool]:
+        """Return a page of the groups of all topics that `key` covers and whose names begin with `prefix`, in the order
+        of topics and groups, and True if there are more. Raises 503."""
+        topics = sorted((topic.name, topic) for topic in self._topics if topic.name.startswith(prefix))
+        named = [
+            (name, group)
+            for name, topic in topics
+            if not topic.deleted and topic.groups is not None and key.covers(name)
+            for group in sorted(topic.groups.by_name)
+            if after is None or (name, group) > after
+        ]
+        found = []
+        for name, group in named[:most]:
+            with suppress(ApiError):  # it may have been deleted meanwhile
+                found.append(await self.state(name, group))
+        return found, len(named) > most
+
     async def _is_current(self, topic: Topic, queue: object) -> bool:
         """Return True if expired records and leases of a group have ended; there was no await then. Otherwise do one
         step of that."""
@@ -216,8 +236,8 @@ class GroupCalls:
             if not await self._commits.settled(topic):
                 continue
             writer = self._commits.check_writable(topic)
-            if writer.queue.is_full:
-                await self._commits.admit(writer, self._settings.admission_ms)
+            if self._commits.is_full(topic):
+                await self._commits.admit(topic, self._settings.admission_ms)
                 continue
             on_the_way = groups.on_the_way.get(group)
             if on_the_way is None:

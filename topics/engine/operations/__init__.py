@@ -13,8 +13,11 @@ unique_jobs       which jobs of an append are duplicates, by their unique keys
 new_jobs          what an append says about its jobs
 large_batches     the frames and blocks of a large batch, encoded in pieces
 read              one read, with or without waiting
+backward_reads    the newest records below a seq
+latest_reads      the newest records of tags
 export            all records of a range, slice by slice
 delete            deletions by seq and by tag
+null_expiry       deleting records whose data is null, after their time
 topic_lifecycle   creating, reconfiguring and deleting topics
 stage_lifecycle   creating, filling and dropping stages
 stage_commits     publishing the records of stages in their topic

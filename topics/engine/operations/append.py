@@ -39,12 +39,14 @@ from topics.engine.record_columns import (
     utf8,
 )
 from topics.engine.registry import Registry
+from topics.engine.tables.kept_records import KeptRecords, keep_frame
 from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
 from topics.log.missing_columns import missing_below
-from topics.log.retention import eviction_watermark, has_room
+from topics.log.retention import eviction_watermark, has_room, watermark_beside
 from topics.log.span import NotLoaded
+from topics.log.tables.kept_tags import KeptChange
 from topics.log.topic_config import resolve_config
 from topics.log.topic_log import Extent
 from topics.model import (
@@ -60,7 +62,6 @@ from topics.runtime.clock import Clock
 from topics.runtime.turns import Turns
 from topics.storage.wal import frames
 from topics.storage.wal.frames import NOTHING, AppendFrames, FrameType, offsets_of, seal_batch
-from topics.storage.wal.shard_writer import ShardWriter
 
 EXPIRE_ALL_MS: Final = 1000
 """If the quota refuses appends, all topics are searched for expired records, at most once in this time (ms)."""
@@ -94,6 +95,8 @@ class _DecidedAppend(NamedTuple):
     blocks: list[Block]
     watermark: int
     """Records below it are evicted to make room for the batch; 0 for none."""
+    kept: KeptChange | None
+    """What the batch takes away from a topic that keeps only the newest records of each tag."""
     additions: _Additions
 
 
@@ -115,6 +118,7 @@ class Appends:
         turns: Turns,
         judge: Judge,
         unique: UniqueJobs,
+        kept: KeptRecords,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -127,6 +131,7 @@ class Appends:
         self._turns = turns
         self.judge = judge
         self._unique = unique
+        self.kept = kept
         self._expired_all_ms: int | None = None
 
     async def append(
@@ -197,11 +202,10 @@ class Appends:
                     if await check_records(schema, batch.datas, self._turns):
                         continue
             self._commits.check_space(writer)
-            if writer.queue.is_full and not topic.ephemeral:
-                waited += await self.admit(writer, waited, disable_backpressure=request.disable_backpressure)
+            if self._commits.is_full(topic) and not topic.ephemeral:
+                waited += await self.admit(topic, waited, disable_backpressure=request.disable_backpressure)
                 continue
-            if topic.pending and evicts(topic) and not only_appends(topic):
-                # A deletion in flight changes what has to be evicted: wait for it rather than evict too much.
+            if waits_for_pending(topic):
                 await self._commits.wait_for(topic.next_change())
                 continue
             if batch is None:
@@ -294,12 +298,26 @@ class Appends:
     async def is_loaded(self, topic: Topic, batch: AppendColumns) -> bool:
         """Return True if eviction for this batch can be decided from memory. Otherwise load the missing columns and
         return False; the caller must start over."""
+        judge = partial(self.foreseen_watermark, topic, batch.tags, batch.sizes, batch.datas)
         try:
-            self.watermark(topic, batch.sizes)
+            judge()
         except NotLoaded:
-            await self._loader.prepared(topic, partial(self.watermark, topic, batch.sizes))
+            await self._loader.prepared(topic, judge)
             return False
         return True
+
+    def foreseen_watermark(
+        self, topic: Topic, tags: Sequence[str | None] | None, sizes: array[int], datas: Sequence[bytes]
+    ) -> int:
+        """Return the `watermark` for a batch that is not committed yet. Raises NotLoaded."""
+        if topic.log.kept is None or not evicts(topic):
+            return self.watermark(topic, sizes)
+        self._registry.expire(topic)
+        change = self.kept.decide(topic, topic.assigned + 1, tags, sizes, datas)
+        try:
+            return self._watermark(topic, sizes, change)
+        finally:
+            self.kept.take_back(topic, change)
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
@@ -331,11 +349,11 @@ class Appends:
             self._keys.check_room()  # an append that will be refused must not leave a topic behind
         return await self._topic_lifecycle.create(name, config)
 
-    async def admit(self, writer: ShardWriter, waited: float, *, disable_backpressure: bool) -> float:
-        """Wait for room in the shard's queue. All waits of a call together last `admission_ms` at most; `waited` ms of
-        them have passed. Return how long this wait took (ms)."""
+    async def admit(self, topic: Topic, waited: float, *, disable_backpressure: bool) -> float:
+        """Wait for room in the queue of the topic's shard, and for the bucket (`Commits.admit`). All waits of a call
+        together last `admission_ms` at most; `waited` ms of them have passed. Return how long this wait took (ms)."""
         budget = None if disable_backpressure else max(int(self._settings.admission_ms - waited), 0)
-        return await self._commits.admit(writer, budget)
+        return await self._commits.admit(topic, budget)
 
     def _check_room(self, topic: Topic, batch: AppendColumns) -> None:
         """Check the quota, and caps with `reject`, against the published records and those in flight
@@ -423,7 +441,7 @@ class Appends:
         commit_point = self._ceilings.commit_point(topic, last_seq, ts)
         if attachment is not None:
             commit_point = CommitPoint.SYNCED
-        watermark = self.decided_watermark(topic, batch.sizes)
+        kept, watermark = self.decided_removals(topic, first_seq, batch.tags, batch.sizes, batch.datas)
         jobs = keys = None
         if batch.jobs is not None:
             jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms())
@@ -433,7 +451,7 @@ class Appends:
         if topic.ephemeral:
             appended, data, frame_count = _without_frames(batch), NOTHING, 0
         else:
-            tail = _tail(topic, first_seq, count, watermark, at, additions)
+            tail = _tail(topic, first_seq, count, eviction_frames(topic, watermark, kept), at, additions)
             frame_count = count + len(tail)
             if large is not None:
                 appended = large.frames(closes_batch=not tail)
@@ -445,7 +463,9 @@ class Appends:
         else:
             names = batch.nodes, batch.tags
             blocks = encode_blocks(first_seq, ts, batch.datas, *names, batch.metas, pinned=topic.ephemeral)
-        decided = _DecidedAppend(topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, additions)
+        decided = _DecidedAppend(
+            topic, first_seq, last_seq, ts, at, appended, batch.tags, blocks, watermark, kept, additions
+        )
         commit = Commit(
             topic,
             data,
@@ -468,20 +488,30 @@ class Appends:
             self._unique.begin(commit, keys)
         if attachment is not None:
             commit.also_on_fail(attachment.fail)
+        if kept is not None:
+            commit.also_on_fail(partial(self.kept.take_back, topic, kept))
         self._commits.send(commit)
         return commit
 
-    def watermark(self, topic: Topic, sizes: array[int]) -> int:
+    def watermark(self, topic: Topic, sizes: array[int], kept: KeptChange | None = None) -> int:
         """Return the seq below which a topic with caps evicts for this batch and those in flight before it; 0 for none.
-        Raises NotLoaded."""
+        `kept` is what the batch takes away before that. Raises NotLoaded."""
         self._registry.expire(topic)
-        return self._watermark(topic, sizes)
+        return self._watermark(topic, sizes, kept)
 
-    def decided_watermark(self, topic: Topic, sizes: array[int]) -> int:
-        """Return the `watermark` for a batch that has its seqs now and cannot wait for columns any more. The caller has
-        called `watermark` before, in the same step."""
+    def decided_removals(
+        self,
+        topic: Topic,
+        first_seq: int,
+        tags: Sequence[str | None] | None,
+        sizes: array[int],
+        datas: Sequence[bytes],
+    ) -> tuple[KeptChange | None, int]:
+        """Return what a batch takes away that has its seqs now, and its `watermark`. It cannot wait for columns any
+        more: the caller has called `foreseen_watermark` before, in the same step."""
         self._expire_known(topic)
-        return self._watermark(topic, sizes)
+        kept = self.kept.decide(topic, first_seq, tags, sizes, datas)
+        return kept, self._watermark(topic, sizes, kept)
 
     def _expire_known(self, topic: Topic) -> None:
         """Evict expired records if memory has the columns. The caller has loaded the columns that it needed a moment
@@ -490,18 +520,23 @@ class Appends:
             self._registry.expire(topic)
 
     @staticmethod
-    def _watermark(topic: Topic, sizes: array[int]) -> int:
+    def _watermark(topic: Topic, sizes: array[int], kept: KeptChange | None = None) -> int:
         if not evicts(topic):
             return 0
+        if kept is not None and kept.seqs:  # nothing else is in flight: see `waits_for_pending`
+            watermark = watermark_beside(topic.log, topic.config, sizes, kept.seqs, kept.sizes)
+            return watermark if watermark > topic.log.earliest_seq else 0
         incoming = [commit.sizes for commit in topic.pending or () if commit.sizes is not None]
         watermark = eviction_watermark(topic.log, topic.config, [*incoming, sizes])
         return watermark if watermark > topic.log.earliest_seq else 0
 
     def _publish(self, decided: _DecidedAppend, commit: Commit) -> tuple[int, int]:
         """The commit point: from here on readers see the batch. Returns its first and last seq."""
-        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, additions = decided
+        topic, first_seq, last_seq, ts, at, appended, tags, blocks, watermark, kept, additions = decided
         key, fence, jobs, keys, attachment = additions
-        publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
+        publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, 0 if kept else watermark)
+        if kept is not None:
+            self.kept.publish(commit, kept, ts, watermark)
         if jobs is not None:
             publish_jobs(topic, jobs)
         if keys is not None:
@@ -542,6 +577,8 @@ def publish_records(topic: Topic, extent: Extent, blocks: Sequence[Block], water
     if watermark:
         topic.log.evict_below(watermark, "cap")
     topic.last_write_ms = extent.ts
+    if topic.stage is None:
+        topic.common.traffic.count_in(len(extent.sizes), sum(extent.sizes))
 
 
 def _answer(
@@ -587,15 +624,32 @@ def only_appends(topic: Topic) -> bool:
     return topic.working is None and not any(commit.deletes for commit in topic.pending or ())
 
 
+def waits_for_pending(topic: Topic) -> bool:
+    """Return True if an append cannot be decided before commits in flight are published. A deletion in flight changes
+    what caps have to evict and which records of a tag are the newest: wait for it rather than take too much. With both,
+    appends are decided one after the other."""
+    if not topic.pending and topic.working is None:
+        return False
+    keeps = topic.log.kept is not None
+    if evicts(topic):
+        return keeps or (bool(topic.pending) and not only_appends(topic))
+    return keeps and not only_appends(topic)
+
+
 def _tail(
-    topic: Topic, first_seq: int, count: int, watermark: int, at: int, additions: _Additions
+    topic: Topic,
+    first_seq: int,
+    count: int,
+    removals: list[tuple[FrameType, dict[str, Any]]],
+    at: int,
+    additions: _Additions,
 ) -> list[tuple[FrameType, dict[str, Any]]]:
     """Return the control frames behind the records of a batch."""
     key, fence, jobs, keys, attachment = additions
     tail: list[tuple[FrameType, dict[str, Any]]] = []
     if key is not None:
         tail.append((FrameType.IDEMPOTENCY, {"key": key, "first": first_seq, "count": count, "at": at}))
-    tail += eviction_frames(topic, watermark)
+    tail += removals
     if fence is not None:
         tail.append(fence_frame(fence))
     if jobs is not None:
@@ -612,15 +666,22 @@ def fence_frame(fence: Fence) -> tuple[FrameType, dict[str, Any]]:
     return FrameType.FENCE, {"name": fence.name, "token": fence.token}
 
 
-def eviction_frames(topic: Topic, watermark: int) -> list[tuple[FrameType, dict[str, Any]]]:
-    """Return the frames that log the eviction of a batch. From now on the watermark counts as logged."""
-    if not watermark:
-        return []
-    mark = unlogged_floor(topic)
-    # The ttl below it needs no frame of its own.
-    topic.on_disk.floor_logged = max(topic.on_disk.floor_logged, watermark)
-    cap = (FrameType.EVICT_WATERMARK, {"below": watermark, "reason": "cap"})
-    return [cap] if mark is None else [(FrameType.EVICT_WATERMARK, mark), cap]
+def eviction_frames(
+    topic: Topic, watermark: int, kept: KeptChange | None = None
+) -> list[tuple[FrameType, dict[str, Any]]]:
+    """Return the frames that log what a batch takes away and evicts. From now on the watermark counts as logged."""
+    found: list[tuple[FrameType, dict[str, Any]]] = []
+    takes = kept is not None and bool(kept.seqs)
+    mark = unlogged_floor(topic) if watermark or takes else None
+    if mark is not None:
+        found.append((FrameType.EVICT_WATERMARK, mark))
+    if kept is not None and kept.logs_anything:
+        found.append(keep_frame(kept))
+    if watermark:
+        # The ttl below it needs no frame of its own.
+        topic.on_disk.floor_logged = max(topic.on_disk.floor_logged, watermark)
+        found.append((FrameType.EVICT_WATERMARK, {"below": watermark, "reason": "cap"}))
+    return found
 
 
 def _with_frames(topic: Topic, first_seq: int, ts: int, batch: AppendColumns, *, closes_batch: bool) -> AppendFrames:

@@ -21,7 +21,7 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
 from topics.errors import ApiError
 from topics.log.missing_columns import missing_below, missing_to_delete
-from topics.log.span import NotLoaded, Span
+from topics.log.span import LIVE, NotLoaded, Span
 from topics.log.tag_match import TagMatch
 from topics.model import DeleteResult, Performance
 from topics.runtime.background import BackgroundTasks
@@ -82,9 +82,9 @@ class Deletions:
             topic = self._registry.topic(name)
             if not await self._commits.settled(topic):
                 continue
-            writer = self._commits.check_writable(topic)
-            if writer.queue.is_full and not topic.ephemeral:
-                await self._commits.admit(writer, self._settings.admission_ms)
+            self._commits.check_writable(topic)
+            if self._commits.is_full(topic) and not topic.ephemeral:
+                await self._commits.admit(topic, self._settings.admission_ms)
                 continue
             wanted = await self._range(topic, after_seq, before_seq, before_ts)
             if wanted is None:
@@ -99,6 +99,46 @@ class Deletions:
         return DeleteResult(
             topic=name,
             deleted=deleted,
+            earliest_seq=log_.earliest_seq,
+            head_seq=log_.head_seq,
+            count=log_.count,
+            bytes=log_.bytes,
+        )
+
+    async def count_records(
+        self,
+        name: str,
+        before_seq: int | None,
+        match: TagMatch | None,
+        *,
+        after_seq: int | None = None,
+        before_ts: int | None = None,
+    ) -> DeleteResult:
+        """Return what `delete_records` would do now, and delete nothing. Raises like it. A count over many records is
+        made in steps, between which the topic may change."""
+        while True:
+            topic = self._registry.topic(name)
+            if not await self._commits.settled(topic):
+                continue
+            self._commits.check_writable(topic)
+            wanted = await self._range(topic, after_seq, before_seq, before_ts)
+            if wanted is None:
+                continue
+            seqs = await self._selected(topic, wanted, match)
+            if seqs is not None:
+                break
+        log_ = topic.log
+        if not seqs:
+            end = log_.head_seq + 1 if wanted.before is None else min(wanted.before, log_.head_seq + 1)
+            seqs = (range(log_.earliest_seq, end),)
+        count = 0
+        for part in seqs:
+            for at in range(0, len(part), DELETE_SPREAD):
+                count += await self._loader.prepared(topic, partial(_live_among, topic, part[at : at + DELETE_SPREAD]))
+                await trio.lowlevel.checkpoint()
+        return DeleteResult(
+            topic=name,
+            deleted=count,
             earliest_seq=log_.earliest_seq,
             head_seq=log_.head_seq,
             count=log_.count,
@@ -275,6 +315,23 @@ class Deletions:
             commit.result = deleted
             commit.finish()
             topic.settle()
+
+
+def _live_among(topic: Topic, seqs: Sequence[int]) -> int:
+    """Return how many of these seqs, which ascend, are live. Raises NotLoaded."""
+    index = topic.log.index
+    if not isinstance(seqs, range):
+        return len(index.only_live(array("Q", seqs)))
+    count = 0
+    for span, a, b in index.parts(seqs.start, seqs.stop):
+        if span.live == 0:
+            continue
+        if a <= span.start and b == span.n:
+            count += span.live
+        else:
+            span.need()
+            count += span.dead.count(LIVE, a, b)
+    return count
 
 
 def _takes(parts: Sequence[Sequence[int]], seq: int) -> bool:

@@ -21,6 +21,7 @@ import trio
 from msgspec.structs import replace
 
 from topics.engine.loader import Loader
+from topics.engine.reach import KnownPlace, Reach
 from topics.engine.record_collector import BlockRun, Collector, PauseNeeded, RecordRequest
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Topic
@@ -106,6 +107,7 @@ class Exports:
         status: EngineStatus,
         registry: Registry,
         loader: Loader,
+        reach: Reach,
         clock: Clock,
         turns: Turns,
         *,
@@ -114,6 +116,7 @@ class Exports:
         self._status = status
         self._registry = registry
         self._loader = loader
+        self._reach = reach
         self._clock = clock
         self._turns = turns
         self._catch_up = catch_up
@@ -122,6 +125,7 @@ class Exports:
         """Return an export of the current records, after forwarding what routers owe the topic (`docs/spec/api.md`
         section 7). Raises `404 topic_not_found`, and `503 not_ready` if the disk does not answer."""
         await self._catch_up((name,))
+        await self._reach.wait([KnownPlace(name, request.from_seq, request.epoch)], trio.current_time())
         topic = self._registry.topic(name)
         bounds = await self._loader.prepared(topic, partial(self._bounds, topic, request))
         pace = _Pace(self._registry, self._clock, self._turns)
@@ -176,6 +180,11 @@ class Export:
         self._wish = _wish_of(request)
         self._unfinished: Collector | None = None
         """The read of the last slice, if it has found no record yet and must continue."""
+
+    @property
+    def left(self) -> int:
+        """Seqs of the range that have not been examined."""
+        return max(self._last - self._position, 0)
 
     @property
     def end(self) -> ExportEnd:

@@ -33,9 +33,9 @@ class FenceRemovals:
             topic = self._registry.topic(name)
             if not await self._commits.settled(topic):
                 continue
-            writer = self._commits.check_changeable(topic)
-            if writer.queue.is_full:
-                await self._commits.admit(writer, self._settings.admission_ms)
+            self._commits.check_changeable(topic)
+            if self._commits.is_full(topic):
+                await self._commits.admit(topic, self._settings.admission_ms)
                 continue
             if topic.undecided:  # whether this transaction raises the fence is open
                 await self._commits.wait_for(topic.next_change())

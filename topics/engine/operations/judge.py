@@ -154,6 +154,9 @@ class _Tags:
         log = self._topic.log
         if newest and (seq := newest.get(tag, 0)) > log.head_seq:
             return seq if seq >= floor else 0  # all others with this tag are older
+        if log.kept is not None:
+            seq = log.kept.newest_of(tag, log.earliest_seq, self.on_the_way.keeps)
+            return seq if seq >= floor else 0
         seq = log.tags.newest(tag, floor, removals)
         if seq or log.tags.known_from <= log.earliest_seq:
             return seq
@@ -168,6 +171,8 @@ class _Tags:
         """Return True if memory does not know a tag; False if columns are needed before that is known."""
         newest, floor, removals = self.on_the_way
         log = self._topic.log
+        if log.kept is not None:
+            return False
         try:
             return newest.get(tag, 0) <= log.head_seq and not log.tags.newest(tag, floor, removals)
         except NotLoaded:

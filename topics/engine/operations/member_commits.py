@@ -28,6 +28,7 @@ from topics.groups.group_events import group_event_to_wire
 from topics.log.block import Block
 from topics.log.dumped_values import little_endian
 from topics.log.missing_columns import missing_below, missing_to_delete
+from topics.log.tables.kept_tags import KeptChange
 from topics.model import Conditions, Fence
 from topics.queue.lease_events import EnqueueEvent, ReopenEvent
 from topics.runtime.clock import Clock
@@ -45,6 +46,7 @@ class _DecidedMember(NamedTuple):
     tags: Sequence[str | None] | None
     blocks: list[Block]
     watermark: int
+    kept: KeptChange | None
     floor: int
     """The floor of the topic when the append got its seqs. The batch logs it."""
     fence: Fence | None
@@ -76,11 +78,11 @@ class MemberCommits:
         ts = topic.last_ts = ahead.ts if ahead is not None else max(self._registry.now_ms(), topic.last_ts)
         first_seq, last_seq = topic.assigned + 1, topic.assigned + count
         topic.assigned = last_seq
-        self._ceilings.commit_point(topic, last_seq, ts)
-        watermark = self._appends.decided_watermark(topic, batch.sizes)
+        commit_point = max(self._ceilings.commit_point(topic, last_seq, ts), CommitPoint.SYNCED)
+        kept, watermark = self._appends.decided_removals(topic, first_seq, batch.tags, batch.sizes, batch.datas)
         floor = topic.log.losses.evict_floor
         fence = raise_fence(topic, conditions) if conditions is not None else None
-        tail = eviction_frames(topic, watermark)
+        tail = eviction_frames(topic, watermark, kept)
         if fence is not None:
             tail.append(fence_frame(fence))
         jobs = enqueue_event(batch.jobs, first_seq, self._clock.now_ms())
@@ -91,12 +93,14 @@ class MemberCommits:
             appended, blocks = ahead.frames(closes_batch=False), ahead.blocks()
         else:
             appended, blocks = _encoded(topic, first_seq, ts, batch)
-        decided = _DecidedMember(first_seq, last_seq, ts, appended, batch.tags, blocks, watermark, floor, fence, jobs)
+        decided = _DecidedMember(
+            first_seq, last_seq, ts, appended, batch.tags, blocks, watermark, kept, floor, fence, jobs
+        )
         commit = MemberCommit(
             topic,
             appended.data + seal_batch(tail, topic_id=topic.id, ts=ts, opened=True),
             count + len(tail),
-            CommitPoint.SYNCED,
+            commit_point,
             partial(self._publish_append, decided),
             self._clock.perf_ns,
             last_seq=last_seq,
@@ -108,6 +112,8 @@ class MemberCommits:
         commit.undo = partial(self._publish_undone, decided)
         if watermark:
             commit.needs = partial(missing_below, topic.log.index, watermark)
+        if kept is not None:
+            commit.on_fail = partial(self._appends.kept.take_back, topic, kept)
         return commit
 
     def deletion(self, topic: Topic, seqs: array[int], payload: dict[str, object], token: int) -> MemberCommit:
@@ -161,8 +167,11 @@ class MemberCommits:
 
     def _publish_append(self, decided: _DecidedMember, commit: Commit) -> None:
         """The commit point of one topic; that of the others is in the same step."""
-        first_seq, _, ts, appended, tags, blocks, watermark, _, fence, jobs = decided
-        publish_records(commit.topic, placed(commit, first_seq, ts, appended, tags), blocks, watermark)
+        first_seq, _, ts, appended, tags, blocks, watermark, kept, _, fence, jobs = decided
+        extent = placed(commit, first_seq, ts, appended, tags)
+        publish_records(commit.topic, extent, blocks, 0 if kept else watermark)
+        if kept is not None:
+            self._appends.kept.publish(commit, kept, ts, watermark)
         publish_jobs(commit.topic, jobs)
         if fence is not None:
             publish_fence(commit.topic, fence)
@@ -170,9 +179,10 @@ class MemberCommits:
 
     def _publish_undone(self, decided: _DecidedMember, commit: Commit) -> None:
         """Publish the seqs of an undone append as deleted records."""
-        first_seq, last_seq, ts, appended, tags, blocks, watermark, floor, fence, _ = decided
+        first_seq, last_seq, ts, appended, tags, blocks, watermark, kept, floor, fence, _ = decided
         topic = commit.topic
         publish_records(topic, placed(commit, first_seq, ts, appended, tags), blocks, 0)
+        self._appends.kept.take_back(topic, kept)
         if fence is not None:
             take_back_fence(topic, fence)
         seqs = range(first_seq, last_seq + 1)

@@ -15,6 +15,7 @@ import trio
 
 from topics.config import Settings
 from topics.engine.loader import Loader
+from topics.engine.reach import KnownPlace, Reach
 from topics.engine.record_collector import Collector, RecordRequest
 from topics.engine.registry import EngineStatus, Registry
 from topics.engine.topic import Topic
@@ -36,6 +37,7 @@ class Reads:
         status: EngineStatus,
         registry: Registry,
         loader: Loader,
+        reach: Reach,
         *,
         catch_up: Callable[[Iterable[str]], Awaitable[None]],
     ) -> None:
@@ -43,6 +45,7 @@ class Reads:
         self._status = status
         self._registry = registry
         self._loader = loader
+        self._reach = reach
         self._catch_up = catch_up
 
     async def read(self, name: str, request: ReadRequest, perf: Performance) -> ReadResult:
@@ -50,9 +53,11 @@ class Reads:
         topic now (section 7). Raises 404, and 503 when the daemon stops while it waits. Cancelling leaves nothing
         behind."""
         await self._catch_up((name,))
-        topic = self._registry.topic(name)
-        self._registry.touch(topic)
         deadline = trio.current_time() + request.wait_ms / 1000
+        await self._reach.wait([KnownPlace(name, request.from_seq, request.epoch)], deadline)
+        topic = self._registry.topic(name)
+        if request.touch:
+            self._registry.touch(topic)
         projection = Projection(request.include_tags, request.include_meta)
         wish = RecordRequest(request.limit, request.max_batch_bytes, request.nodes, projection, filter=request.filter)
         position = request.from_seq
@@ -72,7 +77,9 @@ class Reads:
             perf.records_scanned += found.scanned
             over = found.count or found.tombstone is not None or found.scan_is_over
             if over or trio.current_time() >= deadline:
-                self._registry.touch(topic)
+                if request.touch:
+                    self._registry.touch(topic)
+                self._registry.traffic.count_out(found.count, wish.max_bytes - found.room)
                 return _result(found)
             position = found.position
             await self.wait_for_news(topic, deadline)
@@ -84,6 +91,7 @@ class Reads:
         Raises `404 topic_not_found` and `404 record_not_found`. Cancelling leaves nothing behind.
         """
         await self._catch_up((name,))
+        await self._reach.wait([KnownPlace(name, seq)], trio.current_time())
         topic = self._registry.topic(name)
         self._registry.touch(topic)
         if seq > topic.log.head_seq:

@@ -22,7 +22,8 @@ A commit may be large, and must not slow down anything but the writers of its to
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from functools import partial
 from operator import add
 from typing import Any, Final, NamedTuple
@@ -32,11 +33,12 @@ import trio
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits, time_commit
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appends, eviction_frames, evicts, fence_frame, only_appends
+from topics.engine.operations.append import Appends, eviction_frames, fence_frame, waits_for_pending
 from topics.engine.operations.judge import FoundTags, publish_fence, raise_fence
 from topics.engine.operations.stage_lifecycle import StageLifecycle
 from topics.engine.record_columns import BLOCK_RECORDS, encode_blocks, index_flags
 from topics.engine.registry import Registry, settled
+from topics.engine.tables.kept_records import NULL
 from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Block, RecordColumns, block_with
@@ -44,6 +46,7 @@ from topics.log.copies import PLAIN, CopyKind, CopyTable
 from topics.log.missing_columns import missing_below
 from topics.log.span import FLAG_DERIVED, SPAN_RECORDS, NotLoaded, Span
 from topics.log.stages import CommitKeys, KnownCommit
+from topics.log.tables.kept_tags import KeptChange
 from topics.model import CommitResult, Conditions, Fence, Performance
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
@@ -84,6 +87,8 @@ class _StagePiece(NamedTuple):
     flags: bytes
     tags: Sequence[str | None] | None
     columns: RecordColumns | None
+    nulls: Collection[int] = ()
+    """The indexes of the records with data null and a tag."""
 
 
 class _DecidedCommit(NamedTuple):
@@ -98,6 +103,8 @@ class _DecidedCommit(NamedTuple):
     """When it was decided (ms of the window clock)."""
     pieces: Sequence[_StagePiece]
     watermark: int
+    kept: KeptChange | None
+    """What it takes away, if the topic keeps only the newest records of each tag."""
     fence: Fence | None
     """The fence that it raises, if it raises one."""
     spans: list[Span]
@@ -264,14 +271,14 @@ class StageCommits:
             stage.segment_set = SegmentSet()
         async with stage.segment_set.hot_lock:  # no record may move to another file before its file is pinned
             tags = await self._tags(stage)
+            nulls = array("Q", stage.log.nulls or ())
             pieces = []
             for first, n, recipe in await self._recipes(stage, pins):
                 payload = dump_payload(encode_staged(stage.id, recipe, self._store.files.place_of))
                 some = tags[first - 1 : first - 1 + n] if tags is not None else None
-                files = set(recipe.files)
-                pieces.append(
-                    _StagePiece(recipe, files, payload, recipe.sizes, sum(recipe.sizes), recipe.flags, some, None)
-                )
+                files, nbytes = set(recipe.files), sum(recipe.sizes)
+                here = {seq - first for seq in nulls[bisect_left(nulls, first) : bisect_left(nulls, first + n)]}
+                pieces.append(_StagePiece(recipe, files, payload, recipe.sizes, nbytes, recipe.flags, some, None, here))
                 await trio.lowlevel.checkpoint()
             return pieces
 
@@ -352,7 +359,8 @@ class StageCommits:
             if columns.metas is not None:
                 sizes = array("I", map(add, sizes, map(len, columns.metas)))
             flags = index_flags(len(sizes), columns.nodes, columns.tags)
-            pieces.append(_StagePiece(None, set(), b"", sizes, sum(sizes), flags, columns.tags, columns))
+            here = {i for i, data in enumerate(columns.datas) if data == NULL}
+            pieces.append(_StagePiece(None, set(), b"", sizes, sum(sizes), flags, columns.tags, columns, here))
             position = last + 1
             await trio.lowlevel.checkpoint()
         return pieces
@@ -376,35 +384,55 @@ class StageCommits:
         nbytes = sum(piece.nbytes for piece in pieces)
         waited = 0.0
         tags: FoundTags = {}
-        while True:
-            if target.deleted:
-                raise topic_not_found(target.name)
-            if not await settled(target):
-                continue
-            writer = self._commits.check_writable(target)
-            self._commits.check_space(writer)
-            if writer.queue.is_full:
-                waited += await self._appends.admit(writer, waited, disable_backpressure=disable_backpressure)
-                continue
-            if target.pending and evicts(target) and not only_appends(target):
-                await target.next_change().wait()  # as for an append
-                continue
-            if any(target.ephemeral is not (piece.columns is not None) for piece in pieces):
-                raise ApiError("not_ready", "the class of the topic has changed meanwhile", retry_after_s=1)
-            if conditions is not None and not await self._appends.judge.holds(target, conditions, tags):
-                continue
-            try:
-                watermark = self._appends.watermark(target, sizes) if sizes else 0
-                if sizes and target.config.discard == "reject":
-                    self._appends.check_caps(target, len(sizes), nbytes)
-            except NotLoaded:
-                await self._loader.prepared(target, partial(self._appends.watermark, target, sizes))
-                continue
-            break
-        if waited:
-            perf.throttle_wait_ms = waited
-        fence = raise_fence(target, conditions) if conditions is not None else None
-        return self._send(target, stages, key, pieces, sizes, nbytes, watermark, fence)
+        kept: KeptChange | None = None
+        barred = False
+        try:
+            while True:
+                if target.deleted:
+                    raise topic_not_found(target.name)
+                if not barred and not await settled(target):
+                    continue
+                writer = self._commits.check_writable(target)
+                self._commits.check_space(writer)
+                if self._commits.is_full(target):
+                    waited += await self._appends.admit(target, waited, disable_backpressure=disable_backpressure)
+                    continue
+                if waits_for_pending(target):
+                    await target.next_change().wait()  # as for an append
+                    continue
+                if any(target.ephemeral is not (piece.columns is not None) for piece in pieces):
+                    raise ApiError("not_ready", "the class of the topic has changed meanwhile", retry_after_s=1)
+                if conditions is not None and not await self._appends.judge.holds(target, conditions, tags):
+                    continue
+                if sizes and target.log.kept is not None and kept is None:
+                    target.barrier = trio.Event()  # until the batch is queued: nobody else decides meanwhile
+                    barred = True
+                    kept = await self._kept(target, pieces)
+                    continue
+                try:
+                    watermark = self._appends.watermark(target, sizes, kept) if sizes else 0
+                    if sizes and target.config.discard == "reject":
+                        self._appends.check_caps(target, len(sizes), nbytes)
+                except NotLoaded:
+                    await self._loader.prepared(target, partial(self._appends.watermark, target, sizes, kept))
+                    continue
+                break
+            if waited:
+                perf.throttle_wait_ms = waited
+            fence = raise_fence(target, conditions) if conditions is not None else None
+            return self._send(target, stages, key, pieces, sizes, nbytes, watermark, kept, fence)
+        except BaseException:
+            self._appends.kept.take_back(target, kept)
+            raise
+        finally:
+            if barred:
+                target.lift_barrier()
+
+    async def _kept(self, target: Topic, pieces: Sequence[_StagePiece]) -> KeptChange:
+        """Return what the records take away from a topic that keeps only the newest ones of each tag. The caller has
+        set a barrier."""
+        columns = [(piece.tags, piece.sizes, piece.nulls) for piece in pieces]
+        return await self._appends.kept.decided_in_slices(target, target.assigned + 1, columns)
 
     def _send(
         self,
@@ -415,14 +443,16 @@ class StageCommits:
         sizes: array[int],
         nbytes: int,
         watermark: int,
+        kept: KeptChange | None,
         fence: Fence | None,
     ) -> tuple[Commit, _DecidedCommit]:
         """Queue the batch, in one step of the loop: from here on the commit is the target's."""
         count = len(sizes)
         ts, at = max(self._registry.now_ms(), target.last_ts), self._registry.windows.now_ms()
         first_seq, last_seq = target.assigned + 1, target.assigned + count
+        commit_point = CommitPoint.SYNCED
         if count:
-            self._ceilings.commit_point(target, last_seq, ts)
+            commit_point = max(commit_point, self._ceilings.commit_point(target, last_seq, ts))
             target.assigned, target.last_ts = last_seq, ts
         payloads: list[tuple[FrameType, bytes, int]] = []
         seq = first_seq
@@ -440,14 +470,14 @@ class StageCommits:
         if fence is not None:
             entries.append(fence_frame(fence))
         if not target.ephemeral:
-            entries += eviction_frames(target, watermark)
+            entries += eviction_frames(target, watermark, kept)
         payloads += [(kind, dump_payload(payload), 0) for kind, payload in entries]
-        decided = _DecidedCommit(key, names, first_seq, ts, at, pieces, watermark, fence, [], CopyTable(), [])
+        decided = _DecidedCommit(key, names, first_seq, ts, at, pieces, watermark, kept, fence, [], CopyTable(), [])
         commit = Commit(
             target,
             seal_payloads(payloads, topic_id=target.id, ts=ts),
             len(payloads),
-            CommitPoint.SYNCED,
+            commit_point,
             partial(self._publish, decided),
             self._clock.perf_ns,
             last_seq=last_seq if count else 0,
@@ -459,6 +489,8 @@ class StageCommits:
             commit.needs = partial(missing_below, target.log.index, watermark)
         commit.held = trio.Event()
         commit.on_fail = commit.held.set
+        if kept is not None:
+            commit.also_on_fail(partial(self._appends.kept.take_back, target, kept))
         self._commits.send(commit)
         return commit, decided
 
@@ -496,11 +528,14 @@ class StageCommits:
             target.log.extend_spans(decided.spans)
             for block in decided.blocks:
                 target.blocks.append(block)
-            if decided.watermark:
+            if decided.watermark and decided.kept is None:
                 target.log.evict_below(decided.watermark, "cap")
             if decided.copies.runs:
                 target.copy_table().adopt(decided.copies.runs)
             target.last_write_ms = ts
+            target.common.traffic.count_in(
+                sum(span.live for span in decided.spans), sum(sum(span.size) for span in decided.spans)
+            )
         names = decided.names
         if target.commit_keys is None:
             target.commit_keys = CommitKeys()
@@ -509,6 +544,8 @@ class StageCommits:
             publish_fence(target, decided.fence)
         self._registry.committed.add(target)
         self._registry.account(target)
+        if decided.kept is not None:
+            self._appends.kept.publish(commit, decided.kept, ts, decided.watermark)
         return KnownCommit(decided.first_seq, commit.records, ts, names)
 
 

@@ -24,7 +24,7 @@ from topics.errors import ApiError
 from topics.log.seq_ceiling import MIN_CEILING_BLOCK
 from topics.log.stages import WINDOW_MS, StageTarget, stage_label
 from topics.log.topic_config import config_to_wire
-from topics.model import AppendRequest, CheckedAppend, Performance, StageResult, TopicConfig
+from topics.model import SYNCED_CLASSES, AppendRequest, CheckedAppend, Performance, StageResult, TopicConfig
 from topics.runtime.background import BackgroundTasks
 from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch
@@ -109,8 +109,10 @@ class StageLifecycle:
             await making.wait(self._commits)
             return False
         self._check_room()
+        self._commits.check_class(target.config)
         self._making[of] = Creation()
-        await self._background.finish(partial(self._make_synced, target, of), self._commits.wait_begun)
+        wait = partial(self._commits.wait_begun, remote=target.is_remote)
+        await self._background.finish(partial(self._make_synced, target, of), wait)
         return False
 
     def _check_room(self) -> None:
@@ -124,9 +126,10 @@ class StageLifecycle:
         registry = self._registry
         try:
             durability = target.config.durability
+            is_synced = durability in SYNCED_CLASSES
             config = TopicConfig(
-                durability="fsync" if durability == "fsync" else "disk",
-                durable=durability == "fsync",
+                durability=durability if is_synced else "disk",
+                durable=is_synced,
                 idempotency_window_ms=WINDOW_MS,
             )
             topic_id = registry.next_topic_id
@@ -135,7 +138,7 @@ class StageLifecycle:
             self._making[of].begin(self._store.writers[shard], self._commits)
             stage = registry.make(topic_id, stage_label(target.name, of.name), config, shard)
             stage.stage = of
-            ceiling = 0 if durability == "fsync" else MIN_CEILING_BLOCK
+            ceiling = 0 if is_synced else MIN_CEILING_BLOCK
             stage.last_write_ms = now = registry.now_ms()
             stage.used_at = registry.windows.now_ms()
             payload = {
@@ -154,7 +157,8 @@ class StageLifecycle:
                 self._topic_lifecycle.adopt(stage)
 
             data = encode_control(FrameType.STAGE, payload, topic_id=topic_id, ts=now)
-            batch = ControlBatch(data, 1, topic_id=topic_id, wants_sync=True, apply=apply)
+            remote = stage.is_remote
+            batch = ControlBatch(data, 1, topic_id=topic_id, wants_sync=True, wants_archive=remote, apply=apply)
             self._store.writers[shard].submit(batch)
             await batch.wait_synced()
         finally:
@@ -185,7 +189,8 @@ class StageLifecycle:
                 continue
             self._commits.check_changeable(found)
             found.barrier = trio.Event()
-            await self._background.finish(partial(self._drop, found), self._commits.wait_begun)
+            wait = partial(self._commits.wait_begun, remote=found.is_remote)
+            await self._background.finish(partial(self._drop, found), wait)
             return True
 
     def expire(self) -> None:
@@ -223,7 +228,10 @@ class StageLifecycle:
 
         try:
             await stage.drained()
-            batch = ControlBatch(self._gone(stage), 1, topic_id=stage.id, wants_sync=True, apply=apply)
+            remote = stage.is_remote
+            batch = ControlBatch(
+                self._gone(stage), 1, topic_id=stage.id, wants_sync=True, wants_archive=remote, apply=apply
+            )
             self._commits.writer(stage).submit(batch)
             await batch.wait_synced()
         finally:

@@ -10,7 +10,7 @@ keeping dead-letter topics from being ephemeral. `topics.log.topic_config` check
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -19,14 +19,16 @@ import trio
 
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
-from topics.engine.commits import Commits, Creation
+from topics.engine.commits import Commits, Creation, unlogged_floor
 from topics.engine.doubts import Doubts
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.registry import Registry
+from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
 from topics.log.block import Block, block_with
+from topics.log.bucket_ceiling import BucketCeiling
 from topics.log.copies import Origin
 from topics.log.losses import Gap
 from topics.log.missing_columns import missing_below
@@ -35,7 +37,7 @@ from topics.log.seq_ceiling import MIN_CEILING_BLOCK
 from topics.log.span import FLAG_ORIGIN, NotLoaded
 from topics.log.topic_config import config_to_wire, resolve_config, targets_of
 from topics.log.topic_log import SeqRun
-from topics.model import TopicConfig, TopicConfigPatch
+from topics.model import SYNCED_CLASSES, TopicConfig, TopicConfigPatch
 from topics.runtime.background import BackgroundTasks
 from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.store import Store
@@ -63,6 +65,7 @@ class TopicLifecycle:
         ceilings: Ceilings,
         keys: IdempotencyKeys,
         loader: Loader,
+        tables: TopicTables,
         background: BackgroundTasks,
     ) -> None:
         self._settings = settings
@@ -72,6 +75,7 @@ class TopicLifecycle:
         self._ceilings = ceilings
         self._keys = keys
         self._loader = loader
+        self._tables = tables
         self._background = background
         self.on_gone: Callable[[Topic], list[str]] | None = None
         """Called when a topic is deleted; returns the names of the routers that are deleted with it."""
@@ -101,6 +105,12 @@ class TopicLifecycle:
         self._ceilings.forget(topic)
         self._keys.forget(topic)
         self._forget_targets(topic)
+
+    def replace_config(self, topic: Topic, config: TopicConfig) -> None:
+        """Take over the config that replay has found for a topic (a standby)."""
+        self._forget_targets(topic)
+        topic.config = config
+        self._note_targets(topic)
 
     def _note_targets(self, topic: Topic) -> None:
         for field, target in targets_of(topic.config).items():
@@ -137,6 +147,7 @@ class TopicLifecycle:
                 self.doubts.check(name)
                 return config, False
             self.check_targets(name, config)
+            self._commits.check_class(config)
             self._commits.check_changeable(topic)
             topic.barrier = trio.Event()
             return await self._carry_out(name, config, partial(self._reconfigure, topic, config)), False
@@ -158,7 +169,8 @@ class TopicLifecycle:
             self._commits.check_changeable(topic)
             topic.barrier = trio.Event()
             work = partial(self._delete_synced, topic, if_empty)
-            return True, await self._background.finish(work, self._commits.wait_begun)
+            wait = partial(self._commits.wait_begun, remote=topic.is_remote)
+            return True, await self._background.finish(work, wait)
 
     def check_targets(self, name: str, config: TopicConfig) -> None:
         """Refuse a config with which a dead-letter topic, or one for results, would be ephemeral: it must survive a
@@ -185,6 +197,7 @@ class TopicLifecycle:
             return False
         self.check_topics((name,))
         self.check_targets(name, config)
+        self._commits.check_class(config)
         self._creating[name] = Creation()
         await self._carry_out(name, config, partial(self._create_synced, name, config))
         return True
@@ -201,7 +214,9 @@ class TopicLifecycle:
                 self._intended.remove(intention)
 
         self._intended.append(intention)
-        return await self._background.finish(carry_out, self._commits.wait_begun)
+        topic = self._registry.topics.get(name)
+        remote = config.durability == "remote" or (topic is not None and topic.is_remote)
+        return await self._background.finish(carry_out, partial(self._commits.wait_begun, remote=remote))
 
     async def create_missing(self, names: Sequence[str]) -> None:
         """Make the missing topics among these, with the default config; none of them if the limit does not allow all.
@@ -237,9 +252,14 @@ class TopicLifecycle:
             shard = self._store.shard_of(topic_id)
             self._creating[name].begin(self._store.writers[shard], self._commits)
             topic = self._registry.make(topic_id, name, config, shard)
-            ceiling = 0 if config.durability == "fsync" else MIN_CEILING_BLOCK
+            ceiling = 0 if config.durability in SYNCED_CLASSES else MIN_CEILING_BLOCK
             now = self._registry.now_ms()
-            entries = [(FrameType.TOPIC_CREATE, {"name": name, "config": config_to_wire(config), "ceiling": ceiling})]
+            created: dict[str, Any] = {"name": name, "config": config_to_wire(config), "ceiling": ceiling}
+            bucket_ceiling = self._ceilings.first_bucket_ceiling(config)
+            if bucket_ceiling:
+                created["bucket_ceiling"] = bucket_ceiling
+                topic.bucket_ceiling = BucketCeiling(bucket_ceiling, self._registry.monotonic_ms())
+            entries = [(FrameType.TOPIC_CREATE, created)]
 
             def apply(batch: ControlBatch) -> None:
                 topic.ceiling.set(ceiling)
@@ -251,6 +271,7 @@ class TopicLifecycle:
                 1,
                 topic_id=topic_id,
                 wants_sync=True,
+                wants_archive=topic.is_remote,
                 apply=apply,
             )
             self._store.writers[shard].submit(batch)
@@ -280,7 +301,8 @@ class TopicLifecycle:
             data = encode_control(
                 FrameType.TOPIC_DELETE, {"name": topic.name}, topic_id=topic.id, ts=self._registry.now_ms()
             )
-            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, apply=apply)
+            remote = topic.is_remote
+            batch = ControlBatch(data, 1, topic_id=topic.id, wants_sync=True, wants_archive=remote, apply=apply)
             self._commits.writer(topic).submit(batch)
             with self.doubts.deciding(topic.name):
                 await batch.wait_synced()
@@ -312,15 +334,20 @@ class TopicLifecycle:
                     topic.mark_changed()  # checkpoints look for locked files among such topics only
                     await self._write_out(topic)
             ceiling = _ceiling_under(topic, config)
-            below = await self._loader.prepared(topic, partial(eviction_watermark, topic.log, config, []))
-            entries = self._update_entries(topic, config, ceiling, below)
+            nulls = await self._tables.prepare(topic, config)
+            trims = bool(config.keep_per_tag) and not 0 < old.keep_per_tag <= config.keep_per_tag
+            below = 0 if trims else await self._below(topic, config)
+            entries = self._update_entries(topic, config, ceiling, below) + self._tables.null_frames(nulls)
 
             def apply(batch: ControlBatch) -> None:
                 topic.on_disk.applied_end = batch.end
                 if config.durability != old.durability:
                     topic.synced_seq = topic.blocks.written_seq = topic.assigned
                     topic.lagging = None
+                if (reserved := entries_ceiling(entries)) is not None:
+                    topic.bucket_ceiling = BucketCeiling(reserved, self._registry.monotonic_ms())
                 self._apply_config(topic, config, ceiling)
+                self._tables.settle(topic, nulls)
                 topic.change(partial(self._latch, topic, below))
 
             batch = ControlBatch(
@@ -328,15 +355,45 @@ class TopicLifecycle:
                 len(entries),
                 topic_id=topic.id,
                 wants_sync=True,
+                wants_archive="remote" in (old.durability, config.durability),
                 apply=apply,
             )
             self._commits.writer(topic).submit(batch)
             with self.doubts.deciding(topic.name):
                 await batch.wait_synced()
+            if trims:
+                await topic.drained()
+                await self._tables.trim(topic)
+                await self._evict(topic)
             return config
+        except BaseException:
+            self._tables.settle(topic)
+            raise
         finally:
             await files.aclose()
             topic.lift_barrier()
+
+    async def _below(self, topic: Topic, config: TopicConfig) -> int:
+        return await self._loader.prepared(topic, partial(eviction_watermark, topic.log, config, []))
+
+    async def _evict(self, topic: Topic) -> None:
+        """Evict what new caps do not allow, after the records were taken away that come before them."""
+        below = await self._below(topic, topic.config)
+        if below <= topic.log.earliest_seq:
+            return
+        mark = unlogged_floor(topic)
+        entries = [] if mark is None else [(FrameType.EVICT_WATERMARK, mark)]
+        entries.append((FrameType.EVICT_WATERMARK, {"below": below, "reason": "cap"}))
+        entries = [] if topic.ephemeral else entries
+
+        def apply(batch: ControlBatch) -> None:
+            topic.on_disk.applied_end = batch.end or topic.on_disk.applied_end
+            topic.change(partial(self._latch, topic, below))
+
+        data = seal_batch(entries, topic_id=topic.id, ts=self._registry.now_ms(), opened=False)
+        batch = ControlBatch(data, len(entries), topic_id=topic.id, wants_sync=True, apply=apply)
+        self._commits.writer(topic).submit(batch)
+        await batch.wait_synced()
 
     def _update_entries(
         self, topic: Topic, config: TopicConfig, ceiling: int, below: int
@@ -345,6 +402,8 @@ class TopicLifecycle:
         floors are logged before the new ttl and caps can change them (`docs/spec/crash.md` 6)."""
         old = topic.config
         update: dict[str, Any] = {"config": config_to_wire(config), "ceiling": ceiling}
+        if old.durability == "remote" != config.durability and (reserve := self._ceilings.first_bucket_ceiling(config)):
+            update["bucket_ceiling"] = topic.assigned + reserve
         if old.durability == "ephemeral" and config.durability != "ephemeral":
             update["log"] = topic.log.dump()
             update["keys"] = topic.keys.dump() if topic.keys is not None else []
@@ -448,9 +507,14 @@ class TopicLifecycle:
         topic.blocks.written_seq = max(topic.blocks.written_seq, last)
 
 
+def entries_ceiling(entries: Sequence[tuple[FrameType, Mapping[str, Any]]]) -> int | None:
+    """Return the bucket ceiling that a change of config sets; None if it sets none."""
+    return next((payload["bucket_ceiling"] for _, payload in entries if "bucket_ceiling" in payload), None)
+
+
 def _ceiling_under(topic: Topic, config: TopicConfig) -> int:
-    """Return the ceiling of a topic under another config: `fsync` has no reserve."""
-    if config.durability == "fsync":
+    """Return the ceiling of a topic under another config: classes that are synced have no reserve."""
+    if config.durability in SYNCED_CLASSES:
         return topic.assigned
     if config.durability != topic.config.durability:
         return topic.assigned + MIN_CEILING_BLOCK

@@ -20,8 +20,7 @@ from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.operations.append import (
     Appends,
     check_may_be_made,
-    evicts,
-    only_appends,
+    waits_for_pending,
 )
 from topics.engine.operations.judge import FoundTags, check_missing
 from topics.engine.operations.large_batches import LARGE_BATCH_BYTES, LargeBatch
@@ -254,9 +253,9 @@ class Transactions:
                     return False, 0.0
                 writer = self._commits.check_writable(topic)
                 self._commits.check_space(writer)
-                if writer.queue.is_full:
-                    return False, await self._appends.admit(writer, waited, disable_backpressure=False)
-                if topic.pending and evicts(topic) and not only_appends(topic):
+                if self._commits.is_full(topic):
+                    return False, await self._appends.admit(topic, waited, disable_backpressure=False)
+                if waits_for_pending(topic):
                     await self._commits.wait_for(topic.next_change())  # as for an append
                     return False, 0.0
                 if topic.log.stored.last_seq and not await self._appends.is_loaded(topic, member.batch):

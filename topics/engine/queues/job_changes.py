@@ -111,8 +111,8 @@ class JobChanges:
         while seqs:
             await self._lease_commits.still_current(topic, queue)
             writer = self._commits.writer(topic)
-            if writer.queue.is_full and not topic.ephemeral:
-                await self._commits.admit(writer, self._settings.admission_ms)
+            if self._commits.is_full(topic) and not topic.ephemeral:
+                await self._commits.admit(topic, self._settings.admission_ms)
                 continue
             decided = await self._loader.prepared(topic, partial(self._decide, topic, queue, seqs, decide))
             if decided is None:

@@ -101,7 +101,8 @@ class JobLists:
         """
         await self._catch_up((name,))
         topic, queue = await self._observed(name, group)
-        self._registry.touch(topic)
+        if request.touch:
+            self._registry.touch(topic)
         wish = JobWish(MASKS[request.state], request.filter, records=True)
         to = topic.log.head_seq
         scan = JobScan(self._loader, self._turns, topic, queue, wish, after=request.after, to=to)
@@ -162,7 +163,8 @@ class JobLists:
         topic = self._registry.topics.get(dead)
         if topic is None:
             return ShownJobs([], None)
-        self._registry.touch(topic)
+        if request.touch:
+            self._registry.touch(topic)
         wish = RecordRequest(request.page_size, PAGE_BYTES, filter=letters_of(name, group, request.filter))
         position, left, jobs = request.after, self._settings.max_scan, []
         while True:

@@ -141,6 +141,7 @@ class QueueCalls:
             raise
         time_commit(claim.commit, perf)
         jobs = _jobs(claim, done, deliveries)
+        topic.common.traffic.count_out(len(jobs), sum(len(job.record) for job in jobs))
         if holder is not None:
             for job in jobs:
                 if queue.leases.holds(job.seq, job.lease_id):
@@ -252,9 +253,8 @@ class QueueCalls:
         skipped: list[int] = []
         while True:
             topic, queue = await self._lease_commits.current(name, group)
-            writer = self._commits.writer(topic)
-            if takes_room and writer.queue.is_full and not topic.ephemeral:
-                await self._commits.admit(writer, self._settings.admission_ms)
+            if takes_room and self._commits.is_full(topic) and not topic.ephemeral:
+                await self._commits.admit(topic, self._settings.admission_ms)
                 continue
             decision = decide(topic, queue, seqs, lease_ids)
             skipped += decision.skipped
@@ -273,7 +273,7 @@ class QueueCalls:
                 lease_ids = [lease_id for seq, lease_id in zip(seqs, lease_ids, strict=True) if seq in again]
             seqs = [seq for seq in seqs if seq in again]
             if decision.event is None:
-                await self._commits.wait_for(topic.next_change(), writer)
+                await self._commits.wait_for(topic.next_change(), self._commits.writer(topic))
         return HeldResult(
             done=sorted(done), skipped=skipped, ready=queue.ready(topic.log), in_flight=queue.leases.in_flight
         )

@@ -19,7 +19,7 @@ import trio
 from topics.engine.commits import Commits
 from topics.engine.group_queue import GroupQueue
 from topics.engine.loader import Loader
-from topics.engine.operations.append import Appends, evicts, only_appends
+from topics.engine.operations.append import Appends, waits_for_pending
 from topics.engine.operations.member_commits import MemberCommits
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.record_columns import COMMIT_TURN_BYTES, AppendColumns
@@ -234,8 +234,8 @@ class LetterMoves:
             return False
         writer = self._commits.check_writable(topic)
         self._commits.check_space(writer)
-        if writer.queue.is_full:
-            await self._commits.admit(writer, None)
+        if self._commits.is_full(topic):
+            await self._commits.admit(topic, None)
         elif topic.working is not None:
             await topic.working.wait()
         else:
@@ -286,7 +286,7 @@ class LetterMoves:
 
     async def _to_topic(self, target: Topic, letters: list[Letter]) -> _JudgedLetters | None:
         """Judge letters that are to be appended."""
-        if target.pending and evicts(target) and not only_appends(target):
+        if waits_for_pending(target):
             await self._commits.wait_for(target.next_change())  # as for an append
             return None
         fits = _fitting(target, letters)

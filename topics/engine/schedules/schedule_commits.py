@@ -53,7 +53,7 @@ class ScheduleCommits:
         while True:
             writer = self._writer()
             if writer.queue.is_full:
-                await self._commits.admit(writer, self._settings.admission_ms)
+                await self._commits.admit_to(writer, self._settings.admission_ms)
                 continue
             in_the_way = self._changing.get(name) or decided()
             if in_the_way is None:
@@ -95,7 +95,8 @@ class ScheduleCommits:
             ended()
 
         data = encode_control(FrameType.SCHEDULE, event.to_wire(), ts=self._registry.now_ms())
-        batch = _DefinitionBatch(data, apply, end)
+        target = self._registry.topics.get(event.topic) if isinstance(event, Definition) else None
+        batch = _DefinitionBatch(data, apply, end, wants_archive=target is not None and target.is_remote)
         try:
             writer.submit(batch)
         except ApiError:
@@ -122,8 +123,15 @@ class _DefinitionBatch(ControlBatch):
 
     __slots__ = ("_end",)
 
-    def __init__(self, data: UnsealedFrames, apply: Callable[[ControlBatch], None], end: Callable[[], None]) -> None:
-        super().__init__(data, 1, wants_sync=True, apply=apply)
+    def __init__(
+        self,
+        data: UnsealedFrames,
+        apply: Callable[[ControlBatch], None],
+        end: Callable[[], None],
+        *,
+        wants_archive: bool,
+    ) -> None:
+        super().__init__(data, 1, wants_sync=True, wants_archive=wants_archive, apply=apply)
         self._end = end
 
     def on_synced(self) -> None:

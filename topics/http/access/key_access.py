@@ -17,6 +17,7 @@ from topics.auth.keys import OPEN, Key, Keyring, Scope
 from topics.config import Settings
 from topics.errors import ApiError, throttled, unauthorized
 from topics.http.budgets.token_bucket import TokenBucket
+from topics.http.calls import ConnectionSight
 from topics.http.grants import Grant
 from topics.http.routes import Route
 from topics.runtime.clock import Clock
@@ -34,6 +35,19 @@ class OpenConnection(Protocol):
     @property
     def shows(self) -> tuple[Scope, Iterable[str]]:
         """The scopes that its key must have, and the topics that the key must cover."""
+
+    @property
+    def sight(self) -> ConnectionSight:
+        """What operators are told of it."""
+
+
+class SeenConnection(NamedTuple):
+    """An open connection, numbered in the order in which connections were opened, and since when it is open (epoch
+    ms)."""
+
+    number: int
+    since_ms: int
+    connection: OpenConnection
 
 
 class EndedConnections(NamedTuple):
@@ -53,14 +67,16 @@ class KeyAccess:
         self._keyring = keyring
         self._in_flight: Counter[bytes] = Counter()
         self._buckets: dict[bytes, TokenBucket] = {}
-        self._shown: dict[OpenConnection, None] = {}
+        self._shown: dict[OpenConnection, SeenConnection] = {}
+        self._opened = 0
+        """How many streams, sockets and exports have been opened."""
         self._granted: dict[Grant, None] = {}
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
     def identify(self, route: Route, headers: Mapping[bytes, bytes], query: bytes) -> Key:
         """The key of a request to `route`; `OPEN` if none is needed. Raises `401 unauthorized`."""
-        if not self._keyring or (route.needs is None and not self._settings.probe_auth):
+        if not self._keyring or (route.needs is None and (route.is_public or not self._settings.probe_auth)):
             return OPEN
         token = _bearer(headers)
         if token is None and route.token_in_query:
@@ -141,13 +157,32 @@ class KeyAccess:
     @contextmanager
     def showing(self, shown: OpenConnection) -> Iterator[None]:
         """Put around an open stream or socket: it is ended when its key is withdrawn."""
-        self._shown[shown] = None
+        self._opened += 1
+        self._shown[shown] = SeenConnection(self._opened, self._clock.now_ms(), shown)
         if self._refusal(shown.key, *shown.shows) is not None:  # withdrawn while it was being opened
             shown.withdraw()
         try:
             yield
         finally:
             del self._shown[shown]
+
+    def seen(self) -> Iterator[SeenConnection]:
+        """The open streams, sockets and exports, in the order in which they were opened. Not across an await."""
+        return iter(self._shown.values())
+
+    @property
+    def open_connections(self) -> int:
+        """How many streams, sockets and exports are open."""
+        return len(self._shown)
+
+    @property
+    def keys(self) -> Iterable[Key]:
+        """The valid keys."""
+        return self._keyring
+
+    def requests_of(self, key: Key) -> int:
+        """How many requests of a key are in progress."""
+        return self._in_flight[key.digest]
 
     # -- limits ------------------------------------------------------------------------------------------------------
 

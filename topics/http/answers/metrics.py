@@ -23,7 +23,7 @@ from topics.engine.engine import Engine
 from topics.http.accept import qualities
 from topics.http.answers.request_figures import RequestFigures
 from topics.http.calls import Response, encode
-from topics.telemetry.figures import BucketFigures, DeliveryFigures, EngineFigures, Histogram
+from topics.telemetry.figures import BucketFigures, DeliveryFigures, EngineFigures, Histogram, StandbyFigures
 
 PREFIX: Final = "topics_"
 
@@ -45,6 +45,8 @@ def families(figures: EngineFigures, requests: RequestFigures) -> Iterator[Metri
     yield from _of_wal(figures)
     yield from _of_delivery(figures.delivery)
     yield from _of_requests(figures, requests)
+    if figures.standby is not None:
+        yield from _of_standby(figures.standby)
     if figures.bucket is not None:
         yield from _of_bucket(figures.bucket)
 
@@ -112,6 +114,9 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
         ("tier",),
         (((tier,), count) for tier, count in sorted(figures.segments.items())),
     )
+    yield _gauge("segments_packed", "Segments that are packed", figures.segments_packed)
+    yield _gauge("segment_bytes", "Bytes of the records in segments, unpacked", figures.segment_bytes)
+    yield _gauge("segment_stored_bytes", "Bytes of these records as they are stored", figures.segment_stored_bytes)
     yield _gauge(
         "cold_usable", "Whether the cold directory is this daemon's, as far as it is known", int(figures.cold_usable)
     )
@@ -135,6 +140,17 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
         ("task",),
         (((task,), count) for task, count in sorted(figures.restarts.items())),
     )
+
+
+def _of_standby(figures: StandbyFigures) -> Iterator[Metric]:
+    """Return the figures of a standby."""
+    yield _gauge("standby_following", "1 while the rounds of the owner are followed", int(figures.state == "following"))
+    yield _gauge("standby_epoch", "Epoch of the last round that is applied", figures.epoch)
+    yield _gauge("standby_round", "Last round that is applied", figures.round)
+    yield _gauge("standby_lag_ms", "Since when there may be rounds that are not applied", figures.lag_ms)
+    yield _counter("standby_rounds", "Cuts applied since the start", (), [((), figures.rounds)])
+    yield _counter("standby_frames", "Frames of the log applied since the start", (), [((), figures.frames)])
+    yield _counter("standby_apply_ms", "How long applying them has held the loop", (), [((), figures.apply_ms)])
 
 
 def _of_bucket(figures: BucketFigures) -> Iterator[Metric]:

@@ -12,6 +12,10 @@ from topics.telemetry.figures import Histogram
 REQUEST_BOUNDS_MS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
 
 
+# Milliseconds: as of requests, with more bounds where an append is answered from memory.
+APPEND_BOUNDS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
+
+
 class ConnectionFigures(Protocol):
     """The part of `topics.http.connections.server.Server` that the metrics show."""
 
@@ -42,7 +46,11 @@ class RequestFigures:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
+        self.answered = 0
+        """How many requests were answered, the sum of `requests`."""
         self.duration_ms = Histogram(REQUEST_BOUNDS_MS)
+        self.append_ms = Histogram(APPEND_BOUNDS_MS)
+        """Times of appends of JSON that were carried out, from the first byte of the request to the answer."""
         self.throttled: Counter[str] = Counter()
         """Answers with 429, by the limit."""
         self.unauthorized: Counter[str] = Counter()
@@ -58,4 +66,5 @@ class RequestFigures:
     def count(self, route: str, status: int, duration_ms: float) -> None:
         """Count one request that has been answered."""
         self.requests[route, status] += 1
+        self.answered += 1
         self.duration_ms.observe(duration_ms)

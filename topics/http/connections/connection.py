@@ -554,3 +554,11 @@ async def close_gently(stream: trio.SocketStream) -> None:
     except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
         pass
     await stream.aclose()
+
+
+def peer_of(connection: Connection) -> str:
+    """The address of the client of a connection, `host:port`; empty if it is not known."""
+    if connection.peer is None:
+        return ""
+    host, port = connection.peer[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -23,7 +23,8 @@ from topics.errors import ApiError, invalid
 from topics.http.accept import qualities
 from topics.http.answer_types import IngestAnswer
 from topics.http.answers.request_figures import ExportFigures, RequestFigures
-from topics.http.calls import Call, OpenAnswer, Response, encode, idempotency_header
+from topics.http.calls import Call, ConnectionSight, OpenAnswer, Response, encode, idempotency_header
+from topics.http.connections.connection import peer_of
 from topics.http.handlers.stages import stage_response
 from topics.http.openapi.strict_names import explained, is_strict
 from topics.http.requests import append_requests, read_requests
@@ -176,6 +177,11 @@ class ExportAnswer(OpenAnswer):
     def shows(self) -> tuple[Scope, Iterable[str]]:
         """The scope READ, and the topic."""
         return Scope.READ, (self._topic,)
+
+    @property
+    def sight(self) -> ConnectionSight:
+        """What operators are told of the export."""
+        return ConnectionSight("export", peer_of(self._connection), (self._topic,), self._export.left, 0)
 
     async def run(self) -> None:
         """Send the export. Raises ClientGone if the client has left."""

@@ -16,6 +16,7 @@ from topics.http.answer_types import (
 )
 from topics.http.calls import Call, Response, json_response
 from topics.http.requests import consumer_requests
+from topics.http.requests.topic_requests import pair_of
 from topics.model import ConsumerState, MovedConsumer, Performance
 
 
@@ -41,6 +42,15 @@ class ConsumerHandlers:
         page = consumer_requests.decode_consumer_list(call.query)
         found, more = self._engine.consumers.page(call.params["topic"], page.prefix, page.after, page.page_size)
         cursor = consumer_requests.CONSUMER_CURSORS.encode(found[-1].consumer) if more and found else UNSET
+        answer = ConsumerListAnswer(consumers=found, next_cursor=cursor, performance=self._performance(call))
+        return json_response(answer)
+
+    async def all(self, call: Call) -> Response:
+        """`GET /v0/consumers`."""
+        page = consumer_requests.decode_all_consumers(call.query)
+        found, more = self._engine.consumers.page_of_all(page.prefix, pair_of(page.after), page.page_size, call.key)
+        cursors = consumer_requests.ALL_CONSUMER_CURSORS
+        cursor = cursors.encode(f"{found[-1].topic}/{found[-1].consumer}") if more and found else UNSET
         answer = ConsumerListAnswer(consumers=found, next_cursor=cursor, performance=self._performance(call))
         return json_response(answer)
 

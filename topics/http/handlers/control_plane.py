@@ -20,6 +20,7 @@ from msgspec.structs import asdict
 from topics import __version__
 from topics.engine.engine import Engine
 from topics.errors import ApiError
+from topics.http.accept import prefers_html
 from topics.http.answer_types import (
     CheckpointAnswer,
     RecordsDeletedAnswer,
@@ -34,7 +35,7 @@ from topics.http.answer_types import (
     TopicListAnswer,
 )
 from topics.http.answers.request_figures import RequestFigures
-from topics.http.calls import Call, Response, json_response
+from topics.http.calls import JSON, Call, Response, json_response
 from topics.http.openapi.document import document_bytes
 from topics.http.requests import query_strings, topic_requests
 from topics.log.names import check_topic_name
@@ -146,7 +147,13 @@ class ControlPlane:
     async def list_topics(self) -> Response:
         """`GET /v0/topics`. With `touch` the topics are touched after their state was read for the answer."""
         page = topic_requests.decode_list_query(_query())
-        topics, more = await self._engine.topic_states.page(page.prefix, page.after, page.page_size, _call().key)
+        states, key = self._engine.topic_states, _call().key
+        if page.sort is not None:
+            topics, more = await states.ranked(page.prefix, page.sort, page.page_size, key, kind=page.kind), False
+        elif page.kind is not None:
+            topics, more = await states.of_type(page.kind, page.prefix, page.after, page.page_size, key)
+        else:
+            topics, more = await states.page(page.prefix, page.after, page.page_size, key)
         if page.touch:
             for entry in topics:
                 with suppress(ApiError):  # the topic may have been deleted meanwhile
@@ -168,15 +175,15 @@ class ControlPlane:
     async def delete_records(self, topic: str) -> Response:
         """`POST /v0/topics/{topic}/delete` (`docs/spec/api.md` section 6)."""
         selection = topic_requests.decode_delete(_call().body, self._engine.settings)
-        perf = _call().perf
-        result = await self._engine.deletions.delete_records(
-            topic,
-            selection.before_seq,
-            selection.match,
-            perf,
-            after_seq=selection.after_seq,
-            before_ts=selection.before_ts,
-        )
+        deletions = self._engine.deletions
+        before_seq, match = selection.before_seq, selection.match
+        after_seq, before_ts = selection.after_seq, selection.before_ts
+        if selection.dry_run:
+            result = await deletions.count_records(topic, before_seq, match, after_seq=after_seq, before_ts=before_ts)
+        else:
+            result = await deletions.delete_records(
+                topic, before_seq, match, _call().perf, after_seq=after_seq, before_ts=before_ts
+            )
         answer = RecordsDeletedAnswer(
             topic=result.topic,
             deleted=result.deleted,
@@ -184,6 +191,7 @@ class ControlPlane:
             head_seq=result.head_seq,
             count=result.count,
             bytes=result.bytes,
+            dry_run=True if selection.dry_run else UNSET,
             performance=self._performance(),
         )
         return json_response(answer)
@@ -266,7 +274,10 @@ class ControlPlane:
     # ----------------------------------------------------------------------------
 
     async def root(self) -> Response:
-        """`GET /`: the addresses of the documentation and of the most important calls."""
+        """`GET /`: the addresses of the documentation and of the most important calls; for a browser, the console."""
+        has_console = self._engine.settings.console
+        if has_console and prefers_html(_call().headers.get(b"accept", b"")):
+            return Response(302, b"{}", JSON, [(b"location", b"/console"), (b"vary", b"accept")])
         answer = RootAnswer(
             service="topics",
             version=__version__,
@@ -275,8 +286,11 @@ class ControlPlane:
             topics="/v0/topics",
             ready="/v0/ready",
             metrics="/v0/metrics",
+            console="/console" if has_console else UNSET,
         )
-        return json_response(answer)
+        response = json_response(answer)
+        response.headers.append((b"vary", b"accept"))
+        return response
 
     async def seal(self, topic: str) -> Response:
         """`POST /v0/topics/{topic}/seal` (`docs/spec/consumers.md` section 7)."""

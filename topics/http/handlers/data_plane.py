@@ -11,6 +11,7 @@ from typing import Final
 
 from topics.auth.keys import Scope
 from topics.engine.engine import Engine
+from topics.engine.operations.backward_reads import BackwardRead, BackwardResult
 from topics.errors import ApiError, invalid
 from topics.http.answer_types import FenceDeletedAnswer, TransactionAnswer, TransactionMember
 from topics.http.calls import (
@@ -27,6 +28,7 @@ from topics.http.grants import Grant
 from topics.http.handlers.consumers import ConsumerHandlers
 from topics.http.handlers.groups import GroupHandlers
 from topics.http.handlers.jobs import JobHandlers
+from topics.http.handlers.latest import LatestHandlers
 from topics.http.handlers.queues import Queues
 from topics.http.handlers.raw_bytes import RawBytes
 from topics.http.handlers.redrives import RedriveHandlers
@@ -74,6 +76,7 @@ class DataPlane:
             "diff_post": self.diff_post,
             "diff_get": self.diff_get,
             "get_record": self.get_record,
+            "latest": LatestHandlers(engine).get,
             "open_watch": streams.open_watch,
             "watch": streams.watch,
             "stream": streams.stream,
@@ -111,6 +114,8 @@ class DataPlane:
             "resume_schedule": schedules.resume,
             "put_group": groups.put,
             "get_group": groups.get,
+            "all_groups": groups.all,
+            "all_consumers": consumers.all,
             "list_groups": groups.page,
             "delete_group": groups.delete,
             "group_claim": queues.claim,
@@ -226,8 +231,15 @@ class DataPlane:
         """`GET /v0/ws` without an upgrade to WebSocket: refused. The gate opens WebSockets."""
         raise invalid("Upgrade", "must be websocket")
 
-    async def _diff(self, call: Call, request: ReadRequest) -> Response:
+    async def _diff(self, call: Call, request: ReadRequest | BackwardRead) -> Response:
         topic = call.params["topic"]
+        if isinstance(request, BackwardRead):
+            found = await self._engine.backward_reads.read(topic, request, call.perf)
+            size = sum(map(len, found.records))
+            call.gathered(size)
+            if size >= LARGE_ANSWER:
+                await self._engine.turns.take(size)
+            return Response(200, _backward_answer(found, call.performance(self._engine.clock.perf_ns())))
         request.gathered = call.gathered
         read = self._engine.reads.read
         if request.consumer is not None:
@@ -256,6 +268,25 @@ def check_config_access(grant: Grant, patch: TopicConfigPatch) -> None:
     """Check that the key of a call allows a config in an append. Raises `403 forbidden`."""
     grant.check_scope(Scope.ADMIN)
     grant.check_targets(patch)
+
+
+def _backward_answer(found: BackwardResult, performance: Performance) -> bytes:
+    return (
+        b'{"topic":"%b","epoch":%d,"records":[%b],"next_from_seq":%d,"next_before_seq":%d,"head_seq":%d,'
+        b'"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,"performance":%b}'
+    ) % (
+        found.topic.encode(),
+        found.epoch,
+        b",".join(map(bytes, found.records)),
+        found.next_from_seq,
+        found.next_before_seq,
+        found.head_seq,
+        found.earliest_seq,
+        b"true" if found.is_over else b"false",
+        b"null" if found.tombstone is None else encode(found.tombstone),
+        max(found.head_seq - found.next_from_seq, 0),
+        encode(performance),
+    )
 
 
 def _diff_answer(result: ReadResult, performance: Performance) -> bytes:

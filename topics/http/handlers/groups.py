@@ -9,7 +9,14 @@ from msgspec.structs import asdict
 from topics.engine.engine import Engine
 from topics.http.answer_types import GroupAnswer, GroupDeletedAnswer, GroupListAnswer
 from topics.http.calls import Call, Response, json_response
-from topics.http.requests.group_requests import GROUP_CURSORS, decode_group_list, decode_put_group
+from topics.http.requests.group_requests import (
+    ALL_GROUP_CURSORS,
+    GROUP_CURSORS,
+    decode_all_groups,
+    decode_group_list,
+    decode_put_group,
+)
+from topics.http.requests.topic_requests import pair_of
 from topics.model import GroupState, Performance
 
 
@@ -35,6 +42,13 @@ class GroupHandlers:
         page = decode_group_list(call.query)
         found, more = await self._engine.groups.page(call.params["topic"], page.prefix, page.after, page.page_size)
         cursor = GROUP_CURSORS.encode(found[-1].group) if more and found else UNSET
+        return json_response(GroupListAnswer(groups=found, next_cursor=cursor, performance=self._performance(call)))
+
+    async def all(self, call: Call) -> Response:
+        """`GET /v0/groups`."""
+        page = decode_all_groups(call.query)
+        found, more = await self._engine.groups.page_of_all(page.prefix, pair_of(page.after), page.page_size, call.key)
+        cursor = ALL_GROUP_CURSORS.encode(f"{found[-1].topic}/{found[-1].group}") if more and found else UNSET
         return json_response(GroupListAnswer(groups=found, next_cursor=cursor, performance=self._performance(call)))
 
     async def delete(self, call: Call) -> Response:

@@ -16,7 +16,7 @@ from topics.engine.queues.queue_calls import STREAM_BYTES, JobSubscription
 from topics.errors import ApiError
 from topics.http.answer_types import GroupPauseAnswer, PauseAnswer
 from topics.http.answers.sse import EVENTS, accepts_events, job_event
-from topics.http.calls import Call, Response, encode, json_response
+from topics.http.calls import Call, ConnectionSight, Response, encode, json_response
 from topics.http.connections.exchange import ClientGone
 from topics.http.handlers.streams import OpenStream
 from topics.http.handlers.transports import event_transport
@@ -150,6 +150,14 @@ class WorkStream(OpenStream):
     def shows(self) -> tuple[Scope, Iterable[str]]:
         """The scopes READ and WRITE, and the topic."""
         return Scope.READ | Scope.WRITE, (self._work.topic.name,)
+
+    @property
+    def sight(self) -> ConnectionSight:
+        """What operators are told of the stream. It lags behind by the jobs that nobody has."""
+        work, outbox = self._work, self.outbox
+        return ConnectionSight(
+            "work", self.peer, (work.topic.name,), work.queue.ready(work.topic.log), outbox.waiting_bytes
+        )
 
     def close(self) -> None:
         """Close the stream and end its leases."""

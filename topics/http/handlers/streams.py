@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from typing import Literal
 
 import trio
 
@@ -17,10 +18,12 @@ from topics.engine.delivery.feed import WITHDRAWN
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.delivery.watch_session import WatchSession
 from topics.engine.engine import Engine
+from topics.engine.reach import STREAM_WAIT_S, KnownPlace
 from topics.errors import ApiError, unauthorized
 from topics.http.answer_types import WatchAnswer
 from topics.http.answers.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
-from topics.http.calls import Call, OpenAnswer, Response, encode
+from topics.http.calls import Call, ConnectionSight, OpenAnswer, Response, encode
+from topics.http.connections.connection import peer_of
 from topics.http.connections.exchange import ClientGone
 from topics.http.handlers.transports import event_transport
 from topics.http.requests.watch_requests import decode_stream, decode_watch
@@ -44,6 +47,7 @@ class Streams:
                 call.grant.check_name(part)
         await engine.routers.catch_up(engine.watch_sessions.names_of(request, covered))
         session, topics = engine.watch_sessions.open(engine.consumers.placed(request), call.key.digest, covered)
+        await self._reach(session)
         answer = WatchAnswer(
             wid=session.wid,
             stream_url=f"/v0/watch/{session.wid}",
@@ -61,6 +65,7 @@ class Streams:
         for name in session.names:
             call.grant.check_name(name)
         await self._engine.routers.catch_up([feed.name for feed in session.feeds])
+        await self._reach(session)
         return await self._open(call, session, _last_event_id(call))
 
     async def stream(self, call: Call) -> EventStream:
@@ -70,7 +75,13 @@ class Streams:
         await self._engine.routers.catch_up((topic,))
         request = self._engine.consumers.placed(request)
         session = self._engine.watch_sessions.stream_of(topic, request, _last_event_id(call))
+        await self._reach(session)
         return await self._open(call, session, None)
+
+    async def _reach(self, session: WatchSession) -> None:
+        """On a standby, wait until it has got as far as the client has. Raises `503 behind`."""
+        places = [KnownPlace(feed.name, feed.position) for feed in session.feeds]
+        await self._engine.reach.wait(places, trio.current_time() + STREAM_WAIT_S)
 
     async def _open(self, call: Call, session: WatchSession, last_event_id: str | None) -> EventStream:
         if not accepts_events(call.headers.get(b"accept")):
@@ -109,6 +120,11 @@ class OpenStream(OpenAnswer):
         """Give the stream's place back. A connection on which half a frame was sent is aborted."""
         self._call.connection.end_direct()
         self.place.close()
+
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+        return peer_of(self._call.connection)
 
     def withdraw(self) -> None:
         """Send a last frame that says that the key was withdrawn, and end the stream."""
@@ -152,6 +168,12 @@ class EventStream(OpenStream):
     def shows(self) -> tuple[Scope, Iterable[str]]:
         """The scope READ, and the topics and prefixes of the session."""
         return Scope.READ, self._session.names
+
+    @property
+    def sight(self) -> ConnectionSight:
+        """What operators are told of the stream."""
+        kind: Literal["stream", "watch"] = "watch" if self._session.wid else "stream"
+        return ConnectionSight(kind, self.peer, self._session.names, self.outbox.lag, self.outbox.waiting_bytes)
 
     async def send(self) -> None:
         """Send the frames of the session until its outbox is finished."""

@@ -23,12 +23,13 @@ from topics.engine.delivery import feed as feeds
 from topics.engine.delivery.feed import Feed
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.engine import Engine
+from topics.engine.reach import KnownPlace
 from topics.errors import ApiError, invalid, throttled
 from topics.http.access.key_access import KeyAccess
 from topics.http.answers.websocket_messages import MESSAGES
-from topics.http.calls import append_answer, encode
+from topics.http.calls import ConnectionSight, append_answer, encode
 from topics.http.connections.asgi_messages import Receive, Send
-from topics.http.connections.connection import Connection
+from topics.http.connections.connection import Connection, peer_of
 from topics.http.connections.exchange import Scope
 from topics.http.connections.protocols.websocket_stream import message_is_late, send_ping, take_next_message
 from topics.http.grants import Grant
@@ -191,6 +192,14 @@ class WebSocket:
         names += prefixes.wishes.covered if prefixes is not None else []
         return (KeyScope.READ if names else ANY_KEY), names
 
+    @property
+    def sight(self) -> ConnectionSight:
+        """What operators are told of the socket."""
+        _, names = self.shows
+        return ConnectionSight(
+            "socket", peer_of(self._connection), list(names), self.outbox.lag, self.outbox.waiting_bytes
+        )
+
     # -- the tasks ---------------------------------------------------------------------------------------------------
 
     async def _send_all(self, scope: trio.CancelScope) -> None:
@@ -324,6 +333,8 @@ class WebSocket:
         if not await self._room():
             return
         found = watch_sessions.resolve(outbox, self._engine.consumers.placed(request))
+        places = [KnownPlace(feed.name, feed.position) for feed, _ in found]
+        await self._engine.reach.wait(places, trio.current_time())
         outbox.put(encode(_SubscribeAnswer(op="subscribed", request_id=request_id, topics=_starts(found))))
         for feed, _ in found:
             watch_sessions.subscribe(outbox, feed)
@@ -371,6 +382,8 @@ class WebSocket:
     async def _publish(self, raw: bytes, request_id: RequestId) -> None:
         engine = self._engine
         self._grant.check_scope(KeyScope.WRITE)
+        if engine.status.following is not None:
+            raise engine.status.standby_refusal()
         publish = json_checks.decode_json(_publish, self._outer or raw)
         topic = check_topic_name(publish.topic)
         try:
@@ -392,6 +405,7 @@ class WebSocket:
         else:
             result = await self._append_with_config(topic, request, raw, perf)
         perf.server_total_ms = round((engine.clock.perf_ns() - began) / 1e6, 3)
+        engine.store.right.check()
         ack = append_answer(result, perf, return_seqs=publish.return_seqs)
         head = b'{"op":"ack",' if request_id is UNSET else b'{"op":"ack","request_id":%b,' % bytes(request_id)
         await self._answer(head + ack[1:])

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from topics.http import answer_types
+from topics.http.openapi.daemon_operations import DAEMON_OPERATIONS
 from topics.http.openapi.fact import TOPIC, U64
 from topics.http.openapi.job_operations import JOB_OPERATIONS
 from topics.http.openapi.operation import (
@@ -43,6 +44,7 @@ from topics.http.openapi.operation import (
 from topics.http.requests import (
     append_requests,
     consumer_requests,
+    latest_requests,
     raw_appends,
     read_requests,
     topic_requests,
@@ -94,15 +96,26 @@ _OPERATIONS |= {
         "State of a topic",
         "The configuration, the seqs and the counters of a topic. Never creates it.",
         ok(answer_types.TopicStateAnswer, "The present state."),
-        parameters=(boolean("touch", True, "Count this as a use of the topic, which may set its priority."),),
+        parameters=(
+            boolean("touch", True, "Count this as a use of the topic, which may set its priority."),
+            boolean("places", False, "The answer has `places`: how many seqs are gone, and where the live ones are."),
+        ),
         codes=("topic_not_found",),
     ),
     "list_topics": Operation(
         TOPICS,
         "List topics",
-        "The topics that the key covers, in the order of their names.",
+        "The topics that the key covers, in the order of their names. With `type=queue` the entries have `queue`, the "
+        "counters of the queue. With `sort` the answer has the topics with the most records or bytes, or those that "
+        "were written to last, and no `next_cursor`; the daemon looks at all topics for that.",
         ok(answer_types.TopicListAnswer, "A page of the list."),
-        parameters=(PREFIX, *PAGE, boolean("touch", False, "Count this as a use of the topics.")),
+        parameters=(
+            PREFIX,
+            *PAGE,
+            boolean("touch", False, "Count this as a use of the topics."),
+            Parameter("type", "Only topics of this type.", {"enum": list(topic_requests.TOPIC_TYPES)}),
+            Parameter("sort", "The first ones in this order.", {"enum": list(topic_requests.TOPIC_ORDERS)}),
+        ),
     ),
     "delete_topic": Operation(
         TOPICS,
@@ -246,7 +259,7 @@ _OPERATIONS |= {
         "Takes a checkpoint, after which all records that could be read before are in sealed segments; later records "
         "go to a new one. A topic of which nothing is stored has no segments.",
         ok(answer_types.SealedAnswer, "The segments are sealed, and on disk."),
-        codes=("topic_not_found", "read_only"),
+        codes=("topic_not_found", "read_only", "not_owner"),
     ),
     "diff_post": Operation(
         RECORDS,
@@ -289,6 +302,17 @@ _OPERATIONS |= {
         "type, if `Accept` names that type, as such or as `image/*`, `audio/*` or `video/*`, and does not prefer JSON.",
         {200: Answer("The record, or its bytes.", {JSON: answer_types.Record, **dict.fromkeys(RAW_TYPES)})},
         codes=("topic_not_found", "record_not_found", "throttled"),
+    ),
+    "latest": Operation(
+        RECORDS,
+        "The newest records of tags",
+        "With `tag` the newest record of that tag; with `prefix` the newest record of each tag that begins with it, a "
+        "page at a time. Exactly one of them is needed. Records whose `data` is null are left out. `404 "
+        "record_not_found` of a tag has `detail.reason` `none` or `null` (its newest record is null).\n\nWhoever has "
+        "read all pages goes on with a read from the `head_seq` of the first page, and has the table and all changes.",
+        ok(answer_types.LatestAnswer, "The record, or a page of records."),
+        parameters=query_of(latest_requests.LatestQuery),
+        codes=("topic_not_found", "record_not_found"),
     ),
     "delete_records": Operation(
         RECORDS,
@@ -374,6 +398,14 @@ _OPERATIONS |= {
         "Its position, and who owns it. Counts as a use of the consumer.",
         ok(answer_types.ConsumerAnswer, "The present state."),
         codes=_CONSUMER_CODES,
+    ),
+    "all_consumers": Operation(
+        CONSUMERS,
+        "List the consumers of all topics",
+        "The consumers of the topics that the key covers, in the order of topics and consumers. `prefix` is about the "
+        "names of topics.",
+        ok(answer_types.ConsumerListAnswer, "A page of the list."),
+        parameters=(PREFIX, *PAGE),
     ),
     "list_consumers": Operation(
         CONSUMERS,
@@ -527,6 +559,7 @@ _OPERATIONS |= {
 }
 
 _OPERATIONS |= JOB_OPERATIONS
+_OPERATIONS |= DAEMON_OPERATIONS
 
 OPERATIONS: Final[Mapping[str, Operation]] = _OPERATIONS
 """By the name of the route."""

@@ -89,6 +89,16 @@ _PATH_PARAMETERS: Final[Mapping[str, Json]] = {
         "schema": {"type": "string", **TOPIC},
         "example": "mailer",
     },
+    "folder": {
+        "description": "Folder of the console's files.",
+        "schema": {"type": "string", "minLength": 1},
+        "example": "views",
+    },
+    "asset": {
+        "description": "Name of a file of the console.",
+        "schema": {"type": "string", "minLength": 1},
+        "example": "style.css",
+    },
     "wid": {
         "description": "Name of a watch session.",
         "schema": {"type": "string", "minLength": 1},

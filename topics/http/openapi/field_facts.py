@@ -18,7 +18,9 @@ from topics.groups.group_events import MAX_UNFINISHED
 from topics.http import answer_types
 from topics.http.openapi.daemon_facts import DAEMON_FACTS
 from topics.http.openapi.fact import FILTER, NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
+from topics.http.openapi.figure_facts import FIGURE_FACTS
 from topics.http.openapi.job_facts import JOB_FACTS
+from topics.http.openapi.latest_facts import LATEST_FACTS
 from topics.http.requests import (
     append_requests,
     condition_requests,
@@ -147,7 +149,8 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "durable": Fact("Short for `durability`: true is `fsync`, false is `disk`. `durability` takes precedence."),
     "durability": Fact(
         "When an append is answered: at once, and the records are never written (`ephemeral`); before they are written "
-        "(`memory`); when they are written (`disk`); when they are synced (`fsync`)."
+        "(`memory`); when they are written (`disk`); when they are synced (`fsync`); when they are in the bucket, too "
+        "(`remote`, which needs one)."
     ),
     "priority": clamped("Manual priority in delivery; null for none.", -1000, 1000),
     "auto_priority": Fact("Recent use sets the priority while `priority` is null."),
@@ -187,6 +190,11 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "segment_max_events": _limit("segment_max_events", "Records of a segment"),
     "segment_max_bytes": _limit("segment_max_bytes", "Bytes of a segment's records"),
     "segment_max_age_ms": _limit("segment_max_age_ms", "Age at which a segment is sealed; 0 is off"),
+    "compression": Fact(
+        "Whether sealed segments are compressed (`zstd`) or not (`off`); null for the daemon's setting."
+    ),
+    "keep_per_tag": seq("Logs: only the newest so many records of each tag are kept; 0 is off."),
+    "null_ttl_ms": seq("With `keep_per_tag`: how long a record with a tag and `data: null` is kept; 0 is for ever."),
     "retention": Fact(
         "Logs: with `consumed`, records that all consumers, groups and routers of the topic have passed are deleted, "
         "once there is a consumer or a group."
@@ -232,6 +240,7 @@ _WISHES: Final[Mapping[str, Fact]] = {
     "include_data": Fact("Records have their `data`."),
     "filter": FILTER,
     "create": Fact("Wait for a topic that does not exist yet, instead of a 404. This does not create it."),
+    "touch": Fact("Delivery counts as a use of the topics, which may set their priority."),
 }
 
 _START: Final[Mapping[str, Fact]] = {
@@ -305,8 +314,10 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "cold_segments_read": Fact("Segments that were read from the cold directory."),
     },
     TopicState: {
+        "places": Fact("Where its seqs are; only with `places=true`."),
         "type": Fact("A log or a queue."),
         "synced_seq": seq("The highest seq known to be on disk; 0 for `ephemeral`."),
+        "bucket_seq": seq("The highest seq that is in the bucket; 0 for `ephemeral`. Absent without a bucket."),
         "config": Fact("The full configuration."),
         "last_write_ts": seq("In ms since the epoch; null if never."),
         "last_read_ts": seq("In ms since the epoch; null if never."),
@@ -317,6 +328,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         ),
     },
     TopicSummary: {
+        "queue": Fact("The counters of a queue, in a list with `type=queue`; otherwise absent."),
         "type": Fact("A log or a queue."),
         "durable": Fact("True if appends wait for a sync."),
         "durability": Fact("The commit class."),
@@ -415,6 +427,8 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "disable_backpressure": Fact("Wait under pressure instead of being refused with 429."),
     },
     read_requests.ReadBody: {
+        "before_seq": seq("Read backwards: the newest records below this seq, the newest first; a tombstone follows."),
+        "touch": Fact("Count this as a use of the topic, which may set its priority."),
         "from_seq": Fact("Records after this seq. Not together with `consumer`.", {**U64, "default": 0}),
         "epoch": seq("The instance that the reader knows. If the topic is another one, there is a tombstone."),
         "limit": Fact(f"Most records; 0 means the default, clamped to {setting('max_limit')}.", U64),
@@ -590,6 +604,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     answer_types.ReleasedAnswer: {"released": Fact("False if this generation did not own it.")},
     DeleteRequest: {
+        "dry_run": Fact("Count the records, and delete none."),
         "after_seq": seq("Records with larger seqs."),
         "before_seq": seq("Records with smaller seqs."),
         "before_ts": seq("Records whose `$ts` is smaller (ms since the Unix epoch)."),
@@ -637,7 +652,9 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
             f"Clamped to {watch_requests.MIN_HEARTBEAT_MS}..{watch_requests.MAX_HEARTBEAT_MS}.",
             U64,
         ),
-        "consistency": Fact("`strong`: a record is delivered once it is synced."),
+        "consistency": Fact(
+            "`strong`: a record is delivered once it is synced. `remote`: once it is in the bucket; 400 without one."
+        ),
     },
     WatchStart: _START,
     WatchedTopic: {"from_seq": seq("Records after this seq will be delivered.")},
@@ -699,10 +716,14 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     answer_types.ReadAnswer: {
         "records": Fact("In the order of their seqs."),
         "next_from_seq": seq("The last seq that was examined: `from_seq` of the next read."),
+        "next_before_seq": seq("With `before_seq`: the `before_seq` of the next read."),
         "caught_up": Fact("True if there are no more records. `records` may be empty although there are more."),
         "tombstone": Fact("A gap before these records, or null."),
     },
-    answer_types.RecordsDeletedAnswer: {"deleted": seq("Records that were deleted.")},
+    answer_types.RecordsDeletedAnswer: {
+        "deleted": seq("Records that were deleted; with `dry_run` those that would be."),
+        "dry_run": Fact("True if nothing was deleted; otherwise absent."),
+    },
     answer_types.ClaimedJob: {
         "lease_id": Fact("Opaque. Identifies the lease in an ack, nack or extend.", {"pattern": "^lease_[0-9a-f]+$"}),
         "deadline": seq("When the lease ends, in ms since the epoch."),
@@ -731,15 +752,6 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     answer_types.RouterListAnswer: {"routers": Fact("In the order of their names.")},
     answer_types.RouterDeletedAnswer: {"deleted": Fact("False if there was no such router.")},
-    answer_types.RootAnswer: {
-        "service": Fact("The name of the service."),
-        "version": Fact("The version of the daemon."),
-        "docs": Fact("Path of the description for people."),
-        "openapi": Fact("Path of the description for programs."),
-        "topics": Fact("Path of the list of topics."),
-        "ready": Fact("Path of the readiness check."),
-        "metrics": Fact("Path of the metrics."),
-    },
     answer_types.SealedAnswer: {"segments": seq("The number of segments that the topic has now.")},
     answer_types.ShardPosition: {
         "shard": seq("Number of the shard."),
@@ -747,7 +759,9 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "offset": seq("Byte offset in that file."),
     },
     **JOB_FACTS,
+    **LATEST_FACTS,
     **DAEMON_FACTS,
+    **FIGURE_FACTS,
     answer_types.Sample: {"labels": Fact("Values of the labels, by name."), "value": Fact("The present value.")},
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from topics.http.openapi.operation import (
     JsonBody,
     Operation,
     Parameter,
+    boolean,
     events,
     ok,
     query_of,
@@ -103,7 +104,7 @@ JOB_OPERATIONS |= {
         "Answers when the letters that are on their way are moved. What was moved stays moved. Stopping where none is "
         "running is no failure.",
         ok(answer_types.RedriveAnswer, "No redrive is running."),
-        codes=("topic_not_found", "read_only"),
+        codes=("topic_not_found", "read_only", "not_owner"),
     ),
     "extend": Operation(
         QUEUES,
@@ -131,7 +132,12 @@ _STATE: Final = Parameter(
     "Only jobs in this state; without it, jobs in all states but `dead`, which needs read on the dead-letter topic.",
     {"type": "string", "enum": list(job_requests.STATES)},
 )
-_LIST: Final = (_STATE, Parameter("filter", f"{FILTER.text} As JSON.", {"type": "string", "minLength": 1}), *PAGE)
+_LIST: Final = (
+    _STATE,
+    Parameter("filter", f"{FILTER.text} As JSON.", {"type": "string", "minLength": 1}),
+    *PAGE,
+    boolean("touch", True, "Count this as a use of the topic, which may set its priority."),
+)
 _LIST_TEXT: Final = (
     "In the order of their seqs, each with its record. A page is a view of one moment; nothing is promised from one "
     f"page to the next. A page looks at no more than {setting('max_scan')} records, so it may be empty and have a "
@@ -199,6 +205,14 @@ JOB_OPERATIONS |= {
         "How far it is, and who holds how much.",
         ok(answer_types.GroupAnswer, "The present state."),
         codes=("topic_not_found", "group_not_found", "not_a_log"),
+    ),
+    "all_groups": Operation(
+        LOG_GROUPS,
+        "List the groups of all topics",
+        "The groups of the logs that the key covers, in the order of topics and groups. `prefix` is about the names of "
+        "topics.",
+        ok(answer_types.GroupListAnswer, "A page of the list."),
+        parameters=(PREFIX, *PAGE),
     ),
     "list_groups": Operation(
         LOG_GROUPS,

@@ -139,5 +139,5 @@ def events(text: str) -> dict[int, Answer]:
     return {200: Answer(text, {EVENTS.decode(): None})}
 
 
-WRITES: Final = ("throttled", "read_only")
+WRITES: Final = ("throttled", "read_only", "not_owner")
 """The codes of calls that write to the log."""

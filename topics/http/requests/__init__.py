@@ -12,6 +12,7 @@ record_slices         decoding the records of large appends in slices
 transaction_requests  appends to several topics
 filter_fields         filters of reads
 read_requests         reads and exports
+latest_requests       the newest records of tags
 topic_requests        topics, routers, deletions, commits of stages
 redrive_requests      which dead letters are moved back, and how
 queue_requests        claims, acks, nacks, extensions, pauses, work streams

@@ -12,7 +12,7 @@ from topics.errors import invalid
 from topics.http.requests.filter_fields import check_filter
 from topics.http.requests.json_checks import check_depth, check_text, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
-from topics.http.requests.topic_requests import ListCursors, ListPage, page_of
+from topics.http.requests.topic_requests import ListCursors, ListPage, check_pair, page_of
 from topics.log.names import check_consumer_name
 from topics.log.topic_config import MAX_LEASE_MS, MIN_LEASE_MS
 from topics.model import MAX_U64, ConsumerMove, ConsumerPatch, ConsumerStart
@@ -131,6 +131,14 @@ def decode_release(raw: bytes) -> int:
 def decode_consumer_list(query: bytes) -> ListPage:
     """`prefix`, `cursor` and `page_size` of a list of consumers. Raises 400."""
     return page_of(Query(query), CONSUMER_CURSORS)
+
+
+ALL_CONSUMER_CURSORS: Final = ListCursors(b"C:", check_pair)
+
+
+def decode_all_consumers(query: bytes) -> ListPage:
+    """`prefix`, `cursor` and `page_size` of a list of the consumers of all topics. Raises 400."""
+    return page_of(Query(query), ALL_CONSUMER_CURSORS)
 
 
 def _decode(decoder: msgspec.json.Decoder[B], raw: bytes, required: str) -> B:

@@ -14,7 +14,7 @@ from topics.http.requests.consumer_requests import Place, SeqPlace, place_of
 from topics.http.requests.filter_fields import check_filter
 from topics.http.requests.json_checks import check_depth, check_utf8, decode_json
 from topics.http.requests.query_strings import Query
-from topics.http.requests.topic_requests import ListCursors, ListPage, page_of
+from topics.http.requests.topic_requests import ListCursors, ListPage, check_pair, page_of
 from topics.log.names import check_topic_name
 from topics.model import ClaimRate, GroupPatch, KeyLimitConfig, OrderBy, RetryPolicy, TopicConfigPatch
 
@@ -58,6 +58,14 @@ def decode_put_group(raw: bytes) -> GroupPatch:
         filter=UNSET if body.filter is UNSET else check_filter(body.filter),
         max_unfinished=body.max_unfinished,
     )
+
+
+ALL_GROUP_CURSORS: Final = ListCursors(b"G:", check_pair)
+
+
+def decode_all_groups(query: bytes) -> ListPage:
+    """`prefix`, `cursor` and `page_size` of a list of the groups of all topics. Raises 400."""
+    return page_of(Query(query), ALL_GROUP_CURSORS)
 
 
 def decode_group_list(query: bytes) -> ListPage:

@@ -60,7 +60,7 @@ class JobListQuery(NamedTuple):
 
 
 def decode_job_list(query: bytes) -> JobListQuery:
-    """`state`, `filter`, `cursor` and `page_size` of a list of jobs. Raises 400."""
+    """`state`, `filter`, `cursor`, `page_size` and `touch` of a list of jobs. Raises 400."""
     values = Query(query)
     state = values.text("state", "") if values.all("state") else None
     if state is not None and state not in STATES:
@@ -69,7 +69,8 @@ def decode_job_list(query: bytes) -> JobListQuery:
     page = page_of(values, LETTER_CURSORS if dead else JOB_CURSORS)
     wanted = None if dead else cast("JobStateName | None", state)
     after = int(page.after or 0)
-    return JobListQuery(JobPageRequest(wanted, check_query_filter(values), after, page.page_size), dead)
+    touch = values.boolean("touch", True)
+    return JobListQuery(JobPageRequest(wanted, check_query_filter(values), after, page.page_size, touch), dead)
 
 
 def decode_retry(raw: bytes, settings: Settings) -> tuple[JobSelection, Literal["delayed", "dead"] | None]:

@@ -103,9 +103,10 @@ def decode_create(query: bytes) -> bool:
     return Query(query).boolean("create", True)
 
 
-def decode_touch(query: bytes) -> bool:
-    """`touch` of a read of a topic's state. Raises 400."""
-    return Query(query).boolean("touch", True)
+def decode_look(query: bytes) -> tuple[bool, bool]:
+    """`touch` and `places` of a read of a topic's state. Raises 400."""
+    values = Query(query)
+    return values.boolean("touch", True), values.boolean("places", False)
 
 
 def decode_hold_ms(query: bytes) -> int:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from topics.config import Settings
+from topics.engine.operations.backward_reads import BackwardRead
 from topics.engine.operations.export import ExportRequest
 from topics.errors import invalid
 from topics.filters.record_filter import Filter
@@ -92,12 +93,14 @@ class ReadBody(msgspec.Struct, kw_only=True):
     commit_seq: int | None = None
     generation: int | None = None
     ack: Literal["before"] | None = None
+    before_seq: int | None = None
+    touch: bool = True
 
 
 _read_body: Final = msgspec.json.Decoder(ReadBody)
 
 
-def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
+def decode_read(raw: bytes, settings: Settings) -> ReadRequest | BackwardRead:
     """The body of a diff, with its numbers clamped (`docs/spec/api.md` section 5). Raises 400."""
     body = ReadBody()
     if raw:
@@ -108,7 +111,7 @@ def decode_read(raw: bytes, settings: Settings) -> ReadRequest:
     return _read_request(body, nodes, check_filter(body.filter), settings)
 
 
-def decode_read_query(query: bytes, settings: Settings) -> ReadRequest:
+def decode_read_query(query: bytes, settings: Settings) -> ReadRequest | BackwardRead:
     """The query of a diff, with its numbers clamped (`docs/spec/api.md` section 5). `node` may be repeated. Raises
     400."""
     values = Query(query)
@@ -124,6 +127,8 @@ def decode_read_query(query: bytes, settings: Settings) -> ReadRequest:
         commit_seq=values.integer("commit_seq", None),
         generation=values.integer("generation", None),
         ack=_ack(values),
+        before_seq=values.integer("before_seq", None),
+        touch=values.boolean("touch", True),
     )
     return _read_request(body, values.all("node"), check_query_filter(values), settings)
 
@@ -136,12 +141,16 @@ def _ack(values: Query) -> Literal["before"] | None:
     return "before"
 
 
-def _read_request(body: ReadBody, nodes: list[str], wanted: Filter | None, settings: Settings) -> ReadRequest:
-    for name in ("from_seq", "epoch", "limit", "wait_ms", "max_batch_bytes", "commit_seq", "generation"):
+def _read_request(
+    body: ReadBody, nodes: list[str], wanted: Filter | None, settings: Settings
+) -> ReadRequest | BackwardRead:
+    for name in ("from_seq", "epoch", "limit", "wait_ms", "max_batch_bytes", "commit_seq", "generation", "before_seq"):
         value = getattr(body, name)
         if value is not None and value is not UNSET and not 0 <= value <= MAX_U64:
             raise not_u64(name)
     check_nodes(nodes, settings)
+    if body.before_seq is not None:
+        return _backward_read(body, nodes, wanted, settings)
     return ReadRequest(
         from_seq=0 if body.from_seq is UNSET else body.from_seq,
         epoch=body.epoch,
@@ -153,6 +162,29 @@ def _read_request(body: ReadBody, nodes: list[str], wanted: Filter | None, setti
         max_batch_bytes=min(body.max_batch_bytes or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
         filter=wanted,
         consumer=_consumer_read(body),
+        touch=body.touch,
+    )
+
+
+def _backward_read(body: ReadBody, nodes: list[str], wanted: Filter | None, settings: Settings) -> BackwardRead:
+    """A read of the newest records below `before_seq`. Raises 400 for what only a read forwards has."""
+    assert body.before_seq is not None
+    if body.wait_ms:
+        raise invalid("wait_ms", "a read with before_seq does not wait")
+    for name in ("consumer", "commit_seq", "generation", "ack"):
+        if getattr(body, name) is not None:
+            raise invalid(name, "a read with before_seq is not that of a consumer")
+    return BackwardRead(
+        before_seq=body.before_seq,
+        from_seq=0 if body.from_seq is UNSET else body.from_seq,
+        epoch=body.epoch,
+        limit=min(body.limit or DEFAULT_LIMIT, settings.max_limit),
+        nodes=frozenset(nodes),
+        include_tags=body.include_tags,
+        include_meta=body.include_meta,
+        max_batch_bytes=min(body.max_batch_bytes or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
+        filter=wanted,
+        touch=body.touch,
     )
 
 

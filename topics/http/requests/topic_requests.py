@@ -7,12 +7,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from topics.config import Settings
+from topics.engine.topic_states import TopicOrder
 from topics.errors import ApiError, invalid
 from topics.http.requests.append_requests import check_key
 from topics.http.requests.condition_requests import ConditionFields, check_members
@@ -27,6 +28,7 @@ from topics.model import (
     DeleteRequest,
     RouterPatch,
     TopicConfigPatch,
+    TopicType,
 )
 from topics.routing.router import match_of
 
@@ -81,6 +83,7 @@ class DeleteSelection(NamedTuple):
     match: TagMatch | None
     after_seq: int | None = None
     before_ts: int | None = None
+    dry_run: bool = False
 
 
 _delete_body: Final = msgspec.json.Decoder(DeleteRequest)
@@ -117,6 +120,7 @@ def decode_delete(raw: bytes, settings: Settings) -> DeleteSelection:
         match=None if body.match is UNSET else check_match(parse_match(body.match), "match", settings),
         after_seq=given.get("after_seq"),
         before_ts=given.get("before_ts"),
+        dry_run=body.dry_run,
     )
 
 
@@ -180,26 +184,76 @@ class ListCursors:
         return name
 
 
+TOPIC_TYPES: Final[tuple[TopicType, ...]] = get_args(TopicType)
+TOPIC_ORDERS: Final[tuple[TopicOrder, ...]] = get_args(TopicOrder)
+T = TypeVar("T", bound=str)
+
+MAX_ID_DIGITS: Final = 20
+
 TOPIC_CURSORS: Final = ListCursors(b"t:", check_topic_name)
 
 ROUTER_CURSORS: Final = ListCursors(b"r:", check_router_name)
 
 
+def check_pair(text: str, field: str) -> str:
+    """Check the name of a topic and of something that it has, with a slash between them. Raises 400."""
+    topic, _, name = text.partition("/")
+    check_topic_name(topic, field)
+    check_topic_name(name, field)
+    return text
+
+
+def pair_of(after: str | None) -> tuple[str, str] | None:
+    """The topic and the name in a cursor that `check_pair` has checked."""
+    if after is None:
+        return None
+    topic, _, name = after.partition("/")
+    return topic, name
+
+
+def check_connection_id(text: str, field: str) -> str:
+    """Check the number of an open connection. Raises 400."""
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS):
+        raise invalid(field, "is not the number of a connection")
+    return text
+
+
+CONNECTION_CURSORS: Final = ListCursors(b"n:", check_connection_id)
+
+
 class ListPage(NamedTuple):
     """Which part of a list is asked for: names that begin with `prefix` and come after `after`, at most `page_size` of
-    them. `touch`: the request counts as a use of the topics."""
+    them. `touch`: the request counts as a use of the topics. `kind`: only topics of this type. `sort`: not in the order
+    of names, and without a cursor."""
 
     prefix: str
     after: str | None
     page_size: int
     touch: bool = False
+    kind: TopicType | None = None
+    sort: TopicOrder | None = None
 
 
 def decode_list_query(query: bytes) -> ListPage:
-    """`prefix`, `cursor`, `page_size` and `touch` of a list of topics (`docs/spec/api.md` sections 1 and 3). Raises
-    400."""
+    """`prefix`, `cursor`, `page_size`, `touch`, `type` and `sort` of a list of topics (`docs/spec/api.md` sections 1
+    and 3). Raises 400."""
     values = Query(query)
-    return page_of(values, TOPIC_CURSORS, touch=values.boolean("touch", False))
+    page = page_of(values, TOPIC_CURSORS, touch=values.boolean("touch", False))
+    kind = _choice(values, "type", TOPIC_TYPES)
+    sort = _choice(values, "sort", TOPIC_ORDERS)
+    if sort is not None and page.after is not None:
+        raise invalid("cursor", "a list with sort has one page")
+    return page._replace(kind=kind, sort=sort)
+
+
+def _choice(values: Query, name: str, choices: tuple[T, ...]) -> T | None:
+    if not values.all(name):
+        return None
+    text = values.text(name, "")
+    for choice in choices:
+        if choice == text:
+            return choice
+    raise invalid(name, f"must be one of {', '.join(map(str, choices))}")
 
 
 class RouterSelection(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,7 +22,7 @@ from topics.http.requests.json_checks import check_depth, check_utf8, decode_jso
 from topics.http.requests.query_strings import Query
 from topics.http.requests.read_requests import DEFAULT_LIMIT, MAX_BATCH_BYTES, check_nodes
 from topics.log.names import TOPIC_NAME, check_consumer_name, check_topic_name
-from topics.model import MAX_U64, WatchRequest, WatchStart
+from topics.model import MAX_U64, Consistency, WatchRequest, WatchStart
 
 DEFAULT_FRAME_BYTES: Final = 256 << 10
 DEFAULT_HEARTBEAT_MS: Final = 15_000
@@ -40,6 +40,7 @@ class FeedOptions(msgspec.Struct, kw_only=True):
     include_tags: bool = False
     include_data: bool = True
     create: bool = False
+    touch: bool = True
     filter: msgspec.Raw | UnsetType = UNSET
 
 
@@ -49,7 +50,7 @@ class WatchBody(FeedOptions, kw_only=True, forbid_unknown_fields=True):
     topics: dict[str, msgspec.Raw] | None = None
     prefixes: dict[str, msgspec.Raw] | None = None
     heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
-    consistency: Literal["eventual", "strong"] = "eventual"
+    consistency: Consistency = "eventual"
 
 
 class SubscribeBody(FeedOptions, kw_only=True):
@@ -91,7 +92,7 @@ def decode_watch(raw: bytes, query: bytes, settings: Settings) -> WatchRequest:
         settings,
         prefixes=_starts("prefixes", prefixes),
         heartbeat_ms=body.heartbeat_ms,
-        strong=body.consistency == "strong",
+        consistency=body.consistency,
         lenient=lenient,
     )
 
@@ -107,6 +108,7 @@ def decode_stream(topic: str, query: bytes, settings: Settings) -> WatchRequest:
         include_tags=values.boolean("include_tags", False),
         include_data=values.boolean("include_data", True),
         create=values.boolean("create", False),
+        touch=values.boolean("touch", True),
     )
     start = WatchStart(
         from_seq=values.integer("from_seq", UNSET),
@@ -160,7 +162,7 @@ def _request(
     prefixes: Mapping[str, WatchStart] = MappingProxyType({}),
     field: str = "prefixes",
     heartbeat_ms: int = DEFAULT_HEARTBEAT_MS,
-    strong: bool = False,
+    consistency: Consistency = "eventual",
     lenient: bool = False,
     wanted: Filter | None = None,
 ) -> WatchRequest:
@@ -187,9 +189,10 @@ def _request(
         include_tags=body.include_tags,
         include_meta=body.include_meta,
         include_data=body.include_data,
-        strong=strong,
+        consistency=consistency,
         lenient=lenient,
         create=body.create,
+        touch=body.touch,
         filter=wanted or check_filter(body.filter),
         filters=_filters("topics", topics),
         prefix_filters=_filters("prefixes", prefixes),

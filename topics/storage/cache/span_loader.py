@@ -114,7 +114,10 @@ class SpanLoader:
             segment, n = span.segment, span.n
             assert isinstance(segment, Segment)
             kind = Pool.COLD_READ if segment.tier == "cold" else Pool.HOT_READ
-            found = await self._offload.run(kind, partial(load, self.tiers, segment, span.first, n))
+            flaggings = -1
+            while span.flaggings != flaggings:  # as in `_load_one`
+                flaggings = span.flaggings
+                found = await self._offload.run(kind, partial(load, self.tiers, segment, span.first, n))
             if span.loaded:
                 self._cache.forget_columns(span)
                 span.detach()
@@ -154,10 +157,15 @@ class SpanLoader:
         if not topic.log.stored.holds(span):
             return
         assert isinstance(segment, Segment)
-        n = span.n
-        found = await self._read(segment, partial(load_columns, segment=segment, first=span.first, n=n))
-        if found.damaged:
-            found = await self._load_damaged(topic, span, segment)
+        while True:
+            n, flaggings = span.n, span.flaggings
+            found = await self._read(segment, partial(load_columns, segment=segment, first=span.first, n=n))
+            if found.damaged:
+                found = await self._load_damaged(topic, span, segment)
+            if span.flaggings == flaggings:
+                break
+            # Deletions were flagged during the read. They are not in `unflagged` any more, and perhaps not in what was
+            # read.
         await self._attach(topic, span, segment, n, found)
 
     async def _load_damaged(self, topic: SpanOwner, span: Span, segment: Segment) -> LoadedSpan:

@@ -117,6 +117,9 @@ class ColdStore:
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
         return self._read(topic_id, name, partial(self._inner.read_range, topic_id, name, offset, length))
 
+    def read_stored(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+        return self._read(topic_id, name, partial(self._inner.read_stored, topic_id, name, offset, length))
+
     def patch(self, topic_id: int, name: str, patches: Sequence[tuple[int, bytes]]) -> None:
         self._change(topic_id, name, lambda _: self._inner.patch(topic_id, name, patches))
 
@@ -128,6 +131,9 @@ class ColdStore:
 
     def length(self, topic_id: int, name: str) -> int:
         return self._read(topic_id, name, partial(self._inner.length, topic_id, name))
+
+    def stored_length(self, topic_id: int, name: str) -> int:
+        return self._read(topic_id, name, partial(self._inner.stored_length, topic_id, name))
 
     def topics(self) -> list[int]:
         return self._read(0, "", self._inner.topics)

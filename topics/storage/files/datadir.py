@@ -42,8 +42,8 @@ _SNAPSHOT_NAME = re.compile(r"snapshot\.(0|[1-9][0-9]*)\.cbor")
 _SHARD_NAME = re.compile(r"shard-([0-9]{2,})")
 _TOPIC_NAME = re.compile(r"[0-9a-f]{16}")
 _MANIFEST_NAME = re.compile(r"topic(?:\.([1-9][0-9]{0,8}))?\.cbor")
-_SEGMENT_NAME = re.compile(r"seg-([0-9]{20})\.(data|idx|tags|idx\.cold|tags\.cold|object)")
-_SEGMENT_KINDS: Final = ("data", "idx", "tags", "idx.cold", "tags.cold", "object")
+_SEGMENT_NAME = re.compile(r"seg-([0-9]{20})\.(data|idx|tags|del|idx\.cold|tags\.cold|object)")
+_SEGMENT_KINDS: Final = ("data", "idx", "tags", "del", "idx.cold", "tags.cold", "object")
 
 
 class DataDirError(Exception):
@@ -82,6 +82,11 @@ class DataDir:
     def bucket_path(self) -> str:
         """What the directory knows of its bucket (`topics.bucket.local_note`)."""
         return join(self.meta_dir, "bucket")
+
+    @property
+    def standby_path(self) -> str:
+        """Up to which round of the bucket the log of a standby is whole (`topics.bucket.standby`)."""
+        return join(self.meta_dir, "standby")
 
     @property
     def restore_path(self) -> str:
@@ -184,8 +189,8 @@ def parse_topic_name(name: str) -> int | None:
 def segment_name(first_seq: int, kind: str) -> str:
     """The name of a file of the segment that starts at `first_seq`.
 
-    `kind` is "data", "idx" or "tags"; "idx.cold" or "tags.cold" is the hot copy of a cold segment's file, "object" the
-    pointer to one that is in a bucket (`segment_pointer`).
+    `kind` is "data", "idx" or "tags", or "del" for the deletions in a packed `.data`; "idx.cold" or "tags.cold" is the
+    hot copy of a cold segment's file, "object" the pointer to one that is in a bucket (`segment_pointer`).
     """
     assert kind in _SEGMENT_KINDS, kind
     return f"seg-{first_seq:020d}.{kind}"

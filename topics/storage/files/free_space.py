@@ -48,6 +48,8 @@ class FreeSpace:
     def __init__(self, settings: Settings, path: str, *, fs: Fs, offload: Offload) -> None:
         self.shortage: str | None = None
         """The reason for refusing appends, as clients are told; None if there is enough room."""
+        self.free_bytes: int | None = None
+        """The free room at the last look; None if it is not known."""
         self.displaced = False
         """True while the data directory is not at its path."""
         self._place: str | None = None
@@ -61,6 +63,7 @@ class FreeSpace:
         with suppress(OSError):
             room = await self._room()
             self._place = room.place
+            self.free_bytes = room.bytes
             self.shortage = self._shortage(room)
 
     async def watch(self) -> None:
@@ -86,6 +89,7 @@ class FreeSpace:
                 }
                 if unknown:
                     log.info("free_space_known_again", **figures)
+                self.free_bytes = room.bytes
                 self._place = self._place or room.place
                 self._displace(displaced=room.place != self._place)
                 unknown, self.shortage = False, self._shortage(room)

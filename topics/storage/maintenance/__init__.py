@@ -18,6 +18,7 @@ reclaimer          gives back the space of deleted, evicted and expired records
 appointments       when the reclaimer has to look at a topic again
 purges             which segments are rewritten because they hold deleted bytes for too long
 segment_rewrite    the new files of segments that the reclaimer rewrites
+packer             compresses sealed segments
 relocator          moves old segments to the cold directory
 cold_flags         flags deleted records in the segments of a cold directory
 home_moves         copies segments from a bucket back into the data directory

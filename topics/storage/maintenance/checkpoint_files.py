@@ -11,18 +11,21 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import trio
 
+from topics.config import Settings
 from topics.runtime.offload import Offload, Pool
-from topics.storage.files.datadir import DataDir
+from topics.storage.files.datadir import DataDir, segment_name
 from topics.storage.files.fs import Fs
 from topics.storage.maintenance.base_capture import CapturedSegment, CapturedTopic
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.named_files import NamedFiles
+from topics.storage.maintenance.packer import is_unpacked, packs
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.store import Store
@@ -62,6 +65,7 @@ class CheckpointFiles:
 
     def __init__(
         self,
+        settings: Settings,
         store: Store,
         source: TopicSource,
         checkpoints: TopicCheckpoints,
@@ -71,6 +75,7 @@ class CheckpointFiles:
         offload: Offload,
     ) -> None:
         self.tiers = store.tiers
+        self._settings = settings
         self._store = store
         self._file_holds = file_holds
         self._source = source
@@ -124,10 +129,13 @@ class CheckpointFiles:
             end = moment.cuts[writer.shard].ordinal if moment.cuts else math.inf
             files = self._store.files.of_shard(writer.shard)
             names += [datadir.relative(file.path) for file in files if file.ordinal < end]
+        packed: list[tuple[int, int]] = []
         for i, (topic, generation, segments) in enumerate(self._topics(moment, named, held=held), 1):
             if generation is not None:
                 names.append(_RELATIVE.manifest_path(topic.id, generation))
             names += self._segment_files(segments)
+            packed += [(s.topic_id, s.first) for s in segments if s.packed and s.tier == "hot"]
+            names += await self._cold_deletions(s for s in segments if s.packed and s.tier == "cold")
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
         names += await self._offload.run(Pool.FILES, partial(self._foreign_files, moment.foreign))
@@ -138,7 +146,8 @@ class CheckpointFiles:
             for s in topic.segment_set.segments
             if s.tier == "cold"
         ]
-        return names + await self._offload.run(Pool.FILES, partial(self._copies_of_cold, cold))
+        names += await self._offload.run(Pool.FILES, partial(self._existing, packed, ("del",)))
+        return names + await self._offload.run(Pool.FILES, partial(self._existing, cold, COPIES_OF_COLD))
 
     def _topics(
         self, moment: Moment, named: NamedFiles, *, held: bool
@@ -175,7 +184,7 @@ class CheckpointFiles:
         return named.manifests[topic.id]
 
     def _segment_files(self, segments: Iterable[Segment]) -> list[str]:
-        """Return the files of segments. Those in a bucket have none, but pointers (`_copies_of_cold`)."""
+        """Return the files of segments. Those in a bucket have none, but pointers (`_existing`)."""
         names = []
         for segment in segments:
             cold = segment.tier == "cold"
@@ -200,12 +209,23 @@ class CheckpointFiles:
                 names.append(_RELATIVE.segment_path(owner, first, "object"))
         return names
 
-    def _copies_of_cold(self, segments: Iterable[tuple[int, int]]) -> list[str]:
-        """Return those files of cold segments that are in the data directory as well. Runs in a worker thread."""
-        datadir = self._store.datadir
+    async def _cold_deletions(self, segments: Iterable[Segment]) -> list[str]:
+        """Return the `.del` files of packed segments in a cold directory."""
+        cold, found = self.tiers.cold, []
+        for segment in segments if cold is not None and self.tiers.objects is None else ():
+            assert cold is not None
+            name = segment_name(segment.first, "del")
+            with suppress(OSError):  # then the other files cannot be copied either
+                if await self._offload.run(Pool.COLD_READ, partial(cold.exists, segment.topic_id, name)):
+                    found.append(f"cold:{_RELATIVE.segment_path(segment.topic_id, segment.first, 'del')}")
+        return found
+
+    def _existing(self, segments: Iterable[tuple[int, int]], kinds: Iterable[str]) -> list[str]:
+        """Return those files of segments that are there, of the kinds that need not be. Runs in a worker thread."""
+        datadir, kinds = self._store.datadir, tuple(kinds)
         found = []
         for topic_id, first in sorted(segments):
-            paths = [datadir.segment_path(topic_id, first, kind) for kind in COPIES_OF_COLD]
+            paths = [datadir.segment_path(topic_id, first, kind) for kind in kinds]
             found += [datadir.relative(path) for path in paths if self._fs.exists(path)]
         return found
 
@@ -250,8 +270,11 @@ class CheckpointFiles:
         found: list[CapturedSegment] = []
         for i, topic in enumerate(list(self._source.by_id.values()), 1):
             if topic.segment_set is not None:
+                # Objects do not change, so those that are packed within seconds are left to be put as packed files.
+                is_packed = packs(self._settings, topic.config)
+                soon = set(filter(is_unpacked, topic.segment_set.segments)) if is_packed else set()
                 for segment in sorted(topic.segment_set.segments, key=lambda segment: segment.first):
-                    if segment.sealed and wanted(segment) and self.is_current(segment):
+                    if segment.sealed and segment not in soon and wanted(segment) and self.is_current(segment):
                         found.append(_captured(segment))
                         if len(found) == most:
                             return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
@@ -41,6 +41,7 @@ from topics.storage.wal.batches import ControlBatch, MaintenanceBatch
 from topics.storage.wal.frames import FrameType, encode_control
 from topics.storage.wal.shard_writer import ShardWriter
 from topics.storage.wal.wal_files import WalFile
+from topics.telemetry.figures import CheckpointFigures
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -109,7 +110,9 @@ class Compactor:
         self._file_holds = file_holds
         self._fs = fs
         self._offload = offload
-        self.files = CheckpointFiles(store, source, checkpoints, file_holds, fs=fs, offload=offload)
+        self.files = CheckpointFiles(settings, store, source, checkpoints, file_holds, fs=fs, offload=offload)
+        self.figures = CheckpointFigures()
+        """The checkpoints of this process."""
         self.keeper: LogKeeper | None = None
         """Who is asked before a file of the log is removed."""
         self._lock = trio.Lock()
@@ -219,21 +222,33 @@ class Compactor:
 
     async def name_files(self, hold_ms: int = 0) -> tuple[list[str], CheckpointResult]:
         """Take a checkpoint. Return the files that it consists of, relative to the data directory, and itself; files in
-        the cold directory have `cold:` in front. With `hold_ms`, none of the files is changed or removed for so long,
-        and the files of the log that are no longer written to are among them.
+        the cold directory have `cold:` in front. With `hold_ms`, none of the files is changed or removed for so long
+        from the return on, and the files of the log that are no longer written to are among them.
 
         During a hold, a call takes no new checkpoint and prolongs the hold. It names the same snapshots, which identify
         the hold, and otherwise the present files: those that a crash after all later checkpoints would leave if it had
         damaged their snapshots. Raises like `checkpoint`.
         """
-        async with self._lock:
-            hold = await self._begun_hold()
-            if not hold_ms:
-                return await self.files.names(hold.named, held=False), hold.taken
-            await self._file_holds.hold(hold_ms)
-            names = await self.files.names(hold.named, held=True)
-            self._hold, self._keeps_outdated = hold, True
-            return names, hold.taken
+        with ExitStack() as stack:
+            if hold_ms and self._lasting is not None:
+                # A checkpoint that is going on may take longer than the hold still lasts.
+                stack.enter_context(self._file_holds.naming())
+            async with self._lock:
+                hold = await self._begun_hold()
+                if not hold_ms:
+                    return await self.files.names(hold.named, held=False), hold.taken
+                before = self._lasting
+                self._hold, self._keeps_outdated = hold, True
+                # Naming the files may take longer than `hold_ms`, too.
+                stack.enter_context(self._file_holds.naming())
+                try:
+                    await self._file_holds.hold(hold_ms)
+                    names = await self.files.names(hold.named, held=True)
+                except BaseException:
+                    self._hold = before
+                    raise
+                await self._file_holds.hold(hold_ms)
+                return names, hold.taken
 
     async def _begun_hold(self) -> _Hold:
         """Return the present hold, or else a new one, with a checkpoint; it does not last yet."""
@@ -250,6 +265,7 @@ class Compactor:
         and ended by `release`. Raises like `checkpoint`; then it is not held, either."""
         async with self._lock:
             hold = await self._begun_hold()
+            self._hold, self._keeps_outdated = hold, True
             await self._file_holds.hold(hold_ms, BASE)
             try:
                 await self.files.prepare_cut()
@@ -262,8 +278,6 @@ class Compactor:
             except BaseException:
                 self.release()
                 raise
-            finally:
-                self._hold, self._keeps_outdated = hold, True
             del fields["topics"]
             fields["number"] = self._store.snapshot_number
             return BaseCapture(hold, fields, cut, wal_files, topics, moment.foreign)
@@ -300,11 +314,14 @@ class Compactor:
             result = await self._take_checkpoint(marks)
         except (OSError, ApiError) as error:
             self._ended, self._failure = self._begun, getattr(error, "strerror", None) or str(error)
+            self.figures.failed += 1
+            self.figures.error = self._failure
             raise
         finally:
             now = trio.current_time()
             self._rested_at = now + REST * (now - began)
         self._ended, self._failure = self._begun, ""
+        self.figures.note(ended_ms=self._store.windows.now_ms(), took_ms=round((now - began) * 1000))
         return result
 
     async def _take_checkpoint(self, marks: bool) -> CheckpointResult:
@@ -325,6 +342,8 @@ class Compactor:
             starts = [ReplayStart(*writer.synced_position()) for writer in self._store.writers]
             for shard, start in self._source.starts_in_doubt().items():
                 starts[shard] = min(starts[shard], start)
+            for shard, waits_from in self._store.round_waits.starts().items():
+                starts[shard] = min(starts[shard], ReplayStart(*waits_from))
             written = [writer.figures.bytes_written for writer in self._store.writers]
             passed_over = skipped | self._file_holds.busy | set(self._source.delayed)
             try:

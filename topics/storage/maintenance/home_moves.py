@@ -94,6 +94,7 @@ class HomeMoves:
             if not there or not self._may_move(topic, segment):
                 return False
             await self._offload.run(Pool.FILES, partial(_keep_derived, tiers, segment))
+            segment.packed = pointer.data.size if pointer.data.unpacked else None
             await self._checkpoints.store([topic], moved=segment, tier="hot")
             if topic.deleted or segment.tier != "hot":
                 self._file_holds.littered[topic] = None
@@ -123,7 +124,7 @@ def _verified(tiers: SegmentTiers, segment: Segment, file: PointedFile) -> Itera
     tiers.objects.read_anew(segment.topic_id, segment.first)
     name, digest = segment_name(segment.first, "data"), hashlib.sha256()
     for at in range(0, file.size, COPY_BYTES):
-        chunk = tiers.cold.read_range(segment.topic_id, name, at, min(COPY_BYTES, file.size - at))
+        chunk = tiers.cold.read_stored(segment.topic_id, name, at, min(COPY_BYTES, file.size - at))
         digest.update(chunk)
         yield chunk
     if digest.digest() != file.hash:

@@ -8,6 +8,7 @@ The kinds of work, each on one topic at a time and crash-safe at every step (`do
   one in which everything was deleted has no files from then on. With a bucket, so is one that has held deleted bytes
   for too long (`purges`).
 - *merge*: join small neighbours.
+- *pack*: compress (`packer`); what is rewritten or merged is compressed then.
 
 Every topic whose part has changed is added to `attention`, so a scan costs as much as has changed. Work that only time
 causes (ttl, the age of an active segment) is in a heap.
@@ -31,16 +32,17 @@ from topics.runtime.offload import Offload, Pool
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.cache.span_loader import SpanLoader
 from topics.storage.files.datadir import segment_name
-from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.appointments import Appointments
 from topics.storage.maintenance.cold_flags import ColdFlags
 from topics.storage.maintenance.cold_removal import ColdRemoval, delete_all, is_away
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.home_moves import HomeMoves
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
+from topics.storage.maintenance.packer import Packer, packs_new
 from topics.storage.maintenance.purges import Purges
 from topics.storage.maintenance.segment_rewrite import (
     Replacement,
+    WrittenFiles,
     columns_if_held,
     freeze,
     plan_of,
@@ -64,6 +66,12 @@ SMALL: Final = 4
 
 
 SLICE_TOPICS: Final = 256
+
+HOT_KINDS: Final = ("data", "idx", "tags", "del", "idx.cold", "tags.cold", "object")
+"""The files that a segment may have in the data directory."""
+
+COLD_KINDS: Final = HOT_KINDS[:4]
+"""Those that it may have in a cold directory."""
 
 PURGE_SHARE: Final = 3
 """With a bucket, a segment may hold deleted bytes for a third of its retention."""
@@ -100,19 +108,22 @@ class Reclaimer:
         self._offload = offload
         self.cold = ColdRemoval(source, checkpoints, file_holds, offload=offload)
         self._cold_flags = ColdFlags(source, checkpoints, file_holds, offload=offload)
-        self._removed: deque[tuple[int, SegmentSet | None]] = deque()
+        self.removed: deque[tuple[int, SegmentSet | None]] = deque()
+        """Topics whose directories are to be removed."""
         self._cold_attention: dict[LiveTopic, None] = {}
         """Topics with work on their cold segments."""
         self._later = Appointments()
         self._purges = Purges(settings.bucket_retain_ms // PURGE_SHARE if settings.bucket else None)
+        self.packer = Packer(settings, source, checkpoints, file_holds, checkpoints.new_salt, offload=offload)
         self._found_all = False
         """The topics that a start has found have been looked at for deleted bytes."""
 
     async def run(self) -> None:
-        """Scan every `TOPICS_RECLAIM_MS`, both tiers in parallel, until cancelled. Failures are logged and tried
-        again."""
+        """Scan every `TOPICS_RECLAIM_MS`, both tiers and for packing in parallel, until cancelled. Failures are logged
+        and tried again."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run, self.hot_pass)
+            nursery.start_soon(self._run, self.packer.pass_over)
             if self._checkpoints.tiers.cold is not None:
                 nursery.start_soon(self._run, self.cold_pass)
 
@@ -126,14 +137,14 @@ class Reclaimer:
 
     def remove_topic(self, topic_id: int, segment_set: SegmentSet | None) -> None:
         """Have the directories of a deleted topic removed."""
-        self._removed.append((topic_id, segment_set))
+        self.removed.append((topic_id, segment_set))
 
     async def pass_over(self) -> int:
-        """Do one scan of both tiers, and all the work found. Return the number of pieces of work. Raises like the
-        scans."""
+        """Do one scan of both tiers and one for packing, and all the work found. Return the number of pieces of work.
+        Raises like the scans."""
         failure: OSError | ApiError | None = None
         done = 0
-        for one in (self.hot_pass, self.cold_pass):
+        for one in (self.hot_pass, self.cold_pass, self.packer.pass_over):
             try:
                 done += await one()
             except (OSError, ApiError) as error:
@@ -151,18 +162,18 @@ class Reclaimer:
         """
         done = 0
         failure: OSError | ApiError | None = None
-        for _ in range(len(self._removed)):
-            topic_id, segment_set = self._removed[0]
+        for _ in range(len(self.removed)):
+            topic_id, segment_set = self.removed[0]
             if self._file_holds.needed_segments(topic_id):
-                self._removed.rotate(-1)
+                self.removed.rotate(-1)
                 continue
             try:
                 await self._remove_directories(topic_id, segment_set)
                 done += 1
             except OSError as error:
                 failure = failure or error
-                self._removed.append((topic_id, segment_set))
-            self._removed.popleft()
+                self.removed.append((topic_id, segment_set))
+            self.removed.popleft()
         for topic in list(self._file_holds.littered):
             try:
                 await self._clear_away(topic)
@@ -193,6 +204,7 @@ class Reclaimer:
                 self._source.attention.add(topic)  # there is more to do once its part is on disk
             if _has_cold(topic):
                 self._cold_attention[topic] = None
+            self.packer.note(topic)
         if failure is not None:
             raise failure
         return done
@@ -318,8 +330,7 @@ class Reclaimer:
                 return [span]
         sealed = _sealed_in(topic, tried, cold=cold)
         events, size = limits_of(topic.config, self._settings, len(topic.log.stored.all())).after()
-        group: list[Span] = []
-        total = slots = 0
+        group, total, slots = list[Span](), 0, 0
         for span in sealed:
             segment = _sealed(span)
             assert segment is not None
@@ -383,7 +394,7 @@ class Reclaimer:
                 if segment.first in self._file_holds.needed_segments(topic.id):
                     continue
                 if segment.first not in kept:
-                    names = [segment_name(segment.first, kind) for kind in ("data", "idx", "tags")]
+                    names = [segment_name(segment.first, kind) for kind in COLD_KINDS]
                     await self._offload.run(Pool.COLD_FILES, partial(delete_all, cold, segment.topic_id, names))
                 async with self._file_holds.files_of(segment_set):
                     if segment.first not in kept:
@@ -405,9 +416,7 @@ class Reclaimer:
         log.info("segment_dropped", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
 
     async def _remove_hot_files(self, segment: Segment) -> None:
-        names = [
-            segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "idx.cold", "tags.cold", "object")
-        ]
+        names = [segment_name(segment.first, kind) for kind in HOT_KINDS]
         await self._offload.run(Pool.FILES, partial(delete_all, self._checkpoints.tiers.hot, segment.topic_id, names))
 
     async def _clear_away(self, topic: LiveTopic) -> None:
@@ -423,6 +432,9 @@ class Reclaimer:
     async def _remove_directories(self, topic_id: int, segment_set: SegmentSet | None) -> None:
         tiers = self._checkpoints.tiers
         async with self._file_holds.files_of(segment_set):
+            if self._file_holds.needed_segments(topic_id):  # a standby has made copies meanwhile
+                self.removed.append((topic_id, segment_set))
+                return
             await self._offload.run(Pool.FILES, partial(tiers.hot.delete_topic, topic_id))
             self._checkpoints.forget_files(topic_id)
             for segment in segment_set.segments if segment_set is not None else ():
@@ -447,11 +459,11 @@ class Reclaimer:
                 return None
             hot = self._checkpoints.tiers.hot
             try:
-                await self._offload.run(Pool.FILES, partial(write_replacement, hot, work))
+                written = await self._offload.run(Pool.FILES, partial(write_replacement, hot, work))
             except BaseException:
                 self._lose_track(topic, work)
                 raise
-            return await self._put_in_place(topic, segment_set, work)
+            return await self._put_in_place(topic, segment_set, work, written)
 
     async def _replace_cold(self, topic: LiveTopic, segment_set: SegmentSet, group: Sequence[Span]) -> int | None:
         """Do the same for cold segments. The writes to the cold store do not block work on the topic's hot files."""
@@ -469,14 +481,13 @@ class Reclaimer:
             work = await self._prepare(topic, segment_set, group)
             if work is None or topic.deleted:
                 return None
-            first = work.old[0].first
-            copies = [segment_name(first, "idx.cold"), segment_name(first, "tags.cold")]
+            copies = [segment_name(work.old[0].first, kind) for kind in ("idx.cold", "tags.cold")]
             # Derived files are removed before their `.data` is replaced (`docs/spec/crash.md` 12), the hot copies as
             # late as possible, because without them columns have to be read from the cold store.
             ready = partial(delete_all, tiers.hot, topic.id, copies)
             write = partial(write_replacement, tiers.cold, work, ready)
             try:
-                derived = await self._offload.run(Pool.COLD_FILES, write)
+                written = await self._offload.run(Pool.COLD_FILES, write)
             except BaseException:
                 self._lose_track(topic, work)
                 self._file_holds.littered_cold[topic] = None
@@ -485,8 +496,8 @@ class Reclaimer:
                 async with self._file_holds.replacing(topic) as there:
                     if not there:
                         return None
-                    await self._offload.run(Pool.FILES, partial(put_all, tiers.hot, topic.id, copies, derived))
-                    return await self._put_in_place(topic, segment_set, work)
+                    await self._offload.run(Pool.FILES, partial(put_all, tiers.hot, topic.id, copies, written.derived))
+                    return await self._put_in_place(topic, segment_set, work, written)
             except BaseException:
                 self._lose_track(topic, work)
                 raise
@@ -518,7 +529,9 @@ class Reclaimer:
         plan = await plan_of(frozen, self._checkpoints.work)
         old = [span.segment for span in group if isinstance(span.segment, Segment)]
         tags = [await self._loader.tags(topic, segment) for segment in old]
-        return Replacement(group, old, plan, tags, self._checkpoints.new_salt())
+        work = Replacement(group, old, plan, tags, self._checkpoints.new_salt())
+        is_packed = packs_new(self._settings, topic.config, old, work.data_bytes)
+        return work._replace(generation=self._checkpoints.new_salt()) if is_packed else work
 
     def _lose_track(self, topic: LiveTopic, work: Replacement) -> None:
         """Detach the columns after a failed write: from now on only the files tell where records are."""
@@ -529,7 +542,9 @@ class Reclaimer:
             self._cache.forget_tags(segment)
             segment.flagged_meanwhile = None  # a copy in progress is of files that have been replaced
 
-    async def _put_in_place(self, topic: LiveTopic, segment_set: SegmentSet, work: Replacement) -> int | None:
+    async def _put_in_place(
+        self, topic: LiveTopic, segment_set: SegmentSet, work: Replacement, written: WrittenFiles
+    ) -> int | None:
         """Let the index point to the new files; the part on disk does so too when this returns."""
         group, old, plan = work.group, work.old, work.plan
         if topic.deleted or not all(topic.log.stored.holds(span) for span in group):
@@ -538,12 +553,13 @@ class Reclaimer:
             topic.id,
             old[0].first,
             n=sum(segment.n for segment in old),
-            data_bytes=FILE_HEADER_BYTES + sum(plan.frame_len),
+            data_bytes=work.data_bytes,
             frames=len(plan.frame_len) - plan.frame_len.count(0),
             opened_ms=old[0].opened_ms,
             sealed=True,
             tier=old[0].tier,
             salt=work.salt,
+            packed=written.packed,
         )
         for span, segment in zip(group, old, strict=True):
             self._cache.forget(span, segment)

@@ -123,13 +123,13 @@ class Relocator:
             if isinstance(span.segment, Segment) and span.segment.sealed and span.segment.tier == "hot"
         ]
         objects = self._checkpoints.tiers.objects
-        left, left_bytes = len(hot), sum(segment.data_bytes for segment in hot)
+        left, left_bytes = len(hot), sum(segment.stored_bytes for segment in hot)
         for segment in hot:
             if left <= most and not (most_bytes and left_bytes > most_bytes):
                 return None
             if objects is None or self._is_in_base(objects, segment):
                 return segment
-            left, left_bytes = left - 1, left_bytes - segment.data_bytes
+            left, left_bytes = left - 1, left_bytes - segment.stored_bytes
         return None
 
     @staticmethod
@@ -174,12 +174,13 @@ class Relocator:
             if not there or not self._may_move(topic, segment) or segment.salt is None:
                 return False
             span = await self._loader.prepared(topic, partial(_unflagged, topic, segment))
-            if span is None or pointer.salt != segment.salt or pointer.data.size < segment.data_bytes:
+            if span is None or pointer.salt != segment.salt or pointer.data.length < segment.data_bytes:
                 return False
             if objects.find(topic.id, segment.first, segment.salt) != pointer:
                 return False
             await self._offload.run(Pool.FILES, partial(_keep_derived, tiers, segment))
             await self._offload.run(Pool.FILES, partial(objects.point, topic.id, segment.first, pointer))
+            segment.packed = pointer.data.size if pointer.data.unpacked else segment.packed
             await self._checkpoints.store([topic], moved=segment, tier="cold")
             if topic.deleted or segment.tier != "cold":
                 self._file_holds.littered[topic] = None
@@ -251,7 +252,7 @@ def _copy(tiers: SegmentTiers, segment: Segment) -> None:
     elif not tiers.cold.exists(segment.topic_id, data):
         # Its records are known to be damaged. In the cold tier they would seem unavailable, and reads would retry.
         raise FileNotFoundError(2, f"segment {segment.first} of topic {segment.topic_id} has no {data}")
-    for kind in ("idx", "tags", "data"):
+    for kind in ("idx", "tags", "del", "data"):
         name = segment_name(segment.first, kind)
         if tiers.hot.exists(segment.topic_id, name):
             tiers.cold.put(segment.topic_id, name, _chunks(tiers, segment, name))
@@ -260,12 +261,12 @@ def _copy(tiers: SegmentTiers, segment: Segment) -> None:
 
 
 def _chunks(tiers: SegmentTiers, segment: Segment, name: str) -> Iterator[bytes]:
-    length = tiers.hot.length(segment.topic_id, name)
+    length = tiers.hot.stored_length(segment.topic_id, name)
     for at in range(0, length, COPY_BYTES):
-        yield tiers.hot.read_range(segment.topic_id, name, at, min(COPY_BYTES, length - at))
+        yield tiers.hot.read_stored(segment.topic_id, name, at, min(COPY_BYTES, length - at))
 
 
 def _remove_hot(tiers: SegmentTiers, segment: Segment) -> None:
     """Remove the hot copy. Blocking."""
-    for kind in ("data", "idx", "tags"):
+    for kind in ("data", "idx", "tags", "del"):
         tiers.hot.delete(segment.topic_id, segment_name(segment.first, kind))

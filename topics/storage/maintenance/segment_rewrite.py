@@ -19,6 +19,7 @@ from topics.storage.maintenance.cold_removal import delete_all
 from topics.storage.maintenance.live_topic import LiveTopic
 from topics.storage.maintenance.work_slice import WorkSlice
 from topics.storage.segments.index_format import HOLE_CORRUPT, IDX_DELETED, IDX_HOLE, encode_index
+from topics.storage.segments.packed_format import BLOCK_BYTES, PackHeader, packed
 from topics.storage.segments.segment_format import moved_frames
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
@@ -57,6 +58,22 @@ class Replacement(NamedTuple):
     tags: Sequence[SegmentTags]
     salt: int
     """The salt of the new `.data`."""
+    generation: int | None = None
+    """The generation of the new `.data` if it is packed."""
+
+    @property
+    def data_bytes(self) -> int:
+        """The length of the new `.data`, of a packed one that of its unpacked form."""
+        return FILE_HEADER_BYTES + sum(self.plan.frame_len)
+
+
+class WrittenFiles(NamedTuple):
+    """What was written."""
+
+    packed: int | None
+    """Bytes of `.data` on disk if it is packed."""
+    derived: list[bytes]
+    """`.idx` and `.tags`."""
 
 
 class FrozenSpan(NamedTuple):
@@ -110,10 +127,10 @@ async def plan_of(group: Sequence[FrozenSpan], work: WorkSlice) -> RewritePlan:
     return plan
 
 
-def write_replacement(store: SegmentStore, work: Replacement, ready: Callable[[], None] | None = None) -> list[bytes]:
+def write_replacement(store: SegmentStore, work: Replacement, ready: Callable[[], None] | None = None) -> WrittenFiles:
     """Write the new files in the order of `docs/spec/crash.md` 12: remove derived files, replace `.data`, write derived
-    files. Return those, `.idx` and `.tags`. `ready` is called when all of `.data` has been written, before it counts.
-    Blocking."""
+    files. A `.del` that was there is about no file any more once `.data` is replaced. `ready` is called when all of
+    `.data` has been written, before it counts. Blocking."""
     plan, first = work.plan, work.old[0]
     offsets, at = array("I"), FILE_HEADER_BYTES
     for size, flag, was in zip(plan.frame_len, plan.flags, plan.offset, strict=True):
@@ -124,9 +141,14 @@ def write_replacement(store: SegmentStore, work: Replacement, ready: Callable[[]
     blob = encode_tags(first.first, plan.size, _surviving(plan, work.old, work.tags))
     names = [segment_name(first.first, "idx"), segment_name(first.first, "tags")]
     delete_all(store, first.topic_id, names)
-    store.put(first.topic_id, segment_name(first.first, "data"), _then(_copied(store, work), ready))
+    chunks = _copied(store, work)
+    if work.generation is not None:
+        chunks = packed(chunks, PackHeader(work.generation, first.first, work.data_bytes, BLOCK_BYTES))
+    stored = store.put(first.topic_id, segment_name(first.first, "data"), _then(chunks, ready))
+    if store.exists(first.topic_id, segment_name(first.first, "del")):
+        store.delete(first.topic_id, segment_name(first.first, "del"))
     put_all(store, first.topic_id, names, [index, blob])
-    return [index, blob]
+    return WrittenFiles(stored if work.generation is not None else None, [index, blob])
 
 
 def _then(chunks: Iterator[bytes], ready: Callable[[], None] | None) -> Iterator[bytes]:

@@ -104,6 +104,8 @@ class TopicCapture:
         """Seqs whose deletions are flagged in `.data` by now."""
         self.index_patches: list[tuple[str, list[FlagPatch]]] = []
         """The same deletions as they are to be flagged in `.idx`, by path."""
+        self.new_lists: list[tuple[str, str]] = []
+        """New `.del` files: the path that each has now, and the one that it gets."""
         self.stale: list[Segment] = []
         """Segments that no span of the part points to: their files may go once it is durable."""
         self.encoded = b""

@@ -285,6 +285,7 @@ class TopicCheckpoints:
             await self.work.give_way()
         topic.copies_stored(capture.head_seq)  # not before: others have looked at the topic in between
         if sealed_to:
+            self._source.attention.add(topic)  # who looked while this was written has found no sealed segment
             topic.log.drop_tags_below(sealed_to)
             while topic.log.tidy():
                 await self.work.give_way()

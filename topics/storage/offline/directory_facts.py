@@ -60,6 +60,8 @@ class SegmentFacts:
     records: int
     live: int | None
     opened_ms: int
+    stored_bytes: int
+    """Of a packed segment, the bytes of the packed file; else those of `bytes`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,8 @@ def _readable(kind: int, fields: dict[str, Any], names: dict[int, str]) -> dict[
         }
     if kind == FrameType.DELETE and "seqs" in fields:
         return {**fields, "seqs": _PlainText(_few(fields["seqs"]))}
+    if kind == FrameType.KEEP:
+        return {name: _PlainText(_few(fields[name])) for name in ("seqs", "nulls") if name in fields}
     if kind == FrameType.ROUTER_CREATE:
         name, source_id, cursor, copies, config = fields["router"]
         source = names.get(source_id, source_id)

@@ -376,4 +376,5 @@ def _segment(segment: Segment, log: TopicLog) -> SegmentFacts:
         segment.frames,
         None if span is None or is_merged else span.live,
         segment.opened_ms,
+        segment.stored_bytes,
     )

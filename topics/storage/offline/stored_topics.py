@@ -32,6 +32,7 @@ from topics.log.span import Span
 from topics.log.topic_log import TopicLog
 from topics.storage.files.datadir import DataDir, DataDirError, parse_segment_name, parse_topic_name, read_format
 from topics.storage.files.fs import Fs, join
+from topics.storage.segments.topic_segments import ENTRY_FIELDS
 from topics.storage.snapshots.manifests import read_manifest
 from topics.storage.snapshots.snapshot import (
     Snapshot,
@@ -48,8 +49,6 @@ TRIES: Final = 10
 read, and checkpoints are further apart than reads."""
 
 MAX_TS: Final = 2**64 - 1
-
-_SEGMENT_FIELDS: Final = (7, 8)
 
 PathOf = Callable[[int, str], str | None]
 """Names the `.data` of a segment, given its first seq and its tier; None if there is none that could be read."""
@@ -324,7 +323,7 @@ def _segments(part: TopicPart, log: TopicLog, path_of: PathOf) -> Iterator[Store
 def _entry(entry: Sequence[Any]) -> tuple[int, int, int, bool, str, int | None]:
     """Return first seq, slots, bytes of data, True if it is sealed, the tier and the salt of a segment in a part.
     Raises ValueError."""
-    if len(entry) not in _SEGMENT_FIELDS or entry[6] not in ("hot", "cold", "gone"):
+    if len(entry) not in ENTRY_FIELDS or entry[6] not in ("hot", "cold", "gone"):
         raise ValueError("a segment is not what it should be")
     salt = int(entry[7]) if len(entry) > 7 and entry[7] is not None else None
     return int(entry[0]), int(entry[1]), int(entry[2]), bool(entry[5]), str(entry[6]), salt

@@ -445,10 +445,10 @@ class Verification:
         hot, cold = {manifest_name(newest or 0)}, {MANIFEST}
         for segment in found.segments if found is not None else ():
             if segment.tier == "hot":
-                hot.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
+                hot.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "del"))
             elif segment.tier == "cold":
                 hot.update(segment_name(segment.first, kind) for kind in ("idx.cold", "tags.cold", "object"))
-                cold.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
+                cold.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "del"))
         for place, wanted in ((self._datadir, hot), (self._cold_dir, cold)):
             if place is None:
                 continue

@@ -41,8 +41,8 @@ def pointer_findings(fs: Fs, datadir: DataDir, segments: Iterable[Segment]) -> I
         urls.add(pointer.url)
         if pointer.salt != segment.salt:
             yield Finding(path, None, "is about another generation of the segment than the part knows", "damage")
-        elif pointer.data.size < segment.data_bytes:
-            problem = f"the object has {pointer.data.size} bytes, and {segment.data_bytes} were on disk"
+        elif pointer.data.length < segment.data_bytes:
+            problem = f"the object has {pointer.data.length} bytes, and {segment.data_bytes} were on disk"
             yield Finding(path, None, problem, "damage")
         yield from _index(fs, datadir, segment)
     if urls:

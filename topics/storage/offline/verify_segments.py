@@ -22,6 +22,8 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.offline.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
 from topics.storage.offline.topic_parts import StoredHole
+from topics.storage.segments.data_files import deletions_path
+from topics.storage.segments.deletion_file import decode_deletions, deletions_are_whole
 from topics.storage.segments.index_format import (
     HOLE_LOST,
     HOLE_SOURCE_TRIM,
@@ -31,6 +33,8 @@ from topics.storage.segments.index_format import (
     IndexColumns,
     decode_index,
 )
+from topics.storage.segments.packed_format import header_of
+from topics.storage.segments.packed_reads import pack_problems
 from topics.storage.segments.segment_format import (
     DELETED_FLAG,
     KEPT_FLAGS,
@@ -194,6 +198,7 @@ class SegmentCheck:
             yield Finding(place.path, length, f"ends here, and {counted} bytes were on disk", severity)
         elif length > counted:
             yield Finding(place.path, counted, f"{length - counted} bytes that no checkpoint has counted", "note")
+        yield from self._packed(place)
         slots = _Slots(segment)
         if layout.damage is not None and length:
             yield Finding(place.path, 0, layout.damage, "damage")
@@ -216,6 +221,24 @@ class SegmentCheck:
             problem = f"{found} records, and the part says {segment.frames}"
             yield Finding(place.path, None, problem, self._against_part)
         return slots
+
+    def _packed(self, place: FilePlace) -> Iterator[Finding]:
+        """Yield the damage of the blocks of a packed file, and that of its `.del`."""
+        read = partial(place.store.read_stored, place.topic_id, place.name)
+        size = place.store.stored_length(place.topic_id, place.name)
+        for at, problem in pack_problems(read, size):
+            yield Finding(place.path, at, problem, "damage")
+        listed = place._replace(name=deletions_path(place.name), path=deletions_path(place.path))
+        try:
+            blob = listed.read(0, listed.length())
+        except FileNotFoundError:
+            return
+        header, _ = header_of(read, size)
+        found = decode_deletions(blob)
+        if header is None or (found is not None and found.generation != header.generation):
+            yield Finding(listed.path, None, "is about another file than .data: it says nothing", "note")
+        elif not deletions_are_whole(blob):
+            yield Finding(listed.path, None, "its two copies differ, or do not verify", "damage")
 
     def _windows(self, place: FilePlace, end: int, slots: _Slots, layout: DataLayout) -> Iterator[DataScan]:
         """Yield the valid frames of the first `end` bytes, and add the ranges without any to `slots.bad`."""

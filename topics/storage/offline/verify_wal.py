@@ -38,6 +38,7 @@ from topics.storage.recovery.transaction_replay import members_of
 from topics.storage.wal import frames
 from topics.storage.wal.frame_search import FrameSearch, LogFile, first_nonzero, vouched_behind
 from topics.storage.wal.frames import CONTINUES, MORE, Frame, FrameType, LogScan, Row
+from topics.storage.wal.keep_frames import keep_from_wire
 from topics.storage.wal.wal_files import LogPosition
 from topics.storage.wal.wal_head import HEADLESS, WalHead, scans
 
@@ -468,6 +469,8 @@ class LogCheck:
         elif kind == FrameType.FENCE:
             check_fence_name(payload["name"])
             fences_of({payload["name"]: payload.get("token", 0)})
+        elif kind == FrameType.KEEP:
+            keep_from_wire(payload, frame.ts)
         elif kind == FrameType.TOPIC_DELETE:
             self._facts.deleted.add(frame.topic_id)
 

@@ -4,7 +4,7 @@ replay                one reading of everything: snapshot, manifests and log; th
 recovered_state       the result: topics, shards, and the columns that replay loads
 stored_parts          topics as snapshots and manifests have them
 log_layout            which files of the log count, shard by shard
-shard_replay          one shard, file by file, and the frames about it
+shard_replay          one shard, file by file, the frames about it, and one batch about a topic
 frame_batches         the frames of one file, as whole batches
 topic_catalog         which topics exist, and which one a batch is about
 topic_replay          what frames do to their topic

@@ -56,7 +56,7 @@ class CopyReplay:
         self._files = files
         self._columns = columns
         self._stand_ins = StandIns(columns.tiers.hot, files)
-        self._sources: dict[int, int] = {}
+        self.reached: dict[int, int] = {}
         """The highest seq that any router has copied or skipped, by source."""
 
     def apply(self, topic: RecoveredTopic, shard: RecoveredShard, frame: Frame, payload: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class CopyReplay:
         if router is not None and router.source_id == forwarded.source:
             router.cursor = max(router.cursor, forwarded.last)
             router.forwarded = max(router.forwarded, forwarded.total)
-        self._sources[forwarded.source] = max(forwarded.last, self._sources.get(forwarded.source, 0))
+        self.reached[forwarded.source] = max(forwarded.last, self.reached.get(forwarded.source, 0))
         return forwarded.trims
 
     def _copy(self, topic: RecoveredTopic, frame: Frame, recipe: CopyRecipe) -> None:
@@ -152,8 +152,8 @@ class CopyReplay:
                 keep_origins(topic)
                 topic.part = None
             for router in topic.incoming.values():
-                self._sources[router.source_id] = max(router.cursor, self._sources.get(router.source_id, 0))
-        for topic_id, last in self._sources.items():
+                self.reached[router.source_id] = max(router.cursor, self.reached.get(router.source_id, 0))
+        for topic_id, last in self.reached.items():
             source = topics.get(topic_id)
             if source is not None:
                 source.forwarded_to = max(source.forwarded_to, last)

@@ -34,7 +34,7 @@ def tidy_topic(fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segme
     for segment in segments:
         if segment.tier == "gone":
             continue
-        kinds = ("data", "idx", "tags") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold", "object")
+        kinds = ("data", "idx", "tags", "del") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold", "object")
         wanted.update(segment_name(segment.first, kind) for kind in kinds)
     removed = False
     for name in names:
@@ -65,7 +65,7 @@ def tidy_cold(tiers: SegmentTiers, topic_id: int, segments: Sequence[Segment]) -
     wanted = {"topic.cbor"}
     for segment in segments:
         if segment.tier == "cold":
-            wanted.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags"))
+            wanted.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "del"))
     tiers.cold.discard_unfinished(topic_id)
     there = tiers.cold.list(topic_id)
     for name in there:

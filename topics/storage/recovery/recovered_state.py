@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import cbor2
 
@@ -41,6 +41,9 @@ from topics.storage.snapshots.snapshot import ReplayPosition
 from topics.storage.wal import frames
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles
 from topics.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from topics.storage.recovery.transaction_replay import TransactionReplay
 
 log = get_logger(__name__)
 
@@ -104,6 +107,7 @@ class RecoveredTopic:
 
     __slots__ = (
         "base",
+        "bucket_ceiling",
         "ceiling",
         "commit_keys",
         "config",
@@ -141,6 +145,8 @@ class RecoveredTopic:
         self.log = log if log is not None else TopicLog()
         self.ceiling = 0
         """The highest seq that may have been assigned (`docs/spec/crash.md` 1)."""
+        self.bucket_ceiling = 0
+        """The highest seq that the owner may have assigned whose bucket this is; of meaning to a takeover only."""
         self.end = LogPosition(-1, 0)
         """End of the last frame that is in this state; earlier frames are skipped (`docs/spec/crash.md` 8)."""
         self.keys: DedupeWindow | None = None
@@ -208,6 +214,7 @@ class RecoveredShard:
         "fillers",
         "frame_count",
         "identity",
+        "last_frame",
         "last_seqs",
         "shard",
         "shards",
@@ -226,6 +233,8 @@ class RecoveredShard:
         """True if the last file is complete (FileEnd) and the next file does not exist."""
         self.frame_count = 0
         """Ordinal of the frame at `end`."""
+        self.last_frame = 0
+        """Offset of the last frame before `end`; 0 if none was read. If the file is complete, this is FileEnd."""
         self.last_seqs: dict[int, int] = {}
         """The last seq of each topic in the last file, by topic id."""
         self.fillers: list[FilledRange] = []
@@ -463,6 +472,8 @@ class RecoveredState(NamedTuple):
     missing: dict[int, list[LostRun]]
     """Copies whose bytes are missing, by topic id. Replay has made holes of them already."""
     schedules: Schedules
+    transactions: TransactionReplay
+    """What it knows of transactions, for a standby that reads on."""
     decisions: Sequence[TransactionDecision] = ()
     """The decisions about transactions that were in doubt."""
 

@@ -54,7 +54,7 @@ from topics.storage.recovery.recovered_state import (
 )
 from topics.storage.recovery.replay_clock import ReplayClock
 from topics.storage.recovery.schedule_replay import ScheduleReplay
-from topics.storage.recovery.shard_replay import ReplayTools, ShardReplay
+from topics.storage.recovery.shard_replay import BatchReplay, ReplayTools, ShardReplay
 from topics.storage.recovery.start_repairs import StartRepairs
 from topics.storage.recovery.stored_parts import StoredParts
 from topics.storage.recovery.substitute_snapshot import stand_in
@@ -81,6 +81,8 @@ def recover(
     file_bytes: int = WAL_FILE_BYTES,
     without_snapshot: bool = False,
     repairs: StartRepairs | None = None,
+    follows: bool = False,
+    every_manifest: bool = False,
 ) -> RecoveredState:
     """Read everything. Changes nothing on disk, except for segments that `repairs` mends. `now` is the moment from
     which leases continue, `file_bytes` the length to which files of the log are made (it bounds what a file that has
@@ -89,6 +91,8 @@ def recover(
     `windows_by_wall`: there is no mark of the window clock, so it is taken to be not behind the retention clock.
     `without_snapshot`: if no snapshot can be read and the log was cut, use the manifests instead
     (`substitute_snapshot`); without it that is NoSnapshot.
+    `follows`: the directory is that of a standby. More of the log will come, so transactions that are in doubt stay so
+    (`RecoveredState.transactions`). `every_manifest`: the log has no marks of the work on files that was done here.
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` if the directory cannot be used at
     all, or has content with valid checksums that no version writes, `UnknownFrameType` for frames of a newer version.
@@ -98,7 +102,9 @@ def recover(
         outcomes: Mapping[Members, bool] = {}
         while True:  # twice at most: the second replay knows all outcomes
             clock = ReplayClock(now, windows_by_wall=windows_by_wall)
-            replay = _Replay(fs, datadir, tiers, clock, base, outcomes, repairs)
+            replay = _Replay(
+                fs, datadir, tiers, clock, base, outcomes, repairs, follows=follows, every_manifest=every_manifest
+            )
             if replay.read_log(progress, file_bytes):
                 return replay.result(ids_of_unknown_count=without_snapshot)
             assert not outcomes
@@ -140,15 +146,20 @@ class _Replay:
         base: _Base,
         outcomes: Mapping[Members, bool],
         repairs: StartRepairs | None,
+        *,
+        follows: bool,
+        every_manifest: bool,
     ) -> None:
         """`outcomes` are those that another reading has found. Raises DataDirError if the snapshot is malformed, and
         OSError."""
         self._fs = fs
         self._datadir = datadir
         self._base = base
+        self._follows = follows
         self._clock = clock
         self._files = WalFiles()
         self._columns = ColumnLoader(tiers, repairs)
+        self._vouched = repairs.vouched if repairs is not None else {}
         self._stored = StoredParts(fs, datadir, tiers, clock)
         self._topics = TopicCatalog(self._stored, clock)
         self._copies = CopyReplay(fs, self._files, self._columns)
@@ -165,6 +176,9 @@ class _Replay:
                 self._load(base.snapshot)
             except (SnapshotDamaged, *MALFORMED) as error:  # its checksum holds, so it was written like this
                 raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
+        if every_manifest:
+            for topic_id in sorted(self._stored.directories):
+                self._topics.consulted(topic_id)
 
     def _load(self, snapshot: Snapshot) -> None:
         """Take over the contents of a snapshot."""
@@ -199,12 +213,17 @@ class _Replay:
             topics,
             transactions=self._transactions,
             schedules=self._schedules,
+            batches=BatchReplay(topics, self._transactions, self._schedules),
             ends=LogEnds(fs, self._files, topics.by_id, owner, file_bytes),
+            vouched=self._vouched,
             shard_of=owner,
         )
         for found in layout.shards:
             begin = self._starts.setdefault(found.shard, ReplayPosition(0, 0, 0))
             self._shards.append(ShardReplay(shared, found, begin, self._base.snapshot).run())
+        if self._follows:
+            self._transactions.settle()
+            return True
         given_up = {shard.shard for shard in self._shards if shard.fillers}
 
         def damaged(topic_id: int) -> bool:
@@ -245,7 +264,7 @@ class _Replay:
                 raise DataDirError(f"the WAL files of shard {number} are missing")
         unknown = [topic_id + 1 for topic_id in topics.unknown] if ids_of_unknown_count else []
         return RecoveredState(
-            topics=topics.by_id,
+            topics=dict(topics.by_id),
             shards=shards,
             files=self._files,
             next_topic_id=max([topics.next_id, *unknown]),
@@ -264,4 +283,5 @@ class _Replay:
             missing=missing,
             decisions=self._transactions.decisions,
             schedules=self._schedules.schedules,
+            transactions=self._transactions,
         )

@@ -22,6 +22,10 @@ from topics.storage.snapshots.snapshot import ReplayPosition
 MARK: Final = "RESTORED"
 """Name of the file in the data directory that says that it is a copy. Its content has no meaning."""
 
+TAKEN_OVER: Final = b"taken over from the owner of a bucket\n"
+"""Content of the mark if the directory takes the place of the original, which has told the bucket how far it may give
+out seqs: the heads go there (`docs/design/replication.md` section 6), and the note about the bucket stays."""
+
 SKIPPED_SEQS: Final = 1 << 42
 """Seqs that every head of a copy skips. At 100,000 records a second a topic takes more than a year for so many; 2,000
 restores stay below 2^53, up to which JSON numbers are exact everywhere."""
@@ -34,9 +38,15 @@ def is_restored(fs: Fs, root: str, recovered: RecoveredState, identity: str) -> 
     return any(
         shard.identity is not None
         and not _was_stopped(shard, recovered.starts.get(shard.shard))
-        and _inode(shard.identity) != _inode(identity)
+        and inode_of(shard.identity) != inode_of(identity)
         for shard in recovered.shards
     )
+
+
+def is_taken_over(fs: Fs, root: str) -> bool:
+    """Return True if this is the first start of a directory that takes the place of the owner's. Blocking."""
+    path = join(root, MARK)
+    return fs.exists(path) and fs.read(path) == TAKEN_OVER
 
 
 def _was_stopped(shard: RecoveredShard, start: ReplayPosition | None) -> bool:
@@ -45,11 +55,11 @@ def _was_stopped(shard: RecoveredShard, start: ReplayPosition | None) -> bool:
     return shard.clean or (start is not None and shard.frame_count == start.frames)
 
 
-def forget(fs: Fs, datadir: DataDir) -> None:
-    """Remove the mark, and before it what the original knew of its bucket, which is not the copy's. Must be called when
-    the heads have been moved durably. If a crash comes before, the next start moves the heads once more, which does no
-    harm. Blocking."""
-    if fs.exists(datadir.bucket_path):
+def forget(fs: Fs, datadir: DataDir, *, keeps_note: bool = False) -> None:
+    """Remove the mark, and before it, unless it `keeps_note`, what the original knew of its bucket, which is not the
+    copy's. Must be called when the heads have been moved durably. If a crash comes before, the next start moves the
+    heads once more, which does no harm. Blocking."""
+    if not keeps_note and fs.exists(datadir.bucket_path):
         fs.unlink(datadir.bucket_path)
         fs.sync_dir(datadir.meta_dir)
     if fs.exists(join(datadir.root, MARK)):
@@ -57,7 +67,7 @@ def forget(fs: Fs, datadir: DataDir) -> None:
         fs.sync_dir(datadir.root)
 
 
-def _inode(identity: str) -> str:
+def inode_of(identity: str) -> str:
     """Return the inode of an identity, `device:inode` and what may follow it (`witness`); device numbers may change at
     a boot."""
     return identity.partition(" ")[0].rpartition(":")[2]

@@ -23,8 +23,9 @@ _SCHEDULE: Final = int(FrameType.SCHEDULE)
 class ScheduleReplay:
     """Applies what the log says about schedules. `topics` learns which ids were given out."""
 
-    def __init__(self, topics: TopicCatalog) -> None:
-        self.schedules = Schedules()
+    def __init__(self, topics: TopicCatalog, schedules: Schedules | None = None) -> None:
+        """`schedules` are those that there are already."""
+        self.schedules = Schedules() if schedules is None else schedules
         self._topics = topics
 
     def load(self, definitions: Sequence[bytes], times: Sequence[int]) -> None:

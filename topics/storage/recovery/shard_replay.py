@@ -44,6 +44,38 @@ _CLEAN_STOP: Final = int(FrameType.CLEAN_STOP)
 _TOPIC_DELETE: Final = int(FrameType.TOPIC_DELETE)
 
 
+class BatchReplay:
+    """Applies batches about topics, in the order of each shard: at a start, and when a standby follows the log of
+    another daemon (`topics.engine.standby`). Both go through this one door, so they cannot come to different states.
+    `topic_replay` says what the frames mean."""
+
+    def __init__(self, topics: TopicCatalog, transactions: TransactionReplay, schedules: ScheduleReplay) -> None:
+        self._topics = topics
+        self._transactions = transactions
+        self._schedules = schedules
+
+    def apply(self, shard: RecoveredShard, batch: FrameBatch) -> None:
+        """Apply a batch that was found in `shard`. Raises OSError, UnknownFrameType, and any exception for a malformed
+        payload."""
+        topics, file, first = self._topics, batch.file, batch.rows[0]
+        self._transactions.note(batch)
+        self._schedules.note(batch)
+        topic = topics.of_batch(batch)
+        if topic is None:
+            return
+        if topic.doomed:
+            if any(row[2] == _TOPIC_DELETE for row in batch.rows):
+                del topics.by_id[topic.id]
+            return
+        if (file.ordinal, first[0]) < topic.end:
+            # Frames before the topic's own position are in the snapshot already; a run may begin among them.
+            batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
+        if batch.rows:
+            topic.part = None
+            topic.end = LogPosition(file.ordinal, batch.end)
+            self._transactions.take(topic, shard, batch)
+
+
 class ReplayTools(NamedTuple):
     """The objects that the replays of all shards share."""
 
@@ -56,7 +88,10 @@ class ReplayTools(NamedTuple):
     topics: TopicCatalog
     transactions: TransactionReplay
     schedules: ScheduleReplay
+    batches: BatchReplay
     ends: LogEnds
+    vouched: Mapping[int, LogPosition]
+    """Positions that are known to be synced, by shard, besides those that the log itself tells."""
     shard_of: Callable[[int], int]
     """Returns the shard of a topic id."""
 
@@ -71,7 +106,8 @@ class ShardReplay:
         self._begin = begin
         self._has_snapshot = snapshot is not None
         self._shard = shard = RecoveredShard(found.shard, found.path)
-        shard.vouched = LogPosition(begin.ordinal, begin.offset)
+        known = tools.vouched.get(found.shard, LogPosition(0, 0))
+        shard.vouched = max(LogPosition(begin.ordinal, begin.offset), known)
         if snapshot is not None and found.shard in snapshot.positions:
             # A substitute snapshot made from manifests has neither of them; the frames may have them.
             shard.boot_id, shard.identity = snapshot.boot_id or None, snapshot.identity or None
@@ -170,27 +206,13 @@ class ShardReplay:
 
     def _apply(self, batch: FrameBatch) -> None:
         """Apply one batch."""
-        first, file, topics, transactions = batch.rows[0], batch.file, self._tools.topics, self._tools.transactions
+        first = batch.rows[0]
         self._shard.clean = first[2] == _CLEAN_STOP
+        self._shard.last_frame = batch.rows[-1][0]
         if not first[4]:
-            self._apply_to_shard(file, batch.first, batch.extras[first[0]])
+            self._apply_to_shard(batch.file, batch.first, batch.extras[first[0]])
             return
-        transactions.note(batch)
-        self._tools.schedules.note(batch)
-        topic = topics.of_batch(batch)
-        if topic is None:
-            return
-        if topic.doomed:
-            if any(row[2] == _TOPIC_DELETE for row in batch.rows):
-                del topics.by_id[topic.id]
-            return
-        if (file.ordinal, first[0]) < topic.end:
-            # Frames before the topic's own position are in the snapshot already; a run may begin among them.
-            batch.rows = [row for row in batch.rows if (file.ordinal, row[0]) >= topic.end]
-        if batch.rows:
-            topic.part = None
-            topic.end = LogPosition(file.ordinal, batch.end)
-            transactions.take(topic, self._shard, batch)
+        self._tools.batches.apply(self._shard, batch)
 
     def _apply_to_shard(self, file: WalFile, frame: Frame, payload: dict[str, Any]) -> None:
         """Apply a frame about the shard itself; types not handled here need nothing done in replay."""

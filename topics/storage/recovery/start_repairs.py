@@ -47,6 +47,8 @@ class StartRepairs:
         self.repaired_bytes = 0
         self.away = ""
         """Why the bucket cannot be asked; empty while it can be."""
+        self.vouched = dict(enumerate(home.log_positions()))
+        """Up to where a sync has covered the log, by shard: the bucket would not have it otherwise."""
         self._store = store
         self.tried: set[tuple[str, int]] = set()
         """Places of the log that were asked for: no place is repaired twice."""
@@ -82,6 +84,8 @@ class StartRepairs:
             log.error("segment_not_repaired", topic=topic, first=segment.first, problem=str(problem))
             return False
         put_mended(self._store, segment, files)
+        if files.data is not None:
+            segment.packed = None
         self.repaired += 1
         self.repaired_bytes += files.taken
         log_repaired(topic, segment, files)

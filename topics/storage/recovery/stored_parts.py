@@ -103,6 +103,7 @@ class StoredParts:
         if part.generation:
             self.generations[topic.id] = max(part.generation, self.generations.get(topic.id, 0))
         topic.ceiling = part.ceiling
+        topic.bucket_ceiling = part.bucket_ceiling
         topic.end = LogPosition(*part.end)
         topic.last_write, topic.last_read = part.last_write, part.last_read
         topic.keys = DedupeWindow.load(part.keys) if part.keys else None

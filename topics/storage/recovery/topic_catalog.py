@@ -6,8 +6,8 @@ log; and for checking all topics when the log has been read. `topic_replay` appl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Protocol
 
 from topics.log.dumped_values import text
 from topics.log.stages import StageTarget
@@ -16,7 +16,6 @@ from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.recovery.frame_batches import FrameBatch
 from topics.storage.recovery.recovered_state import RecoveredTopic
 from topics.storage.recovery.replay_clock import ReplayClock
-from topics.storage.recovery.stored_parts import StoredParts
 from topics.storage.wal.frames import Frame, FrameType
 from topics.telemetry.logs import get_logger
 
@@ -26,11 +25,26 @@ _CREATE = int(FrameType.TOPIC_CREATE)
 _STAGE = int(FrameType.STAGE)
 
 
+class PartSource(Protocol):
+    """Where topics are stored (`StoredParts`)."""
+
+    def of_snapshot(self, blob: bytes) -> RecoveredTopic:
+        """Return the topic of a part of the snapshot."""
+        ...
+
+    def newer(self, topic_id: int, topic: RecoveredTopic | None) -> RecoveredTopic | None:
+        """Return the topic as of its manifest, if that is newer; else `topic`."""
+        ...
+
+
 class TopicCatalog:
     """The topics by id. Blocking."""
 
-    def __init__(self, parts: StoredParts, clock: ReplayClock) -> None:
-        self.by_id: dict[int, RecoveredTopic] = {}
+    def __init__(
+        self, parts: PartSource, clock: ReplayClock, topics: MutableMapping[int, RecoveredTopic] | None = None
+    ) -> None:
+        """`topics` are those that there are before the log is read, if they do not come by `load`."""
+        self.by_id: MutableMapping[int, RecoveredTopic] = {} if topics is None else topics
         self.next_id = 1
         """Above every id that was given out in the part of the log that has been read."""
         self.replayed: set[int] = set()
@@ -100,6 +114,7 @@ class TopicCatalog:
             return topic
         topic = RecoveredTopic(frame.topic_id, name, config_from_wire(payload["config"]))
         topic.ceiling = payload.get("ceiling", 0)
+        topic.bucket_ceiling = payload.get("bucket_ceiling", 0)
         if frame.type == FrameType.STAGE:
             topic.stage = StageTarget(payload["target"], payload["stage"])
             topic.last_write = frame.ts  # its creation counts as use

@@ -47,6 +47,7 @@ from topics.storage.wal.frames import (
     Row,
     UnknownFrameType,
 )
+from topics.storage.wal.keep_frames import keep_from_wire
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -79,6 +80,7 @@ class TopicReplay:
             FrameType.CONFIG_UPDATE: self._configure,
             FrameType.LEASE: self._lease,
             FrameType.HEAD_WATERMARK: self._set_ceiling,
+            FrameType.BUCKET_CEILING: self._set_bucket_ceiling,
             FrameType.IDEMPOTENCY: self._remember_key,
             FrameType.HOLE: self._hole,
             FrameType.STAGE: self._remember_commit,
@@ -88,6 +90,7 @@ class TopicReplay:
             FrameType.TRANSACTION: self._remember_transaction,
             FrameType.TRANSACTION_DECISION: _nothing,  # `transaction_replay` has taken note
             FrameType.SCHEDULE: _nothing,  # and `schedule_replay`
+            FrameType.KEEP: self._take_away,
         }
 
     def apply(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
@@ -188,6 +191,7 @@ class TopicReplay:
         for first, n in payload.get(EMPTIED, ()):
             named = range(whole(first), whole(first) + whole(n))
             self._columns.run(topic, partial(topic.log.delete_seqs, named))
+            topic.jobs_gone(named)
 
     def _delete(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         bound, before, after = payload["bound"], payload.get("before_seq"), payload.get("after_seq")
@@ -201,6 +205,15 @@ class TopicReplay:
             self._delete_range(topic, after, bound if before is None else min(bound, before - 1))
         elif before is not None:
             self._columns.run(topic, partial(topic.log.delete_below, before, bound))
+
+    def _take_away(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        """Delete what records of the batch took away, and note which records are null."""
+        found = keep_from_wire(payload, frame.ts)
+        for seq, ts in zip(found.nulls, found.times, strict=True):
+            topic.log.add_nulls((seq,), ts)
+        if found.seqs:
+            self._columns.run(topic, partial(topic.log.take_away, found.seqs, found.sizes))
+            topic.jobs_gone(found.seqs)
 
     def _delete_range(self, topic: RecoveredTopic, after: int, last: int) -> None:
         """Delete the records above `after` and up to `last` (inclusive)."""
@@ -229,13 +242,19 @@ class TopicReplay:
             hit = array("Q", [seq for seq in seqs if seq < log_.tags.known_from and first <= seq <= end])
             if hit:
                 self._columns.run(topic, partial(log_.delete_seqs, hit))
-        rest = self._columns.run(topic, partial(log_.tags.matching, match, before_seq=before, bound=bound))
-        self._columns.run(topic, partial(log_.delete_seqs, rest[bisect_right(rest, after) :]))
+                topic.jobs_gone(hit)
+        found = self._columns.run(topic, partial(log_.tags.matching, match, before_seq=before, bound=bound))
+        rest = found[bisect_right(found, after) :]
+        self._columns.run(topic, partial(log_.delete_seqs, rest))
+        topic.jobs_gone(rest)
 
     # -- other state of a topic --------------------------------------------------------------------------------------
 
     def _set_ceiling(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         topic.ceiling = payload["ceiling"]
+
+    def _set_bucket_ceiling(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        topic.bucket_ceiling = whole(payload["ceiling"])
 
     def _remember_key(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         if topic.keys is None:
@@ -321,10 +340,13 @@ class TopicReplay:
     def _configure(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         topic.config = config_from_wire(payload["config"])
         topic.ceiling = payload["ceiling"]
+        topic.bucket_ceiling = whole(payload.get("bucket_ceiling", topic.bucket_ceiling))
         if "log" in payload and not self._leave_ephemeral(topic, payload):
             topic.doomed = True
             return
         topic.stash = []
+        if not topic.config.keep_per_tag:
+            topic.log.nulls = None
 
     def _leave_ephemeral(self, topic: RecoveredTopic, payload: Payload) -> bool:
         """Rebuild the topic's log from the frame and the records written out before it (`docs/spec/crash.md` 24).

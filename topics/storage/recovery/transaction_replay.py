@@ -8,6 +8,8 @@ these batches in their order. So replay passes through the states that readers s
 In a shard with a range that salvage has given up, no batch is kept back, because recovery computes from the heads of
 the topics how many records the range held. A batch in doubt is applied there as if it counted. If it does not count,
 which is known when all shards have been read, the whole replay begins again with the known outcomes (`replay.recover`).
+
+A standby goes on reading (`settle`): it decides nothing that its owner has not decided.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from topics.log.dumped_values import whole
 from topics.storage.recovery.frame_batches import FrameBatch
 from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredTopic, TransactionDecision
 from topics.storage.wal.frames import FrameType
+from topics.storage.wal.wal_files import LogPosition
 
 _APPEND: Final = int(FrameType.APPEND)
 _TRANSACTION: Final = int(FrameType.TRANSACTION)
@@ -57,8 +60,8 @@ class TransactionReplay:
         """For each transaction, True if it is undone. Filled from Decision frames; complete after `decide`."""
         self.decisions: list[TransactionDecision] = []
         """Decisions of `decide` for which the log has no Decision frame."""
-        self._apply = apply
-        self._undo = undo
+        self.apply = apply
+        self.undo = undo
         self._found: dict[Members, set[int]] = {}
         """Ids of the topics whose batch was found, by transaction, in the order in which they were met."""
         self._times: dict[Members, int] = {}
@@ -108,7 +111,7 @@ class TransactionReplay:
         kept = self._kept_back.get(topic.id)
         members = self._transaction_of(batch)
         if kept is None and members is None:
-            self._apply(topic, shard, batch)
+            self.apply(topic, shard, batch)
             return
         self._kept_back.setdefault(topic.id, []).append(_KeptBack(topic, shard, batch, members))
         self._release(topic.id, all_count=bool(shard.fillers))
@@ -149,6 +152,58 @@ class TransactionReplay:
         assert not self._kept_back
         return True
 
+    def settle(self) -> None:
+        """Apply what can be decided at the end of a cut, when more of the log will follow: for a standby. A transaction
+        counts if all its batches were found and nothing before them, in any of its topics, waits for a decision: then
+        its owner has published it. Others wait for their Decision frames, which come after a failure of a shard. What
+        has got all its Decision frames is forgotten. Raises what applying raises."""
+        undecided = [members for members in self._found if members not in self.outcomes]
+        while undecided:
+            ready = [members for members in undecided if self._is_due(members)]
+            if not ready:
+                break
+            for members in ready:
+                self.outcomes[members] = False
+                for topic_id, _, _ in members:
+                    if topic_id in self._kept_back:
+                        self._release(topic_id, all_count=False)
+            undecided = [members for members in undecided if members not in self.outcomes]
+        self._forget_told()
+
+    def _is_due(self, members: Members) -> bool:
+        """Return True if every batch of a transaction was found, and is the first that its topic has yet to apply."""
+        found = self._found[members]
+        for topic_id, _, _ in members:
+            kept = self._kept_back.get(topic_id)
+            if topic_id not in found or (kept is not None and kept[0].members != members):
+                return False
+        return True
+
+    def _forget_told(self) -> None:
+        """Forget the transactions that no later frame is about."""
+        waiting = {one.members for kept in self._kept_back.values() for one in kept}
+        for members in list(self._found):
+            if members in waiting or not all((topic_id, first) in self._told for topic_id, first, _ in members):
+                continue
+            del self._found[members], self._times[members]
+            self.outcomes.pop(members, None)
+            self._counted.discard(members)
+            for topic_id, first, _ in members:
+                if self._at.get((topic_id, first)) == members:
+                    del self._at[topic_id, first]
+        self._told &= self._at.keys()
+        if not self._found:
+            self.outcomes.clear()
+            self._undone_apart.clear()
+
+    @property
+    def keeps_back(self) -> Mapping[int, LogPosition]:
+        """By topic id, where the first batch begins that waits for a decision."""
+        return {
+            topic_id: LogPosition(kept[0].batch.file.ordinal, kept[0].batch.rows[0][0])
+            for topic_id, kept in self._kept_back.items()
+        }
+
     def _is_undone(
         self,
         members: Members,
@@ -182,7 +237,7 @@ class TransactionReplay:
                 if not undone:
                     self._counted.add(one.members)
             del kept[0]
-            (self._undo if undone else self._apply)(one.topic, one.shard, one.batch)
+            (self.undo if undone else self.apply)(one.topic, one.shard, one.batch)
         del self._kept_back[topic_id]
 
     @staticmethod

@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from topics.log.stages import StageTarget
+from topics.model import SYNCED_CLASSES
 from topics.storage.files.fs import TEMPORARY_SUFFIX, File, Fs, copy_bytes, parent
 from topics.storage.recovery.recovered_state import (
     ColumnLoader,
@@ -47,9 +48,11 @@ def decide(
     failed: Callable[[int], bool],
     shards: int,
     restored: bool = False,
+    taken_over: bool = False,
 ) -> dict[int, list[Verdict]]:
     """Return the verdicts by shard, applied to the topics in memory already. They must be logged and synced before any
-    request is served. `restored`: the directory is a copy, and this is its first start."""
+    request is served. `restored`: the directory is a copy, and this is its first start. `taken_over`: it is what a
+    bucket had of its owner, which may have given out seqs up to the bucket ceilings since."""
     verdicts: dict[int, list[Verdict]] = {}
     by_number = {shard.shard: shard for shard in recovered.shards}
     noted = {number for number in range(shards) if failed(number)}
@@ -62,9 +65,12 @@ def decide(
             and shard.identity == identity
             and number not in recovered.failed
             and number not in noted
+            and not taken_over
             # Salvage has given up bytes that may have held seqs that were shown to readers.
             and (not shard.fillers or topic.stage is not None)
         )
+        if taken_over and topic.stage is None:
+            topic.forwarded_to = max(topic.forwarded_to, topic.bucket_ceiling)
         verdict = _decide_topic(topic, recovered.columns, stayed_up=stayed_up, skipped=SKIPPED_SEQS if restored else 0)
         lost = recovered.missing.get(topic.id)
         if lost:
@@ -82,6 +88,13 @@ def drop_stages(recovered: RecoveredState, verdicts: dict[int, list[Verdict]], s
         others = verdicts.setdefault(shard_of(stage.id, shards), [])
         others[:] = [verdict for verdict in others if verdict.topic_id != stage.id]
         others.append(Verdict(stage.id, None, 0, dropped=stage.name))
+
+
+def drop_orphans(recovered: RecoveredState) -> None:
+    """Drop the stages whose target was deleted, as the owner of the log has done with the target (a standby)."""
+    for topic in list(recovered.topics.values()):
+        if topic.stage is not None and topic.stage.target_id not in recovered.topics:
+            del recovered.topics[topic.id]
 
 
 def _stages_gone(recovered: RecoveredState) -> list[RecoveredTopic]:
@@ -161,11 +174,11 @@ def _decide_topic(topic: RecoveredTopic, columns: ColumnLoader, *, stayed_up: bo
     reached = topic.forwarded_to
     if skipped:
         reached = max(head, ceiling, reached) + skipped
-    if durability == "fsync" and reached <= head:
+    if durability in SYNCED_CLASSES and reached <= head:
         topic.ceiling = head  # this class reserves no seqs, so its part stays valid
         return None
     exempt = durability == "disk" and stayed_up and reached <= head
-    ceiling = max(reached, 0 if durability == "fsync" else ceiling)
+    ceiling = max(reached, 0 if durability in SYNCED_CLASSES else ceiling)
     hole = None
     if ceiling > head and not exempt:
         columns.add_hole(topic, head + 1, ceiling, "lost")

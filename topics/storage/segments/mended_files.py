@@ -1,7 +1,8 @@
 """Mending the files of a sealed segment with a copy of them from a second home, the bucket (`docs/design/bucket.md`
 section 9).
 
-A copy has the same layout: the same frames at the same places, with the same salt. Its flags of deletions may be older
+A copy has the same layout: the same frames at the same places, with the same salt. All of this is about unpacked forms:
+of the two files either may be packed. Its flags of deletions may be older
 than the local ones. So the mended `.data` has, frame by frame, what is valid here, else what is valid there; and a
 record is deleted in it if the local files, the copy or the base that names the copy say so. Where the local files do
 not say any more whether a record was deleted, all deletions that are known must be as many as the topic counts:
@@ -38,6 +39,7 @@ from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.tags_format import decode_tags
 from topics.storage.segments.topic_segments import Segment
+from topics.storage.wal.wal_files import LogPosition
 
 _WHOLE: Final = 1 << 31
 """Files of segments are read up to here; none is as long."""
@@ -67,6 +69,11 @@ class SecondHome(Protocol):
     def log_bytes(self, shard: int, ordinal: int, start: int, stop: int) -> Generator[tuple[int, bytes]]:
         """Yield what there is of the synced bytes `start` to `stop` (exclusive) of a file of the log, as offsets and
         bytes, ascending. Raises OSError if that cannot be known now."""
+        ...
+
+    def log_positions(self) -> list[LogPosition]:
+        """Return up to where a sync has covered the log of this directory, as far as is known, by shard; an empty list
+        if it is not the log that is known. Never raises."""
         ...
 
 
@@ -175,10 +182,14 @@ def mended(local: LocalFiles, copy: SegmentCopy, segment: Segment, counted: Coun
 
 def put_mended(store: SegmentStore, segment: Segment, files: MendedFiles) -> None:
     """Write mended files. `.data` comes last, so after a crash before it the damage is found again. The layout is the
-    same all the time: the files fit each other in every state between. Raises OSError. Blocking."""
+    same all the time: the files fit each other in every state between. `.data` is plain then, even if it was packed.
+    Raises OSError. Blocking."""
     for kind, content in (("idx", files.idx), ("tags", files.tags), ("data", files.data)):
         if content is not None:
             store.put(segment.topic_id, segment_name(segment.first, kind), [content])
+    deletions = segment_name(segment.first, "del")
+    if files.data is not None and store.exists(segment.topic_id, deletions):
+        store.delete(segment.topic_id, deletions)  # the flags are in `.data`
 
 
 class _States:

@@ -24,6 +24,13 @@ class PointedFile(msgspec.Struct, array_like=True, frozen=True):
     size: int
     hash: bytes
     """SHA-256."""
+    unpacked: int = 0
+    """The length of the unpacked form if the object is a packed `.data`, else 0."""
+
+    @property
+    def length(self) -> int:
+        """The length of the unpacked form."""
+        return self.unpacked or self.size
 
 
 class SegmentPointer(msgspec.Struct, array_like=True, frozen=True):
@@ -64,6 +71,10 @@ def decode_pointer(blob: bytes) -> SegmentPointer:
     except Exception as error:  # malformed CBOR may raise anything
         raise BadPointer(f"it does not decode: {error}") from error
     files = [file for file in files_of(pointer) if file is not None]
-    if pointer.epoch < 0 or not 0 <= pointer.salt < 1 << 64 or any(not 0 <= file.size < 1 << 32 for file in files):
+    if (
+        pointer.epoch < 0
+        or not 0 <= pointer.salt < 1 << 64
+        or any(not 0 <= size < 1 << 32 for file in files for size in (file.size, file.unpacked))
+    ):
         raise BadPointer("a number in it cannot be")
     return pointer

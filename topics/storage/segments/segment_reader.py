@@ -96,6 +96,12 @@ class _NoColdStore(DirectorySegmentStore):
     def length(self, topic_id: int, name: str) -> int:
         raise ColdNeeded
 
+    def read_stored(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+        raise ColdNeeded
+
+    def stored_length(self, topic_id: int, name: str) -> int:
+        raise ColdNeeded
+
 
 NO_COLD: Final = _NoColdStore()
 """Used instead of the cold store, so that a read raises ColdNeeded instead of waiting for the cold store."""

@@ -61,6 +61,10 @@ class DamagedOwner(Protocol):
     log: TopicLog
     segment_set: SegmentSet | None
 
+    def mark_changed(self) -> None:
+        """Note that the next checkpoint has to make the topic's part again."""
+        ...
+
 
 class _Work:
     """One segment that is to be repaired."""
@@ -178,6 +182,10 @@ class SegmentRepairs:
             files = await self._offload.run(Pool.CPU, partial(mended, local, copy, segment, counted))
             with trio.CancelScope(shield=True):
                 await self._offload.run(Pool.FILES, partial(put_mended, self._store, segment, files))
+                if files.data is not None:
+                    segment.packed = None  # the packer packs it again
+                    topic.mark_changed()
+                segment.flagged_meanwhile = None  # a copy or a packed file in progress is of other bytes
         self.count(files)
         log_repaired(topic.name, segment, files)
 

@@ -2,8 +2,10 @@
 (`docs/spec/storage.md` 4).
 
 A store keeps *objects*: the files of a topic's segments and its manifest, by topic id and name. The store guarantees
-that objects appear whole, change only by patches, and stay removed. The relocator decides which segment is in which
-store, and which copy counts while both stores have one.
+that objects appear whole, change only by patches, and stay removed. A `.data` may be packed. Then `read_range`,
+`length` and `patch` are about its unpacked form, so nobody else has to know; `put`, `read_stored` and `stored_length`
+are about the file. The relocator decides which segment is in which store, and which copy counts while both stores have
+one.
 
 Every method blocks and must run in `Offload`: a cold store may be slow, or unavailable. Calls that change one topic's
 objects are made one after the other (its `hot_lock`); reads come at any time, and calls about different topics from
@@ -22,10 +24,14 @@ from typing import Final, Protocol
 
 from topics.storage.files.datadir import DataDir, parse_topic_name
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join, parent, write_all
+from topics.storage.segments.data_files import DATA_SUFFIX, DataFiles, deletions_path
+from topics.storage.segments.segment_format import DELETED_FLAG
 from topics.storage.segments.segment_pointer import SegmentPointer
 
 DELETED_SUFFIX: Final = ".deleted"
 """Suffix of the directory of a deleted topic while its files are removed."""
+
+_FLAG: Final = bytes((DELETED_FLAG,))
 
 _MAX_KNOWN: Final = 10_000
 """How many directories are remembered as durable: a put into one of them does not sync the directories above it. At the
@@ -47,11 +53,17 @@ class SegmentStore(Protocol):
         ...
 
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset`; fewer only at the end of the object."""
+        """Return `length` bytes from `offset`; fewer only at the end of the object. Of a packed `.data` these are bytes
+        of its unpacked form, with all delete flags; zeros where it is damaged."""
+        ...
+
+    def read_stored(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+        """Return bytes of the object as it is stored."""
         ...
 
     def patch(self, topic_id: int, name: str, patches: Sequence[tuple[int, bytes]]) -> None:
-        """Overwrite bytes in place, at these offsets. Durable on return, visible possibly before.
+        """Overwrite bytes in place, at these offsets. Durable on return, visible possibly before. In a packed `.data`
+        only delete flags can be set, which its `.del` then has.
 
         OSError(EINVAL), and nothing has changed, if one of them reaches beyond the end. After any other error, or a
         crash before it returned, the bytes named are to be patched again: old, new and garbage are all possible.
@@ -67,7 +79,11 @@ class SegmentStore(Protocol):
         ...
 
     def length(self, topic_id: int, name: str) -> int:
-        """Return the length of an object in bytes."""
+        """Return the length of an object in bytes; of a packed `.data` that of its unpacked form."""
+        ...
+
+    def stored_length(self, topic_id: int, name: str) -> int:
+        """Return the length of an object in bytes as it is stored."""
         ...
 
     def topics(self) -> list[int]:
@@ -138,10 +154,11 @@ class DirectorySegmentStore:
     `root` and the directories above it are made by the first put. Keeps no file open.
     """
 
-    __slots__ = ("_dirs", "_fs", "_known", "_root_known")
+    __slots__ = ("_data", "_dirs", "_fs", "_known", "_root_known")
 
     def __init__(self, fs: Fs, root: str) -> None:
         self._fs = fs
+        self._data = DataFiles(fs)
         self._dirs = DataDir(root)
         # Topics whose directory, and all above it, were synced here. A directory that merely exists may be lost in a
         # crash: the process that made it may have been killed before the sync.
@@ -171,11 +188,23 @@ class DirectorySegmentStore:
         return length
 
     def read_range(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
+        if name.endswith(DATA_SUFFIX):
+            return self._data.read(self._path(topic_id, name), offset, length)
+        return self.read_stored(topic_id, name, offset, length)
+
+    def read_stored(self, topic_id: int, name: str, offset: int, length: int) -> bytes:
         with self._fs.open(self._path(topic_id, name), read_only=True) as file:
             return file.pread(min(length, max(0, file.size() - offset)), offset)  # allocates only for the bytes there
 
     def patch(self, topic_id: int, name: str, patches: Sequence[tuple[int, bytes]]) -> None:
         path = self._path(topic_id, name)
+        if name.endswith(DATA_SUFFIX):
+            listed = self._data.deletions_with(path, [offset for offset, _ in patches])
+            if listed is not None:
+                if any(data != _FLAG for _, data in patches):
+                    raise OSError(errno.EINVAL, "nothing but delete flags is set in a packed file", path)
+                self.put(topic_id, deletions_path(name), [listed])
+                return
         with self._fs.open(path) as file:
             end = max((offset + len(data) for offset, data in patches), default=0)
             if end > file.size() or any(offset < 0 for offset, _ in patches):
@@ -197,6 +226,11 @@ class DirectorySegmentStore:
         return self._fs.exists(self._path(topic_id, name))
 
     def length(self, topic_id: int, name: str) -> int:
+        if name.endswith(DATA_SUFFIX):
+            return self._data.length(self._path(topic_id, name))
+        return self.stored_length(topic_id, name)
+
+    def stored_length(self, topic_id: int, name: str) -> int:
         with self._fs.open(self._path(topic_id, name), read_only=True) as file:
             return file.size()
 

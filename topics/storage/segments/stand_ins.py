@@ -83,9 +83,11 @@ class StandIns:
 class StandInWriter:
     """Writes stand-ins; those of a topic in the order of their seqs. Nothing is synced. Blocking."""
 
-    def __init__(self, fs: Fs, datadir: DataDir) -> None:
+    def __init__(self, fs: Fs, datadir: DataDir, *, replaces: bool = False) -> None:
+        """`replaces`: a segment that is there already is of an attempt that was interrupted."""
         self._fs = fs
         self._datadir = datadir
+        self._replaces = replaces
         self._open: dict[int, tuple[int, int, int]] = {}
         """First seq, salt and length of the last segment, by topic id."""
         self.written = 0
@@ -100,6 +102,9 @@ class StandInWriter:
         if begins:
             first, salt, size = records[0].seq, self._fs.salt(), FILE_HEADER_BYTES
             self._fs.mkdir(self._datadir.topic_dir(owner))
+            path = self._datadir.segment_path(owner, first, "data")
+            if self._replaces and self._fs.exists(path):
+                self._fs.unlink(path)
         blob = encode_copies(records, origins, salt=salt, offset=size).data
         with self._fs.open(self._datadir.segment_path(owner, first, "data"), exclusive=begins) as file:
             if begins:

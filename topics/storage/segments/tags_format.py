@@ -91,6 +91,13 @@ class TagColumns:
             return None
         return [Postings(self._positions, self._start(i), self._ends[i]) for i in range(low, high)]
 
+    def names_from(self, prefix: str, after: str | None, most: int) -> list[str]:
+        """Return the tags that begin with `prefix` and come behind `after`, in order, at most `most`."""
+        low, high = self._names_of(TagMatch(prefix, prefix=True))
+        if after is not None:
+            low = bisect_right(range(len(self)), after.encode(), low, high, key=self._name)
+        return [self._name(i).decode() for i in range(low, min(high, low + most))]
+
     def _names_of(self, match: TagMatch) -> tuple[int, int]:
         """Return the first of the matching names, and the one behind the last."""
         pattern = match.pattern.encode()

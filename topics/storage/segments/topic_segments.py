@@ -23,9 +23,9 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 Tier = Literal["hot", "cold", "gone"]
 """Where the files of a segment are. "gone": all its records were deleted, and its files removed."""
 
-ENTRY_FIELDS: Final = 8
-OLD_ENTRY_FIELDS: Final = 7
-"""Fields of an entry without a salt, as older versions wrote it."""
+ENTRY_FIELDS: Final = (7, 8, 9)
+"""How many fields an entry may have: without a salt, as version 1 wrote it, and without the last one, which is left out
+while a segment has not been tried to be packed."""
 
 EMPTIED: Final = "emptied"
 """In a CheckpointMark of a topic: `[first, n]` of each segment that has no record left, and that has lost some of them
@@ -45,6 +45,7 @@ class Segment:
         "measured",
         "n",
         "opened_ms",
+        "packed",
         "read_salt",
         "salt",
         "sealed",
@@ -65,13 +66,14 @@ class Segment:
         sealed: bool = False,
         tier: Tier = "hot",
         salt: int | None = None,
+        packed: int | None = None,
     ) -> None:
         self.topic_id = topic_id
         self.first = first
         self.n = n
         """Number of slots: the segment covers seqs `first` to `first + n - 1`."""
         self.data_bytes = data_bytes
-        """The synced length of `.data`; bytes beyond it do not count."""
+        """The synced length of `.data`, of a packed one that of its unpacked form; bytes beyond it do not count."""
         self.frames = frames
         """How many frames are in `.data`, of live and deleted records."""
         self.measured: tuple[int, int] | None = None
@@ -95,6 +97,10 @@ class Segment:
         `.data`: then a scan has found this salt in the file, and `salt` and `data_bytes` are still those of the older
         file."""
 
+        self.packed = packed
+        """The bytes of `.data` on disk if it was packed; 0 if that was tried and is of no use; None if it was not
+        tried. A figure only: the file says itself what it is, and this may be older."""
+
     def __hash__(self) -> int:
         return hash((self.topic_id, self.first))  # not the address, so that sets have the same order in every run
 
@@ -111,9 +117,15 @@ class Segment:
         """Length of the header of `.data`; 0 without one."""
         return 0 if self.salt is None else FILE_HEADER_BYTES
 
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of `.data` on disk."""
+        return self.packed or self.data_bytes
+
     def to_wire(self) -> list[Any]:
-        """Return `[first, n, data bytes, frames, opened ms, sealed, tier, salt]`."""
-        return [
+        """Return `[first, n, data bytes, frames, opened ms, sealed, tier, salt, packed]`, without the last one if it is
+        None."""
+        entry: list[Any] = [
             self.first,
             self.n,
             self.data_bytes,
@@ -123,13 +135,15 @@ class Segment:
             self.tier,
             self.salt,
         ]
+        return entry if self.packed is None else [*entry, self.packed]
 
     @classmethod
     def from_wire(cls, topic_id: int, value: Sequence[Any]) -> Segment:
         """Return the segment that `to_wire` was called on. Raises ValueError."""
-        if len(value) not in (OLD_ENTRY_FIELDS, ENTRY_FIELDS) or value[6] not in ("hot", "cold", "gone"):
+        if len(value) not in ENTRY_FIELDS or value[6] not in ("hot", "cold", "gone"):
             raise ValueError("the entry of a segment is malformed")
-        salt = value[7] if len(value) == ENTRY_FIELDS else None
+        salt = value[7] if len(value) > 7 else None
+        packed = value[8] if len(value) > 8 else None
         first, n, data_bytes, frames, opened_ms = map(whole, value[:5])
         segment = cls(
             topic_id,
@@ -141,6 +155,7 @@ class Segment:
             sealed=bool(value[5]),
             tier=value[6],
             salt=whole(salt) if salt is not None else None,
+            packed=whole(packed) if packed is not None else None,
         )
         segment.dead_since_ms = opened_ms  # nobody knows since when; not before this
         return segment

@@ -79,6 +79,8 @@ class TopicPart(msgspec.Struct, kw_only=True):
     generation: int = 0
     """Generation of the manifest that it was written for (`manifests`)."""
     ceiling: int = 0
+    bucket_ceiling: int = 0
+    """The seq above which a daemon that takes over may begin; 0 if none was logged."""
     last_ts: int = 0
     last_write: int | None = None
     last_read: int | None = None
@@ -111,6 +113,7 @@ class TopicPart(msgspec.Struct, kw_only=True):
 USUAL_PART: Final[Sequence[tuple[str, Any]]] = (
     ("generation", 0),
     ("ceiling", 0),
+    ("bucket_ceiling", 0),
     ("last_ts", 0),
     ("last_write", None),
     ("last_read", None),

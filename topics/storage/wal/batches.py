@@ -24,6 +24,9 @@ class WalBatch(Protocol):
     last_seq: int
     """The highest seq of the topic in these frames; 0 when they carry none."""
     wants_sync: bool
+    wants_archive: bool
+    """True if it counts only when a round in the bucket has it (`topics.storage.wal.round_waits`): then it has a
+    place, `offset` and `end`, too."""
 
     def on_written(self, file: WalFile, offset: int) -> None:
         """write(2) has taken the batch at `offset` of `file`."""
@@ -45,6 +48,9 @@ class WalBatch(Protocol):
 class ControlBatch:
     """A batch of control frames, for whose sync a task may wait. Publishes nothing to readers."""
 
+    is_urgent = True
+    """Return True if somebody may wait for a round that has it."""
+
     __slots__ = (
         "_apply",
         "_done",
@@ -56,6 +62,7 @@ class ControlBatch:
         "last_seq",
         "offset",
         "topic_id",
+        "wants_archive",
         "wants_sync",
     )
 
@@ -66,6 +73,7 @@ class ControlBatch:
         *,
         topic_id: int = 0,
         wants_sync: bool = False,
+        wants_archive: bool = False,
         apply: Callable[[ControlBatch], None] | None = None,
     ) -> None:
         self.data = data
@@ -73,6 +81,7 @@ class ControlBatch:
         self.topic_id = topic_id
         self.last_seq = 0
         self.wants_sync = wants_sync
+        self.wants_archive = wants_archive
         self.error: ApiError | None = None
         self.file_id = 0
         self.offset = 0

@@ -69,6 +69,8 @@ class FrameType(IntEnum):
     TRANSACTION_DECISION = 23
     GROUP = 24
     SCHEDULE = 25
+    KEEP = 27
+    BUCKET_CEILING = 28
 
 
 _KNOWN: Final = frozenset(map(int, FrameType))

@@ -52,10 +52,13 @@ from topics.storage.wal import frames
 from topics.storage.wal.batches import LogCut, LogMark, WalBatch
 from topics.storage.wal.frames import FrameType, UnsealedFrames
 from topics.storage.wal.group_writes import GroupWrites
+from topics.storage.wal.round_waits import RoundWaits
 from topics.storage.wal.shard_log import NamedFile, ShardLog
 from topics.storage.wal.stall import NoRoom, Stall, refused_outright
+from topics.storage.wal.unacked_batches import UnackedBatches
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles, most_bytes
 from topics.storage.wal.write_queue import WriteQueue
+from topics.storage.wal.write_right import WriteRight
 from topics.telemetry.figures import WalFigures
 from topics.telemetry.logs import get_logger
 
@@ -91,6 +94,8 @@ class ShardWriter:
         figures: WalFigures,
         on_failure: Callable[[int], None],
         sync_tick_ms: int = SYNC_TICK_MS,
+        round_waits: RoundWaits | None = None,
+        right: WriteRight | None = None,
     ) -> None:
         self.shard = shard
         self.figures = figures
@@ -105,6 +110,7 @@ class ShardWriter:
         self._files = files
         self._file_bytes = file_bytes
         self._on_failure = on_failure
+        self._right = right or WriteRight()
         self._tick_ms = sync_tick_ms
         self.stall = Stall(shard, clock)
         self.queue = WriteQueue(clock, figures, backlog_bytes, self.stall)
@@ -117,12 +123,7 @@ class ShardWriter:
         """Ordinal of the next frame."""
         self._last_seqs: dict[int, int] = {}
         """Highest seq of each topic in the current file (for FileEnd)."""
-        self._unsynced: list[WalBatch] = []
-        self._in_group: list[WalBatch] = []
-        """Batches taken from the queue and not yet written. At any moment every batch that was not told of a sync is
-        here, in `_unsynced` or in the queue, so that a failure can tell all of them."""
-        self._group_written = 0
-        """How many batches of the group were told `on_written`."""
+        self._unacked = UnackedBatches(shard, round_waits or RoundWaits(clock))
         self._data_end = 0
         """Offset behind the last frame other than a Synced frame. Everything below `_synced_end` is on disk."""
         self._synced_end = self._synced_frames = self._vouched = 0
@@ -136,9 +137,11 @@ class ShardWriter:
     # -- calls of the engine ---------------------------------------------------------------------------------------
 
     def submit(self, batch: WalBatch, *, patient: bool = False) -> None:
-        """Queue a batch; never waits. Raises `503 read_only` on a failed shard, and then the batch is not queued."""
+        """Queue a batch; never waits. Raises `503 read_only` on a failed shard, `503 not_owner` if this process must
+        not change anything any more, and then the batch is not queued."""
         if self.failed is not None:
             raise self.failed
+        self._right.check()
         if self._stopping:
             raise ApiError("shutting_down", "the daemon is shutting down", retry_after_s=1)
         if self.queue.put(batch, patient=patient):
@@ -167,7 +170,8 @@ class ShardWriter:
 
     def synced_position(self) -> tuple[LogPosition, int]:
         """Return how far the disk is known to have the log, and the number of frames up to there. Everything before it
-        has reached its commit point, so a replay that begins with the current state may start there."""
+        has reached its commit point, but for what waits for a round (`RoundWaits.starts`). So a replay that begins with
+        the current state may start there, or where the first of these is."""
         assert self._file is not None
         return LogPosition(self._file.ordinal, self._synced_end), self._synced_frames
 
@@ -303,12 +307,6 @@ class ShardWriter:
             until = min(until, self.stall.retry_at_ms)
         await self._wake.wait(max(until - self._clock.monotonic_ms(), 0) / 1000)
 
-    def _take_group(self) -> list[WalBatch]:
-        """Take the batches of the next write: as many as fit into the file (one batch always does)."""
-        self._in_group = group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
-        self._group_written = 0
-        return group
-
     async def _write_group(self) -> None:
         """One turn: rotate if the next batch does not fit, write a group, sync if it is due, tell the batches."""
         try:
@@ -321,7 +319,8 @@ class ShardWriter:
                 await self._go_over()
             elif self.queue and self._is_full_for(self.queue.first):
                 await self._rotate_or_grow()
-            group = self._take_group()
+            group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
+            self._unacked.begin(group)
             due = self._due
             vouch = self._data_end > self._vouched and not self._dirty and (bool(group) or due)
             sync = due or any(batch.wants_sync for batch in group)
@@ -331,7 +330,7 @@ class ShardWriter:
                 try:
                     await self._allocate(self.file.end + SYNCED_ROOM + sum(len(batch.data) for batch in group))
                 except NoRoom:
-                    self._in_group = []
+                    self._unacked.begin([])
                     self.queue.put_back(group)
                     raise
             await self._write(group, vouch=vouch, sync=sync)
@@ -357,8 +356,7 @@ class ShardWriter:
         data_start = start + sum(map(len, pieces))
         pieces.extend(batch.data for batch in group)
         size = sum(map(len, pieces))
-        self._in_group = group
-        self._group_written = 0
+        self._unacked.begin(group)
         mixed = sync and not all(batch.wants_sync for batch in group)
         written = partial(self._tell_written, group, file, data_start)
         if not self._dirty:
@@ -376,8 +374,7 @@ class ShardWriter:
         figures.bytes_written += size
         figures.frames += len(pieces) - len(group) + sum(batch.frames for batch in group)
         figures.batches += 1 if size else 0
-        self._unsynced.extend(group)
-        self._in_group = []
+        self._unacked.end_group()
         if sync:
             figures.fsyncs += 1
             figures.fsync_latency.observe(sync_ns / 1000)
@@ -386,22 +383,17 @@ class ShardWriter:
 
     def _tell_written(self, group: list[WalBatch], file: WalFile, offset: int) -> None:
         """Tell each batch of the group its place, once."""
-        if self._group_written or self._in_group is not group:
-            return
-        self._group_written = len(group)
-        for batch in group:
-            size = len(batch.data)
-            batch.on_written(file, offset)
-            offset += size
+        if not self._stands_down():
+            self._unacked.tell_written(group, file, offset)
 
     def _synced(self) -> None:
         """Note that a sync has covered everything written."""
+        before = LogPosition(self.file.ordinal, self._synced_end), self._synced_frames
         self._synced_end = self.file.end
         self._synced_frames = self._frame_count
         self._tick_from_ms = self._clock.monotonic_ms()
-        done, self._unsynced = self._unsynced, []
-        for batch in done:
-            batch.on_synced()
+        if not self._stands_down():
+            self._unacked.tell_synced(before)
 
     # -- rotation ---------------------------------------------------------------------------------------------------
 
@@ -540,6 +532,20 @@ class ShardWriter:
 
     # -- failure ----------------------------------------------------------------------------------------------------
 
+    def fence(self, error: ApiError) -> None:
+        """Another process may own the data: fail everything that is not acked yet, and take nothing any more. What a
+        worker thread is writing may still get into the log."""
+        if self.failed is None:
+            self.failed = error
+            self._refuse_waiting(error)
+            self._stop_asked.set()
+
+    def _stands_down(self) -> bool:
+        """Return True if nobody may be told any more that something is in the log."""
+        if not self._right.is_held:
+            self.fence(self._right.refusal)
+        return self.failed is not None
+
     def _fail(self, error: OSError) -> None:
         """End this shard's writing: everything not yet acked fails, nothing is retried."""
         self.failed = read_only(
@@ -551,7 +557,7 @@ class ShardWriter:
             shard=self.shard,
             error=str(error),
             file=self._file.path if self._file is not None else None,
-            batches_failed=len(self._in_group) + len(self._unsynced) + len(self.queue),
+            batches_failed=len(self._unacked) + len(self.queue),
             consequence="what changes its topics is refused (503 read_only) until a restart; reads go on",
         )
         self._refuse_waiting(self.failed)
@@ -564,7 +570,5 @@ class ShardWriter:
 
     def _refuse_waiting(self, error: ApiError) -> None:
         """Fail every batch that is not acked yet."""
-        waiting = [*self._in_group, *self._unsynced, *self.queue.close(error)]
-        self._in_group, self._unsynced = [], []
-        for batch in waiting:
+        for batch in [*self._unacked.take(), *self.queue.close(error)]:
             batch.on_failed(error)

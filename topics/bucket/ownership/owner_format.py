@@ -3,7 +3,7 @@ section 3). It is changed by conditional puts only. Pure."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,13 @@ class Owner(msgspec.Struct, kw_only=True):
     renewals: int = 0
     round: int = 0
     """A recent round, from which the last one is looked for; 0 if there was none."""
+
+
+class SeenOwner(NamedTuple):
+    """`owner` as it is in the bucket."""
+
+    owner: Owner
+    etag: str
 
 
 class BucketFormat(msgspec.Struct, kw_only=True):

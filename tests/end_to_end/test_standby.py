@@ -1,0 +1,181 @@
+"""A real owner and a real standby over a bucket: in a directory, and in an S3 server."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bucket.servers import BUCKET, moto_server
+from tests.end_to_end.test_cold_hangs import metric, until
+from tests.end_to_end.test_sigkill import Client, Daemon
+
+
+@contextmanager
+def pair(root: Path, url: str, variables: Mapping[str, str]) -> Iterator[tuple[Daemon, Daemon]]:
+    """An owner and a standby, each with a directory of its own."""
+    for name in ("owner", "standby"):
+        (root / name).mkdir()
+    both = {
+        "TOPICS_BUCKET": url,
+        "TOPICS_BUCKET_ROUND_MS": "100",
+        "TOPICS_BUCKET_BASE_MS": "1000",
+        "TOPICS_SEGMENT_MAX_EVENTS": "50",
+        "TOPICS_RECLAIM_MS": "300",
+    }
+    owner = Daemon(root / "owner", **both, **variables)
+    standby = Daemon(root / "standby", **both, **variables, TOPICS_ROLE="standby", TOPICS_BUCKET_POLL_MS="50")
+    try:
+        owner.start()
+        yield owner, standby
+    finally:
+        standby.end()
+        owner.end()
+
+
+def diff(client: Client, topic: str, from_seq: int, wait_ms: int = 0, **query: Any) -> tuple[int, Any]:
+    more = "".join(f"&{name}={value}" for name, value in query.items())
+    return client.call("GET", f"/v0/topics/{topic}/diff?from_seq={from_seq}&wait_ms={wait_ms}&limit=1000{more}")
+
+
+def append(client: Client, topic: str, *values: Any) -> int:
+    status, answer = client.call("POST", f"/v0/topics/{topic}", {"records": [{"data": value} for value in values]})
+    assert status in (200, 201), answer
+    return int(answer["last_seq"])
+
+
+def follows(client: Client, topic: str, head: int) -> None:
+    until(lambda: diff(client, topic, head)[0] == 200, f"the standby does not get to seq {head} of {topic}")
+
+
+def check(owner: Daemon, standby: Daemon) -> None:
+    """Reads, writes and waits of clients of both."""
+    writer, reader = Client(owner.port), Client(standby.port)
+    head = append(writer, "a", *range(120))
+    follows(reader, "a", head)
+    assert [one["data"] for one in diff(reader, "a", 0)[1]["records"]] == [*range(120)]
+    ready = reader.call("GET", "/v0/ready")[1]["standby"]
+    assert (ready["state"], ready["owner"]) == ("following", f"http://127.0.0.1:{owner.port}")
+    assert metric(reader, "standby_round") == ready["round"]
+
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(diff(Client(standby.port), "a", head, 30_000)))
+    waiting.start()
+    append(writer, "a", "news")
+    waiting.join(60)
+    assert [one["data"] for one in found[0][1]["records"]] == ["news"]
+
+    status, answer = diff(reader, "a", head + 50, 200)
+    assert (status, answer["error"]["code"]) == (503, "behind")
+    status, answer = diff(reader, "a", 0, 200, epoch=1 << 40)
+    assert (status, answer["error"]["code"]) == (503, "behind")
+    for method, path, body in [
+        ("POST", "/v0/topics/a", {"records": [{"data": 1}]}),
+        ("PUT", "/v0/topics/b", {}),
+        ("POST", "/v0/topics/a/claim", {"node": "n"}),
+        ("POST", "/v0/topics/a/delete", {"before_seq": 3}),
+    ]:
+        status, answer = reader.call(method, path, body)
+        assert (status, answer["error"]["code"]) == (503, "not_owner")
+        assert answer["error"]["detail"]["owner"] == f"http://127.0.0.1:{owner.port}"
+    connection = http.client.HTTPConnection("127.0.0.1", standby.port, timeout=30)
+    connection.request("GET", "/v0/topics/a/records?from_seq=0")
+    lines = connection.getresponse()
+    assert lines.headers["Topics-Role"] == "standby"
+    assert len(lines.read().splitlines()) >= 121
+
+
+def check_restarts(owner: Daemon, standby: Daemon) -> None:
+    """The standby is killed while the owner goes on, with checkpoints, bases and deletions."""
+    writer = Client(owner.port)
+    head = 0
+    for turn in range(4):
+        head = append(writer, "c", *({"turn": turn, "i": i, "x": "x" * 300} for i in range(300)))
+        assert writer.call("POST", "/v0/topics/c/delete", {"before_seq": head - 100})[0] == 200
+        if turn % 2:
+            standby.terminate()
+        else:
+            standby.kill()
+        head = append(writer, "c", "while it is down")
+        standby.start()
+        follows(Client(standby.port), "c", head)
+        mine, theirs = (diff(Client(one.port), "c", 0)[1] for one in (standby, owner))
+        assert mine["records"] == theirs["records"]
+        assert mine["earliest_seq"] == theirs["earliest_seq"]
+
+
+@pytest.mark.slow
+def test_a_standby_follows_over_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    with pair(tmp_path, f"file://{tmp_path}/bucket", {}) as (owner, standby):
+        until(lambda: Client(owner.port).call("GET", "/v0/ready")[1]["bucket"]["has_base"], "there is no base")
+        standby.start()
+        check(owner, standby)
+        check_restarts(owner, standby)
+        standby.terminate()
+        assert "Traceback" not in (standby.root / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_standby_follows_over_s3_and_waits_for_the_first_base(tmp_path: Path) -> None:
+    with moto_server() as server, pair(tmp_path, f"s3://{BUCKET}/pair", server.variables()) as (owner, standby):
+        standby.start()
+        check(owner, standby)
+        standby.kill()
+        standby.start()
+        follows(Client(standby.port), "a", 121)
+
+
+TAKEOVER = {"TOPICS_ROLE": "standby", "TOPICS_BUCKET_TAKEOVER": "1", "TOPICS_BUCKET_LEASE_MS": "3000"}
+
+
+def role_of(daemon: Daemon) -> str:
+    ready = Client(daemon.port).call("GET", "/v0/ready")
+    return "none" if ready[0] != 200 else "standby" if "standby" in ready[1] else "owner"
+
+
+def owns(daemon: Daemon) -> bool:
+    return role_of(daemon) == "owner"
+
+
+@pytest.mark.slow
+def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> None:
+    """Both have the same settings: whoever is first owns the bucket. Then the owner is killed, again and again."""
+    (tmp_path / "bucket").mkdir()
+    with pair(tmp_path, f"file://{tmp_path}/bucket", {}) as (one, other):
+        one.end()
+        for daemon in (one, other):
+            daemon.settings.update(TAKEOVER)
+            shutil.rmtree(daemon.root / "data", ignore_errors=True)
+        shutil.rmtree(tmp_path / "bucket")
+        (tmp_path / "bucket").mkdir()
+        one.start()
+        other.start()
+        assert (role_of(one), role_of(other)) == ("owner", "standby")
+        client = Client(one.port)
+        assert client.call("PUT", "/v0/topics/r", {"durability": "remote"})[0] in (200, 201)
+        remote: list[Any] = []
+        head = 0
+        for turn in range(3):
+            for i in range(20):
+                head = append(client, "r", [turn, i])
+                remote.append([turn, i])
+            append(client, "d", *({"turn": turn, "i": i} for i in range(200)))
+            one.kill()
+            until(partial(owns, other), "nobody takes over")
+            client = Client(other.port)
+            records = diff(client, "r", 0)[1]["records"]
+            assert [record["data"] for record in records] == remote
+            assert len({record["$seq"] for record in records}) == len(records)
+            one.start()
+            assert role_of(one) == "standby"
+            assert list((one.root / "data").glob("diverged-*"))
+            follows(Client(one.port), "r", head)
+            one, other = other, one

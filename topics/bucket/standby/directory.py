@@ -1,0 +1,173 @@
+"""The directory of a standby, before its daemon opens it: it goes on where it was, or is made from the newest base.
+
+`meta/standby` (a `BucketNote`) says up to which round the log in the directory is whole. What is behind that is cut off
+here, and read again from the bucket. The directory is made anew if the bucket no longer has the round after that one,
+or has begun another history: positions of different histories cannot be compared. While it is made it has the file
+`RESTORING` in it, so a start after a crash makes it again.
+
+A directory that is neither empty nor that of a standby is refused: it may be the only place that has its records.
+
+Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import suppress
+from typing import Final
+
+from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
+from topics.bucket.object_store import ObjectStore
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
+from topics.bucket.offline.restore_target import RestoreRefused, choose_target
+from topics.bucket.pins import pinned, remove_pin
+from topics.bucket.standby.followed_log import cut_to
+from topics.bucket.standby.handover import set_aside, stays
+from topics.storage.files.datadir import DataDir
+from topics.storage.files.fs import Fs, join
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+ATTEMPTS: Final = 3
+"""How often a restore is begun if objects go while it reads: the owner may remove a base that nobody has pinned yet."""
+
+
+class StandbyRefused(Exception):
+    """The directory cannot be that of a standby, or the bucket not be followed. The message is for the operator."""
+
+
+def prepare_directory(
+    fs: Fs, root: str, url: str, objects: ObjectStore, workers: int = WORKERS, *, takes: bool = False
+) -> BucketNote | None:
+    """Have a directory that can be followed on, and return its note. With `takes` it may have been an owner's: None
+    then says that it is the owner's, or that nobody has owned the bucket yet. If another directory has taken over, it
+    is set aside. Raises StandbyRefused, BucketDamaged, StoreError, OSError."""
+    datadir = DataDir(root)
+    reader = BucketReader(objects)
+    if takes and _is_owner(fs, datadir, reader):
+        return None
+    try:
+        note = read_note(fs, datadir, datadir.standby_path)
+    except BadNote as error:
+        log.warning("standby_note_damaged", problem=str(error))
+        mark_unfinished(fs, root)
+        note = None
+    if not fs.exists(join(root, UNFINISHED)) and note is not None:
+        reason = _why_anew(reader, note)
+        if reason is None:
+            cut_to(fs, datadir, note)
+            return note
+        log.warning("standby_made_anew", reason=reason)
+        mark_unfinished(fs, root)
+    return _make(fs, root, url, reader, objects, workers)
+
+
+def _is_owner(fs: Fs, datadir: DataDir, reader: BucketReader) -> bool:
+    """Return True if a directory is the owner's, or may become it at once. Sets that of a former owner aside."""
+    if fs.exists(datadir.standby_path) or fs.exists(join(datadir.root, UNFINISHED)):
+        return False
+    owner = reader.owner()
+    try:
+        note = read_note(fs, datadir)
+    except BadNote as error:
+        raise StandbyRefused(f"{datadir.bucket_path} is damaged: {error}") from error
+    if note is None:
+        return owner is None and not _content(fs, datadir.root)
+    if owner is None or owner.dir == note.dir:
+        return True
+    if note.bucket != reader.bucket_id:
+        raise StandbyRefused(f"the directory is of the bucket {note.bucket}, and this is {reader.bucket_id}")
+    set_aside(fs, datadir.root, note, owner)
+    return False
+
+
+def _content(fs: Fs, root: str) -> list[str]:
+    """Return what is in a directory and belongs to its data."""
+    return [name for name in fs.listdir(root) if not stays(name)] if fs.exists(root) else []
+
+
+def mark_unfinished(fs: Fs, root: str) -> None:
+    """Have the next start make the directory of a standby anew. Blocking. Raises OSError."""
+    fs.open(join(root, UNFINISHED), create=True).close()
+    fs.sync_dir(root)
+
+
+def _why_anew(reader: BucketReader, note: BucketNote) -> str | None:
+    """Return why a directory cannot go on, None if it can."""
+    if note.bucket != reader.bucket_id:
+        raise StandbyRefused(
+            f"the directory follows the bucket {note.bucket}, and this is {reader.bucket_id}: use another directory"
+        )
+    if note.positions is None:
+        return "the note has no place"
+    following = next(reader.rounds(note.round), None)
+    if following is None:
+        return f"the bucket has no round from {note.round} on"
+    if following.number > note.round + 1:
+        return f"the bucket has no round {note.round + 1} any more"
+    with suppress(BucketDamaged):
+        if following.number == note.round and reader.round(note.round).hash != note.hash:
+            return f"round {note.round} of the bucket is another one"
+    return None
+
+
+def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStore, workers: int) -> BucketNote:
+    if _content(fs, root) and not fs.exists(join(root, UNFINISHED)):
+        raise StandbyRefused(
+            f"{root} is not empty and not the directory of a standby: a standby makes its directory from the bucket"
+        )
+    fs.mkdir(root)
+    mark_unfinished(fs, root)
+    began = time.monotonic()
+    for attempt in range(ATTEMPTS):
+        pool = Workers(workers)
+        try:
+            target = choose_target(reader, map_heads=pool.map)
+            last = reader.round(target.round)
+            adopted = BucketNote(
+                bucket=last.head.bucket,
+                dir=secrets.token_hex(16),
+                epoch=last.head.epoch,
+                round=target.round,
+                hash=last.hash,
+                wall_ms=last.head.wall_ms,
+                positions=last.head.positions,
+            )
+            with pinned(objects, target.base, time.time_ns() // 1_000_000) as pin:
+                source = RestoreSource(url, pin)
+                work = BucketRestore(fs, reader, root, pool, source, adopted=adopted, in_place=True, follows=True)
+                figures = work.run(target)
+            if not figures.left:
+                remove_pin(objects, pin)
+            break
+        except RestoreRefused as error:
+            raise StandbyRefused(str(error)) from error
+        except BucketDamaged as error:
+            if attempt == ATTEMPTS - 1:
+                raise
+            log.warning("standby_restore_again", problem=str(error))
+        finally:
+            pool.close()
+    log.info(
+        "standby_made",
+        base=figures.target.base,
+        round=figures.target.round,
+        bytes=figures.bytes,
+        left=figures.left,
+        ms=round((time.monotonic() - began) * 1000),
+    )
+    return adopted
+
+
+def keep_note(fs: Fs, datadir: DataDir, note: BucketNote) -> None:
+    """Note durably up to where the log is whole. Blocking. Raises OSError."""
+    write_note(fs, datadir, note, datadir.standby_path)
+
+
+def has_mark(root: str) -> bool:
+    """Return True if the directory has to be made anew at the next start."""
+    return os.path.exists(join(root, UNFINISHED))

@@ -1,0 +1,83 @@
+"""From the directory of a standby to that of the owner, when it has got the prefix; and setting aside the directory of
+an owner that was away while another one has taken over (`docs/design/standby.md` section 6).
+
+Both are a few changes of names and small files, in an order in which each state between is one that a start
+understands. Blocking.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from topics.bucket.local_note import BucketNote, write_note
+from topics.bucket.offline.bucket_restore import DIVERGED
+from topics.bucket.ownership.owner_format import Owner
+from topics.bucket.standby.followed_log import cut_to
+from topics.storage.files.datadir import DataDir
+from topics.storage.files.fs import Fs, join, write_atomic
+from topics.storage.recovery.restored_copy import MARK, TAKEN_OVER
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+LEFT: Final = "DIVERGED"
+"""A file in such a directory: what is known of it. The directory is complete when the file at its root is gone."""
+
+
+class DivergedNote(msgspec.Struct, kw_only=True, frozen=True):
+    """Why a directory was set aside, and how far the bucket has its log."""
+
+    bucket: str
+    epoch: int
+    """In which it was the owner."""
+    round: int
+    """The last round that it knows to be in the bucket."""
+    positions: list[tuple[int, int]] | None
+    """How far the rounds have its log, by shard; None if that is not known."""
+    by: str
+    """The node that has taken over."""
+    by_epoch: int
+
+
+def hand_over(fs: Fs, datadir: DataDir, note: BucketNote, *, goes_on: bool) -> None:
+    """Make the directory that of the owner. `note` says up to where the log is whole; unless it `goes_on`, the bucket
+    has part of a cut behind that, and another history begins. Raises OSError; may be called again then."""
+    cut_to(fs, datadir, note)
+    write_atomic(fs, join(datadir.root, MARK), TAKEN_OVER)
+    owned = msgspec.structs.replace(note, positions=note.positions if goes_on else None)
+    write_note(fs, datadir, owned)
+    with suppress(FileNotFoundError):
+        fs.unlink(datadir.standby_path)
+    fs.sync_dir(datadir.meta_dir)
+
+
+def set_aside(fs: Fs, root: str, note: BucketNote, owner: Owner) -> str:
+    """Move everything in the directory of a former owner to `diverged-<epoch>/` in it. Return the path. Raises OSError;
+    may be called again then."""
+    path = join(root, f"{DIVERGED}{note.epoch}")
+    fs.mkdir(path)
+    left = DivergedNote(
+        bucket=note.bucket,
+        epoch=note.epoch,
+        round=note.round,
+        positions=note.positions,
+        by=owner.node,
+        by_epoch=owner.epoch,
+    )
+    write_atomic(fs, join(path, LEFT), msgspec.json.format(msgspec.json.encode(left)) + b"\n")
+    # `meta` goes last: with the note in it, a start goes on with this.
+    names = [name for name in fs.listdir(root) if not stays(name) and name != "meta"]
+    for name in [*sorted(names), "meta"]:
+        fs.rename(join(root, name), join(path, name))
+    fs.sync_dir(path)
+    fs.sync_dir(root)
+    log.warning("directory_set_aside", directory=path, epoch=note.epoch, by=owner.node, by_epoch=owner.epoch)
+    return path
+
+
+def stays(name: str) -> bool:
+    """Return True if something in the root of a directory is none of the data."""
+    return name.startswith(DIVERGED) or name in ("LOCK", "lost+found")

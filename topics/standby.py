@@ -1,0 +1,205 @@
+"""`Standby`: what the daemon does instead of owning a log, while it follows that of another daemon
+(`docs/design/standby.md`).
+
+    prepare    before anything is opened: the directory goes on, or is made from the newest base
+    recover    the topics as of the last cut, and the follower that goes on from there
+    run        the follower, until the daemon stops, cannot go on, or gets the prefix
+
+When it gets the prefix, the process begins again with the same directory, as after a kill of the owner: everything is
+here already (section 6 of that page).
+
+The parts are `topics.bucket.standby` (rounds and files) and `topics.engine.standby` (topics).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from functools import partial
+from typing import Final
+
+import msgspec
+import trio
+
+from topics.bucket.archive import lease_terms, make_objects
+from topics.bucket.bounded_objects import BoundedObjects
+from topics.bucket.local_note import BucketNote
+from topics.bucket.object_store import StoreError
+from topics.bucket.offline.bucket_reader import BucketDamaged
+from topics.bucket.ownership.owner_object import BucketRefused, Ownership
+from topics.bucket.ownership.owner_watch import TakeReason
+from topics.bucket.ownership.takeover import Takeover
+from topics.bucket.settled_puts import PutGivenUp, SettledPuts
+from topics.bucket.standby.directory import StandbyRefused, prepare_directory
+from topics.bucket.standby.followed_log import FollowedLog
+from topics.bucket.standby.handover import hand_over
+from topics.bucket.standby.round_follower import RoundFollower, Unfollowable
+from topics.config import Settings
+from topics.engine.engine import Engine
+from topics.engine.standby.copy_sources import CopySources
+from topics.engine.standby.live_replay import LiveReplay
+from topics.runtime.offload import Offload, Pool
+from topics.storage.files.fs import OsFs
+from topics.telemetry.figures import StandbyFigures
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+FIRST_WAIT_S: Final = 1.0
+LONGEST_WAIT_S: Final = 10.0
+"""The first and the longest wait before the bucket is asked again for a directory (s)."""
+
+OWNER_S: Final = 1.0
+"""How often the present owner is looked for, at least (s)."""
+
+OPENING: Final = StandbyFigures(state="opening")
+
+
+async def prepare(settings: Settings, offload: Offload) -> BucketNote | None:
+    """Have a directory that can be followed on; None if it is the owner's, and takeover is on. Waits for a bucket that
+    does not answer, or has no base yet. Raises StandbyRefused, BucketRefused, OSError."""
+    if not settings.bucket:
+        raise StandbyRefused("a standby follows a bucket: set TOPICS_BUCKET to that of its owner")
+    objects = make_objects(settings, os.environ, offload)
+    root, takes = str(settings.data_dir), settings.bucket_takeover
+    call = partial(prepare_directory, OsFs(), root, settings.bucket, objects, takes=takes)
+    wait_s = FIRST_WAIT_S
+    while True:
+        try:
+            return await offload.run(Pool.CPU, call)
+        except (StoreError, BucketDamaged) as error:
+            sentence = error.sentence if isinstance(error, StoreError) else str(error)
+            log.warning("standby_not_begun", problem=sentence, consequence="it is tried again")
+        await trio.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+async def follow(engine: Engine) -> LiveReplay:
+    """Rebuild everything from the disk of a standby, and return what goes on from there. From here on the engine
+    refuses changes, and nothing is expired, evicted or forwarded. Raises like `Engine.recover`."""
+    engine.registry.follows = True
+    engine.forwarders.at_rest = True
+    recovered = await engine.store.open_following(engine.status.standby_refusal)
+    await engine.restore(recovered)
+    sources = CopySources(
+        engine.registry,
+        engine.store,
+        engine.loader,
+        engine.reclaimer,
+        engine.file_holds,
+        engine.compactor.replay_starts,
+        fs=engine.fs,
+        offload=engine.offload,
+    )
+    return LiveReplay(
+        recovered,
+        engine.registry,
+        engine.store,
+        engine.indexes,
+        sources,
+        topic_lifecycle=engine.topic_lifecycle,
+        routers=engine.routers,
+        time=engine.time,
+        status=engine.status,
+        fs=engine.fs,
+    )
+
+
+class Standby:
+    """Made by the daemon for one run, from the note of its directory."""
+
+    def __init__(self, settings: Settings, engine: Engine, note: BucketNote, url: str) -> None:
+        """`url` is where clients reach this daemon. Raises BucketRefused."""
+        self.has_taken = False
+        """True if this daemon has got the prefix: the process begins again as its owner."""
+        self._settings = settings
+        self._engine = engine
+        self._note = note
+        self._follower: RoundFollower | None = None
+        self.objects: BoundedObjects = make_objects(settings, os.environ, engine.offload)
+        nonce = secrets.token_hex(8)
+        puts = SettledPuts(self.objects, engine.offload)
+        terms = lease_terms(settings, os.environ, engine.offload, engine.clock) if settings.bucket_takeover else None
+        self._ownership = Ownership(self.objects, puts, engine.offload, nonce, lambda: True, terms)
+        self._takeover = Takeover(
+            self.objects,
+            puts,
+            self._ownership,
+            dir_id=note.dir,
+            url=url,
+            nonce=nonce,
+            clock=engine.clock,
+            offload=engine.offload,
+        )
+        engine.time.hold(note.wall_ms)
+        engine.status.following = self.look
+
+    def look(self) -> StandbyFigures:
+        """What it follows, and how far."""
+        return self._follower.look() if self._follower is not None else OPENING
+
+    async def recover(self) -> None:
+        """Rebuild the topics as of the last cut that is here. Raises like `Engine.recover`."""
+        engine = self._engine
+        replay = await follow(engine)
+        datadir = engine.store.datadir
+        self._follower = RoundFollower(
+            self._note,
+            self._takeover,
+            replay,
+            FollowedLog(engine.fs, datadir, engine.store.files, replay.shards),
+            fs=engine.fs,
+            datadir=datadir,
+            clock=engine.clock,
+            offload=engine.offload,
+            poll_ms=self._settings.bucket_poll_ms,
+        )
+
+    async def run(self) -> None:
+        """Follow. Returns when the process has to begin again: as the owner (`has_taken`), or with another
+        directory."""
+        assert self._follower is not None
+        reasons: list[str] = []
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_owner, self._follower, nursery.cancel_scope)
+                await self._follower.run()
+        except* Unfollowable as group:
+            reasons += [str(error) for error in group.exceptions]
+        if reasons:
+            log.warning("standby_begins_anew", reason="; ".join(reasons))
+        elif self.has_taken:
+            await self._become_owner(self._follower)
+
+    async def _watch_owner(self, follower: RoundFollower, following: trio.CancelScope) -> None:
+        """Look who the owner is, and take the prefix when that is due. Then `following` ends."""
+        while True:
+            try:
+                reason = await self._takeover.look()
+                if reason not in (None, TakeReason.ABSENT) and self._settings.bucket_takeover and follower.is_current:
+                    self.has_taken = await self._takeover.take(follower.place.number, follower.place.epoch)
+            except (StoreError, BucketRefused, PutGivenUp) as error:
+                log.debug("owner_not_seen", problem=str(error))
+            if self.has_taken:
+                following.cancel()
+                return
+            await trio.sleep(min(self._takeover.pause_s, OWNER_S))
+
+    async def _become_owner(self, follower: RoundFollower) -> None:
+        """Follow to the end, put the fencing round, and make the directory the owner's. A failure leaves it a
+        standby's: the next start is named in `owner`, and goes on from there."""
+        engine = self._engine
+        await follower.catch_up()
+        place = await self._takeover.fence(follower.place, follower.follow)
+        note = msgspec.structs.replace(
+            follower.note, epoch=place.epoch, round=place.number, hash=place.hash, wall_ms=place.wall_ms
+        )
+        # The clock of windows goes on from the time of the last round.
+        await engine.offload.run(Pool.FILES, engine.store.write_clock_mark)
+        work = partial(hand_over, engine.fs, engine.store.datadir, note, goes_on=place.ends_cut)
+        await engine.offload.run(Pool.FILES, work)
+        self._ownership.abandon()  # the lease runs on, and the start of the owner takes it again
+        log.warning("standby_takes_over", round=place.number, epoch=place.epoch, goes_on=place.ends_cut)
+
+
+__all__ = ["BucketRefused", "Standby", "StandbyRefused", "prepare"]
