@@ -33,8 +33,8 @@ def test_the_list_names_every_part_and_the_time_of_all() -> None:
     assert [line.split()[0] for line in listed.output.splitlines()] == [*PARTS, "together"]
 
 
-def test_a_whole_run_takes_at_most_55_minutes() -> None:
-    assert sum(one.minutes for one in PARTS.values()) <= 55
+def test_a_whole_run_takes_at_most_75_minutes() -> None:
+    assert sum(one.minutes for one in PARTS.values()) <= 75
 
 
 def test_a_part_that_is_not_there_is_refused() -> None:

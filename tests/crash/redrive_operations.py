@@ -23,12 +23,11 @@ from topics.config import Settings
 from topics.engine.group_queue import GroupQueue
 from topics.engine.redrives.redrives import RedriveWish
 from topics.errors import ApiError
+from topics.job_model import ClaimRequest, HeldRequest
 from topics.model import (
     CheckedAppend,
-    ClaimRequest,
     ConsumerStart,
     GroupPatch,
-    HeldRequest,
     Performance,
     RecordIn,
     TopicConfigPatch,

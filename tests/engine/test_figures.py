@@ -11,7 +11,8 @@ from tests.engine.life import Life, living
 from tests.engine.redrives.test_redrives import claim, condemn, put_group
 from topics.auth.keys import ALL, OPEN, Key
 from topics.engine import engine_metrics
-from topics.model import ClaimRequest, HeldRequest, Performance, RouterPatch
+from topics.job_model import ClaimRequest, HeldRequest
+from topics.model import Performance, RouterPatch
 from topics.queue.job_results import RESULT_BYTES
 from topics.telemetry.figures import EngineFigures, JobFigures
 

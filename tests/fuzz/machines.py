@@ -20,16 +20,14 @@ from tests.simulation.disk import SimFs
 from tests.simulation.wal_content import scan_of
 from tests.simulation.world import COLD, ROOT, Life, World, settings
 from topics.http.requests.append_requests import decode_append
-from topics.log.tag_match import parse_match
-from topics.model import (
+from topics.job_model import (
     ClaimRequest,
     HeldRequest,
     Job,
     NackTerms,
-    Performance,
-    RouterPatch,
-    TopicConfigPatch,
 )
+from topics.log.tag_match import parse_match
+from topics.model import Performance, RouterPatch, TopicConfigPatch
 from topics.storage.files.datadir import DataDir, open_data_dir, wal_path
 from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.wal.frames import Frame

@@ -18,20 +18,22 @@ from topics.engine.engine import Engine
 from topics.engine.operations.export import Export, ExportRequest
 from topics.engine.record_columns import columns_of
 from topics.errors import ApiError, invalid, record_not_found, router_not_found, topic_not_found
+from topics.job_model import (
+    ClaimRequest,
+    ClaimResult,
+    HeldRequest,
+    HeldResult,
+    Job,
+)
 from topics.log.tag_match import TagMatch, parse_match
 from topics.log.topic_config import resolve_config
 from topics.model import (
     AppendRequest,
     AppendResult,
     CheckedAppend,
-    ClaimRequest,
-    ClaimResult,
     CommitResult,
     Conditions,
     DeleteResult,
-    HeldRequest,
-    HeldResult,
-    Job,
     Performance,
     ReadRequest,
     ReadResult,

@@ -17,12 +17,11 @@ from tests.simulation.lives import Sweep, end_steps
 from tests.simulation.model import Fate
 from tests.simulation.world import End, Life, World
 from topics.config import Settings
+from topics.job_model import ClaimRequest, HeldRequest
 from topics.model import (
     AppendRequest,
-    ClaimRequest,
     ConsumerStart,
     GroupPatch,
-    HeldRequest,
     Performance,
     ReadRequest,
     RecordIn,

@@ -13,15 +13,8 @@ from tests.simulation.model import Fate
 from tests.simulation.told_states import Entry, StateSweep, TopicClient
 from tests.simulation.world import Life
 from topics.filters.record_filter import parse_filter
-from topics.model import (
-    ClaimRequest,
-    ConsumerStart,
-    GroupPatch,
-    HeldRequest,
-    NackTerms,
-    Performance,
-    TopicConfigPatch,
-)
+from topics.job_model import ClaimRequest, HeldRequest, NackTerms
+from topics.model import ConsumerStart, GroupPatch, Performance, TopicConfigPatch
 
 GROUP_CLASSES: Final = ("memory", "disk", "fsync")
 """Names and classes of the topics. On an `ephemeral` one groups log nothing of what they do."""

@@ -26,17 +26,19 @@ from tests.simulation.world import Life
 from topics.engine.queues.queue_calls import JobSubscription
 from topics.engine.record_columns import columns_of
 from topics.errors import ApiError
-from topics.log.tag_match import TagMatch
-from topics.model import (
-    AppendRequest,
-    CheckedAppend,
+from topics.job_model import (
     ClaimRequest,
     HeldRequest,
     HeldResult,
     Job,
-    JobFields,
     JobSelection,
     NackTerms,
+)
+from topics.log.tag_match import TagMatch
+from topics.model import (
+    AppendRequest,
+    CheckedAppend,
+    JobFields,
     Performance,
     QueueState,
     RouterPatch,

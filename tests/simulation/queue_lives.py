@@ -44,12 +44,8 @@ from tests.simulation.router_lives import SMALL, check_said, until_idle
 from tests.simulation.segment_lives import check_files
 from tests.simulation.world import End, Life, World
 from topics.config import Settings
-from topics.model import (
-    ClaimRequest,
-    HeldRequest,
-    Performance,
-    TopicConfigPatch,
-)
+from topics.job_model import ClaimRequest, HeldRequest
+from topics.model import Performance, TopicConfigPatch
 from topics.queue.job_pages import FREE, LEASED
 
 DAY_MS: Final = 86_400_000

@@ -13,8 +13,9 @@ from tests.simulation.model import Client, View
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_recovery_rules import lived
 from tests.simulation.world import Life
+from topics.job_model import ClaimRequest, HeldRequest, NackTerms
 from topics.log.tag_match import TagMatch
-from topics.model import ClaimRequest, HeldRequest, NackTerms, Performance
+from topics.model import Performance
 
 SMALL: Final[dict[str, Any]] = {
     "segment_max_events": 8,

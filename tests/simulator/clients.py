@@ -31,17 +31,19 @@ from tests.simulator.schedules.schedule_steps import ScheduleSteps
 from tests.simulator.transactions import Transaction
 from tests.simulator.truth import Truth
 from topics.errors import ApiError
-from topics.log.tag_match import TagMatch
-from topics.model import (
-    AppendRequest,
-    CheckedAppend,
+from topics.job_model import (
     ClaimRequest,
-    Conditions,
-    Fence,
     HeldRequest,
     HeldResult,
     Job,
     NackTerms,
+)
+from topics.log.tag_match import TagMatch
+from topics.model import (
+    AppendRequest,
+    CheckedAppend,
+    Conditions,
+    Fence,
     Performance,
     RecordIn,
     RouterPatch,

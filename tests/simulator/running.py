@@ -50,7 +50,8 @@ from tests.storage.data_file import rows_of
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.errors import ApiError
-from topics.model import ClaimRequest, HeldRequest, Performance, QueueState, RouterState, TopicConfigPatch
+from topics.job_model import ClaimRequest, HeldRequest
+from topics.model import Performance, QueueState, RouterState, TopicConfigPatch
 from topics.runtime.offload import Pool
 from topics.storage.files.datadir import DataDir, DataDirError, lock_data_dir
 from topics.storage.files.file_header import BadFileHeader

@@ -13,15 +13,17 @@ from tests.engine.life import HeldOffload, Life, living, refusal, settings, sett
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.filters.record_filter import parse_filter
-from topics.model import (
+from topics.job_model import (
     ClaimRequest,
     ClaimResult,
+    HeldRequest,
+    NackTerms,
+)
+from topics.model import (
     ConsumerPatch,
     ConsumerStart,
     GroupPatch,
     GroupState,
-    HeldRequest,
-    NackTerms,
     Performance,
     RetryPolicy,
     TopicConfigPatch,

@@ -11,7 +11,8 @@ from tests.engine.groups.test_group_calls import ack, claim, put, state
 from tests.engine.life import Called, Life, living, settings
 from tests.simulation.disk import SimFs
 from topics.filters.record_filter import parse_filter
-from topics.model import HeldRequest, NackTerms, Performance
+from topics.job_model import HeldRequest, NackTerms
+from topics.model import Performance
 
 pytestmark = pytest.mark.trio
 

@@ -15,7 +15,14 @@ from tests.engine.operations.test_stages import datas, stage
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from topics.engine.operations.judge import Judge
-from topics.model import AppendResult, ClaimRequest, CommitResult, Conditions, Fence, HeldRequest, Performance
+from topics.job_model import ClaimRequest, HeldRequest
+from topics.model import (
+    AppendResult,
+    CommitResult,
+    Conditions,
+    Fence,
+    Performance,
+)
 from topics.storage.wal.frames import FrameType
 
 pytestmark = pytest.mark.trio

@@ -22,8 +22,16 @@ from tests.simulation.clock import SimClock
 from tests.simulation.disk import Fault, SimFs
 from tests.simulation.world import quiet
 from topics.engine.topic import Topic
+from topics.job_model import ClaimRequest
 from topics.log.stages import WINDOW_MS
-from topics.model import CheckedAppend, ClaimRequest, CommitResult, Performance, RecordIn, RouterPatch, StageResult
+from topics.model import (
+    CheckedAppend,
+    CommitResult,
+    Performance,
+    RecordIn,
+    RouterPatch,
+    StageResult,
+)
 from topics.runtime.offload import Pool
 from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.wal.frames import FrameType

@@ -16,7 +16,8 @@ import trio
 from tests.engine.life import Called, HeldOffload, Life, living, refusal, settings, settle
 from tests.simulation.disk import Fault
 from topics.errors import ApiError
-from topics.model import CheckedAppend, ClaimRequest, HeldRequest, Performance, RecordIn, RouterPatch
+from topics.job_model import ClaimRequest, HeldRequest
+from topics.model import CheckedAppend, Performance, RecordIn, RouterPatch
 from topics.runtime.offload import Pool
 from topics.storage.wal.stall import LONGEST_RETRY_MS, TELL_AFTER_MS
 

@@ -16,7 +16,15 @@ from tests.simulation.offload import InlineOffload
 from topics.engine.job_queue import JobQueue
 from topics.engine.queues.queue_calls import JobSubscription
 from topics.engine.topic import Topic
-from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, NackTerms, Performance, QueueState
+from topics.job_model import (
+    ClaimRequest,
+    ClaimResult,
+    HeldRequest,
+    HeldResult,
+    Job,
+    NackTerms,
+)
+from topics.model import Performance, QueueState
 from topics.runtime.offload import Pool
 from topics.storage.wal.shard_log import ShardLog
 from topics.storage.wal.write_queue import PATIENCE_MS

@@ -11,8 +11,8 @@ import pytest
 from tests.engine.walks import Wrong
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
+from topics.job_model import HeldRequest, HeldResult, Job
 from topics.log.topic_log import Extent, TopicLog
-from topics.model import HeldRequest, HeldResult, Job
 
 LEASES_MS: Final = (300, 2500)
 """What the topic says, at one time or another."""

@@ -31,13 +31,15 @@ from tests.simulation.disk import Fault
 from tests.simulation.segment_lives import UNEXPECTED
 from tests.simulation.world import End, Life, World
 from topics.errors import ApiError
-from topics.log.tag_match import parse_match
-from topics.model import (
-    AppendRequest,
+from topics.job_model import (
     ClaimRequest,
     HeldRequest,
     Job,
     NackTerms,
+)
+from topics.log.tag_match import parse_match
+from topics.model import (
+    AppendRequest,
     Performance,
     QueueState,
     RecordIn,

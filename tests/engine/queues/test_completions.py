@@ -12,15 +12,8 @@ from tests.engine.life import Life, living, refusal, settle
 from tests.engine.queues.queue_calls import at_rest, claim, counters, seqs_of, the_queue
 from tests.simulation.disk import SimFs
 from topics.engine.queues import completions
-from topics.model import (
-    ClaimRequest,
-    ConsumerStart,
-    GroupPatch,
-    HeldRequest,
-    HeldResult,
-    Performance,
-    TopicConfigPatch,
-)
+from topics.job_model import ClaimRequest, HeldRequest, HeldResult
+from topics.model import ConsumerStart, GroupPatch, Performance, TopicConfigPatch
 from topics.queue import job_results
 from topics.storage.wal.frames import FrameType
 

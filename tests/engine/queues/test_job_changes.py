@@ -15,7 +15,13 @@ from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.engine.queues.job_changes import PIECE
 from topics.filters.record_filter import parse_filter
-from topics.model import HeldRequest, JobsChanged, JobSelection, JobStateName, Performance
+from topics.job_model import (
+    HeldRequest,
+    JobsChanged,
+    JobSelection,
+    JobStateName,
+)
+from topics.model import Performance
 from topics.storage.wal.frames import FrameType
 
 pytestmark = pytest.mark.trio

@@ -17,18 +17,20 @@ from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.engine.queues.job_lists import ShownJobs
 from topics.filters.record_filter import parse_filter
-from topics.model import (
-    ConsumerStart,
-    GroupPatch,
+from topics.job_model import (
     HeldRequest,
     JobPageRequest,
     JobSelection,
     JobStateName,
-    KeyLimitConfig,
     NackTerms,
+    ShownJob,
+)
+from topics.model import (
+    ConsumerStart,
+    GroupPatch,
+    KeyLimitConfig,
     Performance,
     RetryPolicy,
-    ShownJob,
     TopicConfigPatch,
 )
 from topics.runtime.offload import Pool
@@ -255,7 +257,7 @@ async def test_a_group_lists_what_its_filter_lets_through_and_it_has_not_finishe
 
 
 async def take(life: Life, most: int, group: str = "g") -> Any:
-    from topics.model import ClaimRequest  # noqa: PLC0415
+    from topics.job_model import ClaimRequest  # noqa: PLC0415
 
     request = ClaimRequest(node="a", most=most, lease_ms=None, wait_ms=0)
     return await life.engine.queues.claim("t", request, Performance(), group)

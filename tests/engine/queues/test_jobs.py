@@ -14,7 +14,8 @@ from tests.simulation.disk import SimFs
 from topics.engine.job_queue import JobQueue
 from topics.engine.queues.claims import Claims
 from topics.engine.topic import Topic
-from topics.model import ClaimRate, HeldRequest, HeldResult, NackTerms, Performance, QueueState, RetryPolicy
+from topics.job_model import HeldRequest, HeldResult, NackTerms
+from topics.model import ClaimRate, Performance, QueueState, RetryPolicy
 from topics.storage.wal.frames import FrameType
 
 pytestmark = pytest.mark.trio

@@ -17,7 +17,14 @@ from tests.engine.life import Called, HeldOffload, Life, living, refusal, settin
 from tests.engine.queues.queue_calls import ack, claim, seqs_of
 from tests.simulation.disk import Fault, SimFs
 from topics.engine.operations import unique_jobs
-from topics.model import AppendResult, Conditions, Fence, HeldRequest, NackTerms, Performance, UniqueIn
+from topics.job_model import HeldRequest, NackTerms
+from topics.model import (
+    AppendResult,
+    Conditions,
+    Fence,
+    Performance,
+    UniqueIn,
+)
 from topics.queue.unique_keys import UniqueKeys, digest_of
 from topics.storage.wal.frames import FrameType
 

@@ -15,14 +15,12 @@ from tests.simulation.disk import Fault, SimFs
 from topics.engine.redrives.redrives import RedriveProgress, RedriveWish
 from topics.errors import ApiError
 from topics.filters.record_filter import parse_filter
+from topics.job_model import ClaimRequest, HeldRequest, NackTerms
 from topics.model import (
     CheckedAppend,
-    ClaimRequest,
     ConsumerStart,
     GroupPatch,
     GroupState,
-    HeldRequest,
-    NackTerms,
     Performance,
     RecordIn,
     TopicConfigPatch,

@@ -13,7 +13,8 @@ from tests.engine.redrives.test_redrives import ack, claim, condemn, letter, put
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.filters.record_filter import parse_filter
-from topics.model import JobPageRequest, JobSelection, JobStateName, KeyLimitConfig, Performance
+from topics.job_model import JobPageRequest, JobSelection, JobStateName
+from topics.model import KeyLimitConfig, Performance
 from topics.queue.key_order import KeyOrder
 
 pytestmark = pytest.mark.trio

@@ -13,7 +13,7 @@ from topics.errors import ApiError
 from topics.http.answers.sse import EVENTS
 from topics.http.answers.websocket_messages import MESSAGES
 from topics.http.handlers.queues import WorkStream
-from topics.model import Job
+from topics.job_model import Job
 
 pytestmark = pytest.mark.trio
 

@@ -12,7 +12,7 @@ from tests.http.requests.test_bodies import nested, refused
 from tests.http.test_gate import error_of
 from topics.errors import ApiError
 from topics.http.requests import queue_requests
-from topics.model import ClaimRequest, HeldRequest, NackTerms
+from topics.job_model import ClaimRequest, HeldRequest, NackTerms
 
 LEASE = "lease_00000000000000ff"
 

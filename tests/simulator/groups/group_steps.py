@@ -18,14 +18,16 @@ from tests.simulator.passages import records_of
 from topics.engine.engine import Engine
 from topics.errors import ApiError
 from topics.filters.record_filter import parse_filter
-from topics.model import (
+from topics.job_model import (
     ClaimRequest,
-    ConsumerStart,
-    GroupPatch,
     HeldRequest,
     HeldResult,
     Job,
     NackTerms,
+)
+from topics.model import (
+    ConsumerStart,
+    GroupPatch,
     Performance,
     TopicConfig,
     TopicConfigPatch,

@@ -12,7 +12,15 @@ from tests.simulation.world import Life
 from tests.simulator.caller import Caller
 from tests.simulator.jobs.job_facts import NEVER, JobFact, Pause, QueueFacts
 from tests.simulator.known import Batch, Instance, Lease, broken
-from topics.model import AppendRequest, AppendResult, NackTerms, Performance, RecordIn, TopicConfigPatch, UniqueIn
+from topics.job_model import NackTerms
+from topics.model import (
+    AppendRequest,
+    AppendResult,
+    Performance,
+    RecordIn,
+    TopicConfigPatch,
+    UniqueIn,
+)
 from topics.queue.job_pages import DEFAULT_PRIORITY
 
 KEPT: Final = 4

@@ -13,7 +13,8 @@ from tests.simulator.outcomes.outcome_lists import listed, seq_of
 from tests.simulator.outcomes.outcome_plans import LETTERS
 from tests.simulator.outcomes.outcome_steps import OutcomeSteps
 from topics.filters.record_filter import parse_filter
-from topics.model import JobSelection, Performance, ShownJob
+from topics.job_model import JobSelection, ShownJob
+from topics.model import Performance
 
 
 class ChangeSteps(OutcomeSteps):

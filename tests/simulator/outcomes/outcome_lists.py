@@ -11,7 +11,8 @@ from tests.simulator.known import DEAD_LETTER_META, broken
 from tests.simulator.outcomes.outcome_seen import rows_of
 from topics.engine.engine import Engine
 from topics.engine.job_queue import JobQueue
-from topics.model import JobPageRequest, JobStateName, Performance, QueueState, ShownJob
+from topics.job_model import JobPageRequest, JobStateName, ShownJob
+from topics.model import Performance, QueueState
 
 STATES: Final[tuple[JobStateName, ...]] = ("ready", "in_flight", "delayed")
 PAGE: Final = 7

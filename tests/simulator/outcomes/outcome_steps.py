@@ -20,16 +20,18 @@ from tests.simulator.outcomes.outcome_rules import OutcomeRules
 from tests.simulator.outcomes.outcome_seen import OutcomesSeen, outcomes_shown_by, queue_in
 from topics.engine.job_queue import JobQueue
 from topics.engine.redrives.redrives import RedriveWish
-from topics.model import (
-    AppendRequest,
+from topics.job_model import (
     ClaimRequest,
-    ConsumerStart,
-    GroupPatch,
     HeldRequest,
     HeldResult,
     Job,
     JobSelection,
     NackTerms,
+)
+from topics.model import (
+    AppendRequest,
+    ConsumerStart,
+    GroupPatch,
     Performance,
     TopicConfigPatch,
 )

@@ -22,7 +22,8 @@ from topics.engine.queues.job_scan import JobScan, JobWish
 from topics.engine.queues.lease_commits import LeaseCommits
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Topic
-from topics.model import JobsChanged, JobSelection, Performance
+from topics.job_model import JobsChanged, JobSelection
+from topics.model import Performance
 from topics.queue.lease_events import AckEvent, RetryEvent
 from topics.queue.leases import LeaseDecision
 from topics.runtime.turns import Turns

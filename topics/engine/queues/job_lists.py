@@ -24,8 +24,9 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import invalid
 from topics.filters.record_filter import Filter, all_of, parse_filter
+from topics.job_model import JobPageRequest, JobStateName, ShownJob
 from topics.log.block import Block
-from topics.model import JobPageRequest, JobStateName, Performance, ShownJob
+from topics.model import Performance
 from topics.queue.job_pages import (
     ABSENT,
     COMPLETING,

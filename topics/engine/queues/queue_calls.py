@@ -27,7 +27,15 @@ from topics.engine.queues.lease_commits import LeaseCommits, queue_of
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError, invalid
-from topics.model import ClaimRequest, ClaimResult, HeldRequest, HeldResult, Job, NackTerms, Performance, QueueState
+from topics.job_model import (
+    ClaimRequest,
+    ClaimResult,
+    HeldRequest,
+    HeldResult,
+    Job,
+    NackTerms,
+)
+from topics.model import Performance, QueueState
 from topics.queue.job_results import size_of
 from topics.queue.lease_events import (
     AckEvent,

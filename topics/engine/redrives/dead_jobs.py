@@ -15,7 +15,8 @@ from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import topic_not_found
 from topics.filters.record_filter import Filter
-from topics.model import JobsChanged, JobSelection, Performance
+from topics.job_model import JobsChanged, JobSelection
+from topics.model import Performance
 
 
 class DeadJobs:

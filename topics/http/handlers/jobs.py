@@ -16,7 +16,7 @@ from topics.http.requests.job_requests import (
     decode_job_list,
     decode_retry,
 )
-from topics.model import JobsChanged, ShownJob
+from topics.job_model import JobsChanged, ShownJob
 from topics.runtime.turns import BULK_BYTES
 
 _OPTIONAL: Final = ("node", "deadline", "not_before", "last_error")

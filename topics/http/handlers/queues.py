@@ -29,7 +29,8 @@ from topics.http.requests.queue_requests import (
     decode_work,
 )
 from topics.http.requests.watch_requests import DEFAULT_HEARTBEAT_MS
-from topics.model import ClaimResult, HeldResult, Job, QueueState
+from topics.job_model import ClaimResult, HeldResult, Job
+from topics.model import QueueState
 
 RETRY_S: Final = 1.0
 """Pause of a `/work` stream after a read has failed, or while nothing can be claimed, seconds."""

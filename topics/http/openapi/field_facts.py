@@ -19,7 +19,7 @@ from topics.http import answer_types
 from topics.http.openapi.daemon_facts import DAEMON_FACTS
 from topics.http.openapi.fact import FILTER, NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
 from topics.http.openapi.figure_facts import FIGURE_FACTS
-from topics.http.openapi.job_facts import JOB_FACTS
+from topics.http.openapi.job_facts import JOB_FACTS, OF_DERIVED_JOBS
 from topics.http.openapi.latest_facts import LATEST_FACTS
 from topics.http.requests import (
     append_requests,
@@ -766,22 +766,13 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
 }  # fmt: skip
 
 _OF_DERIVED: Final[tuple[type[Struct], ...]] = (
-    queue_requests.AckBody,
-    queue_requests.NackBody,
-    queue_requests.ExtendBody,
+    *OF_DERIVED_JOBS,
     answer_types.TopicStateAnswer,
     answer_types.RouterAnswer,
     answer_types.ConsumerAnswer,
     answer_types.ConsumerMovedAnswer,
     answer_types.ScheduleAnswer,
     answer_types.GroupAnswer,
-    answer_types.GroupClaimAnswer,
-    answer_types.GroupAckAnswer,
-    answer_types.GroupNackAnswer,
-    answer_types.GroupExtendAnswer,
-    answer_types.GroupPauseAnswer,
-    answer_types.GroupJobListAnswer,
-    answer_types.GroupJobsChangedAnswer,
 )
 DESCRIBED: Final[Mapping[str, type[Struct]]] = {kind.__name__: kind for kind in (*_BY_TYPE, *_OF_DERIVED)}
 """The types by their names in the description."""

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from topics.http import answer_types
 from topics.http.openapi.fact import FILTER, TOPIC, U64, Fact, seq, setting
-from topics.http.requests import job_requests, redrive_requests
+from topics.http.requests import job_requests, queue_requests, redrive_requests
 
 _SELECTED: Final[Mapping[str, Fact]] = {
     "seqs": Fact(
@@ -68,3 +68,17 @@ JOB_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "rate": Fact("How many letters are moved in any `per_ms` at most. Absent: as fast as the disk allows."),
     },
 }
+
+OF_DERIVED_JOBS: Final[tuple[type[Struct], ...]] = (
+    queue_requests.AckBody,
+    queue_requests.NackBody,
+    queue_requests.ExtendBody,
+    answer_types.GroupClaimAnswer,
+    answer_types.GroupAckAnswer,
+    answer_types.GroupNackAnswer,
+    answer_types.GroupExtendAnswer,
+    answer_types.GroupPauseAnswer,
+    answer_types.GroupJobListAnswer,
+    answer_types.GroupJobsChangedAnswer,
+)
+"""Types whose facts are those of the types that they derive from."""

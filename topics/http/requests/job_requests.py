@@ -14,7 +14,8 @@ from topics.http.requests.filter_fields import check_filter, check_query_filter
 from topics.http.requests.json_checks import check_depth, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
 from topics.http.requests.topic_requests import ListCursors, page_of
-from topics.model import MAX_U64, JobPageRequest, JobSelection, JobStateName
+from topics.job_model import JobPageRequest, JobSelection, JobStateName
+from topics.model import MAX_U64
 
 STATES: Final = ("ready", "in_flight", "delayed", "dead")
 

@@ -17,8 +17,9 @@ from topics.errors import ApiError, invalid
 from topics.http.requests.json_checks import check_depth, check_text, check_utf8, decode_json, not_u64
 from topics.http.requests.query_strings import Query
 from topics.http.requests.read_requests import MAX_WAIT_MS
+from topics.job_model import ClaimRequest, HeldRequest, NackTerms
 from topics.log.topic_config import MAX_LEASE_MS, MIN_LEASE_MS
-from topics.model import MAX_U64, ClaimRequest, HeldRequest, NackTerms
+from topics.model import MAX_U64
 from topics.queue.last_errors import MAX_ERROR_BYTES
 from topics.runtime.instant import MAX_AHEAD_MS
 

@@ -51,6 +51,7 @@ from topics.storage.maintenance.segment_rewrite import (
 )
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.segment_format import MIN_FRAME_BYTES
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.topic_segments import EMPTIED, Segment, SegmentSet, limits_of
 from topics.telemetry.logs import get_logger
 
@@ -452,7 +453,7 @@ class Reclaimer:
         async with self._file_holds.replacing(topic) as there:
             if not there or not await self._is_replaceable(topic, group):
                 return None
-            if self._can_vanish(topic, group):
+            if _can_vanish(topic, group, self._source, self._checkpoints.tiers):
                 return await self._vanish(topic, group[0])
             work = await self._prepare(topic, segment_set, group)
             if work is None:
@@ -473,7 +474,7 @@ class Reclaimer:
             async with self._file_holds.replacing(topic) as there:
                 if not there or not await self._is_replaceable(topic, group):
                     return None
-                if self._can_vanish(topic, group):
+                if _can_vanish(topic, group, self._source, self._checkpoints.tiers):
                     return await self._vanish(topic, group[0])
             if tiers.objects is not None:  # they do not change, so the segments are replaced at home
                 is_home = await self._home_moves.bring_all(topic, [span.segment for span in group]) is not None
@@ -501,14 +502,6 @@ class Reclaimer:
             except BaseException:
                 self._lose_track(topic, work)
                 raise
-
-    def _can_vanish(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
-        """Return True if nothing of a group is left to be written, and the part on disk knows it. The topic was stored
-        just now."""
-        if len(group) != 1 or not _all_deleted(group[0]):
-            return False
-        in_bucket = _is_cold(group[0]) and self._checkpoints.tiers.objects is not None
-        return not group[0].unflagged or (in_bucket and topic not in self._source.changed)
 
     async def _is_replaceable(self, topic: LiveTopic, group: Sequence[Span]) -> bool:
         """Store the topic's changes, then return True if nothing has happened to these spans. From here on no copies of
@@ -613,6 +606,15 @@ def _sealed(span: Span) -> Segment | None:
 def _all_deleted(span: Span) -> bool:
     """Return True if all records of a span were deleted. Lost records need their entries, so they do not count."""
     return span.live == 0 and span.lost == 0
+
+
+def _can_vanish(topic: LiveTopic, group: Sequence[Span], source: TopicSource, tiers: SegmentTiers) -> bool:
+    """Return True if nothing of a group is left to be written, and the part on disk knows it. The topic was stored just
+    now."""
+    if len(group) != 1 or not _all_deleted(group[0]):
+        return False
+    in_bucket = _is_cold(group[0]) and tiers.objects is not None
+    return not group[0].unflagged or (in_bucket and topic not in source.changed)
 
 
 def _is_cold(span: Span) -> bool:
