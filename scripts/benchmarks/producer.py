@@ -9,7 +9,7 @@ from benchmarks.client import Connection
 from benchmarks.figures import Figure, figure
 from benchmarks.references import echo_reference, sync_reference
 from topics.client import Client
-from topics.client.producer import BATCH_RECORDS, Delivery, Producer
+from topics.client.producers.producer import BATCH_RECORDS, Delivery, Producer
 
 TOPIC = "bench"
 DATA = PLAIN_DATA.strip('"')

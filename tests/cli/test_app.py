@@ -43,7 +43,7 @@ def test_ls_loads_neither_what_draws_nor_what_serves(canned: CannedDaemon) -> No
     script = (
         "import sys; from topics.cli.app import run; code = run(['ls']);"
         "print(code, sorted({'rich', 'trio', 'hypercorn', 'quart', 'topics.storage', 'topics.config', 'topics.daemon',"
-        " 'topics.cli.serve', 'topics.client.producer', 'structlog'} & set(sys.modules)))"
+        " 'topics.cli.serve', 'topics.client.producers.producer', 'structlog'} & set(sys.modules)))"
     )
     environ = CommandLine(TOPICS_URL=canned.url).environ
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)

@@ -15,8 +15,8 @@ import pytest
 from tests.conformance.client import until
 from topics.cli import exec_jobs
 from topics.cli.exec_jobs import Command, CommandOutcome, CommandRunner, job_environment, result_of
-from topics.client.held_jobs import Nack
 from topics.client.results import Job
+from topics.client.workers.held_jobs import Nack
 
 
 def job(**fields: object) -> Job:

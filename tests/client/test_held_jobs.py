@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from topics.client.held_jobs import (
+from topics.client.results import Job
+from topics.client.workers.held_jobs import (
     MAX_ERROR_BYTES,
     MAX_PLACES,
     Backoff,
@@ -19,7 +20,6 @@ from topics.client.held_jobs import (
     Nack,
     cut,
 )
-from topics.client.results import Job
 
 LEASE_S = 30.0
 

@@ -21,7 +21,7 @@ from tests.client.proxy import Fate, Proxy
 from tests.conformance.client import Daemon, until
 from topics.client import AsyncClient, Client, Record, Retry
 from topics.client.errors import BadRequest, ConnectionFailed, NotFound
-from topics.client.producer import (
+from topics.client.producers.producer import (
     AsyncDelivery,
     AsyncProducer,
     BufferFull,

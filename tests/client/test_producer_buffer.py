@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from topics.client.producer_buffer import Buffer, BufferLimits, ProducerBatch, ProducerClosed, RoomRequest
+from topics.client.producers.producer_buffer import Buffer, BufferLimits, ProducerBatch, ProducerClosed, RoomRequest
 
 LINGER = 10.0
 Place = tuple[ProducerBatch, int]

@@ -15,9 +15,9 @@ import trio
 
 from tests.client.fake_queue import FakeQueue, broken, refused
 from topics.client.errors import Conflict, Forbidden, NotFound, ProtocolError, Unauthorized
-from topics.client.held_jobs import Nack
 from topics.client.results import Job
-from topics.client.worker import AsyncWorker
+from topics.client.workers.held_jobs import Nack
+from topics.client.workers.worker import AsyncWorker
 
 pytestmark = pytest.mark.trio
 

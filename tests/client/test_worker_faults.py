@@ -25,9 +25,9 @@ from tests.client.proxy import Fate, Proxy
 from tests.conformance.client import Daemon, until
 from topics.client import AsyncClient, Client
 from topics.client.errors import NotFound
-from topics.client.held_jobs import Backoff, Stats
 from topics.client.results import Job, QueueCounts
-from topics.client.worker import AsyncWorker, Worker
+from topics.client.workers.held_jobs import Backoff, Stats
+from topics.client.workers.worker import AsyncWorker, Worker
 
 pytestmark = pytest.mark.slow
 

@@ -1,8 +1,8 @@
 """Commands as handlers of jobs, for `topics queue work --exec`.
 
 Responsible for the environment, standard input, process group, time limit and exit code of a command, and for when the
-worker stops. `topics.client.worker` claims, acks, nacks and extends; `topics.cli.queue_commands` has the options and
-prints the results.
+worker stops. `topics.client.workers.worker` claims, acks, nacks and extends; `topics.cli.queue_commands` has the
+options and prints the results.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from anyio.abc import ByteSendStream, Process
 from topics.client import calls, group_calls
 from topics.client.concurrent import AsyncClient
 from topics.client.errors import TopicsError
-from topics.client.held_jobs import Backoff, Nack
 from topics.client.results import Job, QueueCounts
-from topics.client.worker import AsyncWorker
+from topics.client.workers.held_jobs import Backoff, Nack
+from topics.client.workers.worker import AsyncWorker
 
 TERM_GRACE_S: Final = 5.0
 """How long a command that has exceeded its time has between SIGTERM and SIGKILL, in seconds."""

@@ -591,7 +591,7 @@ def _checked_command(line: str, *, shell: bool) -> ExecCommand:
 
 
 def _check_lease(lease_ms: int | None) -> None:
-    from topics.client.worker import MAX_LEASE_MS, MIN_LEASE_MS  # noqa: PLC0415
+    from topics.client.workers.worker import MAX_LEASE_MS, MIN_LEASE_MS  # noqa: PLC0415
 
     if lease_ms is not None and not MIN_LEASE_MS <= lease_ms <= MAX_LEASE_MS:
         raise click.BadParameter("must be from 100ms to 1d", param_hint="--lease")

@@ -22,14 +22,12 @@
     pages                     reads and lists that take one call for each page
     bulk                      exports, uploads and stages
     streams/                  tails, watches and streams of jobs
-    producer_buffer           records that wait to be sent, in batches
-    producer                  `Producer` and `AsyncProducer`
-    held_jobs                 jobs in hand and their leases
-    worker                    `Worker` and `AsyncWorker`
+    producers/                `Producer` and `AsyncProducer`: records that are sent in batches
+    workers/                  `Worker` and `AsyncWorker`: jobs in hand and their leases
 
-Only `sync`, `concurrent`, `streams.tails`, `streams.async_tails`, `producer` and `worker` do I/O. The package imports
-nothing of the server. The names below are the public interface; the module of each is imported when the name is first
-used.
+Only `sync`, `concurrent`, `streams.tails`, `streams.async_tails`, `producers.producer` and `workers.worker` do I/O. The
+package imports nothing of the server. The names below are the public interface; the module of each is imported when the
+name is first used.
 """
 
 from __future__ import annotations
@@ -55,16 +53,13 @@ if TYPE_CHECKING:
     from topics.client.errors import TopicsError as TopicsError
     from topics.client.errors import Unauthorized as Unauthorized
     from topics.client.errors import Unavailable as Unavailable
-    from topics.client.held_jobs import Backoff as Backoff
-    from topics.client.held_jobs import Nack as Nack
-    from topics.client.held_jobs import Stats as Stats
-    from topics.client.producer import AsyncDelivery as AsyncDelivery
-    from topics.client.producer import AsyncProducer as AsyncProducer
-    from topics.client.producer import Delivery as Delivery
-    from topics.client.producer import Producer as Producer
-    from topics.client.producer_buffer import BufferFull as BufferFull
-    from topics.client.producer_buffer import DeliveryFailed as DeliveryFailed
-    from topics.client.producer_buffer import ProducerClosed as ProducerClosed
+    from topics.client.producers.producer import AsyncDelivery as AsyncDelivery
+    from topics.client.producers.producer import AsyncProducer as AsyncProducer
+    from topics.client.producers.producer import Delivery as Delivery
+    from topics.client.producers.producer import Producer as Producer
+    from topics.client.producers.producer_buffer import BufferFull as BufferFull
+    from topics.client.producers.producer_buffer import DeliveryFailed as DeliveryFailed
+    from topics.client.producers.producer_buffer import ProducerClosed as ProducerClosed
     from topics.client.results import CaughtUp as CaughtUp
     from topics.client.results import Job as Job
     from topics.client.results import NewAppend as NewAppend
@@ -82,8 +77,11 @@ if TYPE_CHECKING:
     from topics.client.streams.tails import Jobs as Jobs
     from topics.client.streams.tails import Tail as Tail
     from topics.client.sync import Client as Client
-    from topics.client.worker import AsyncWorker as AsyncWorker
-    from topics.client.worker import Worker as Worker
+    from topics.client.workers.held_jobs import Backoff as Backoff
+    from topics.client.workers.held_jobs import Nack as Nack
+    from topics.client.workers.held_jobs import Stats as Stats
+    from topics.client.workers.worker import AsyncWorker as AsyncWorker
+    from topics.client.workers.worker import Worker as Worker
 
 _PLACES = {
     "concurrent": ("AsyncClient",),
@@ -119,13 +117,13 @@ _PLACES = {
     ),
     "retry": ("Retry",),
     "sync": ("Client",),
-    "producer_buffer": ("BufferFull", "DeliveryFailed", "ProducerClosed"),
+    "producers.producer_buffer": ("BufferFull", "DeliveryFailed", "ProducerClosed"),
     "streams.follower": ("Position",),
-    "held_jobs": ("Backoff", "Nack", "Stats"),
-    "producer": ("AsyncDelivery", "AsyncProducer", "Delivery", "Producer"),
+    "workers.held_jobs": ("Backoff", "Nack", "Stats"),
+    "producers.producer": ("AsyncDelivery", "AsyncProducer", "Delivery", "Producer"),
     "streams.async_tails": ("AsyncJobs", "AsyncTail"),
     "streams.tails": ("Jobs", "Tail"),
-    "worker": ("AsyncWorker", "Worker"),
+    "workers.worker": ("AsyncWorker", "Worker"),
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 

@@ -17,7 +17,7 @@ from topics.cli import failures
 from topics.cli.output import count
 from topics.client import calls
 from topics.client.errors import ConnectionFailed, ServerError, TopicsError
-from topics.client.producer import Delivery, DeliveryFailed, Producer, ProducerClosed
+from topics.client.producers.producer import Delivery, DeliveryFailed, Producer, ProducerClosed
 from topics.client.results import NewRecord
 from topics.client.retry import may_repeat
 from topics.client.sync import Client

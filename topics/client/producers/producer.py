@@ -1,7 +1,7 @@
 """`Producer` and `AsyncProducer`: take records one by one, and append them in batches.
 
-Responsible for what `topics.client.producer_buffer` leaves to others: the clock, the loop that sends batches, and the
-waiting of threads (`Producer`) and tasks (`AsyncProducer`). `_Sender` is the loop of both. `Producer` runs it in a
+Responsible for what `topics.client.producers.producer_buffer` leaves to others: the clock, the loop that sends batches, and
+the waiting of threads (`Producer`) and tasks (`AsyncProducer`). `_Sender` is the loop of both. `Producer` runs it in a
 thread of its own, on asyncio; its callers put records into the buffer in their own threads.
 
 **Exactly once, in order**, for each topic and each sender: a batch is repeated under the same idempotency key until its
@@ -36,7 +36,7 @@ import msgspec
 from topics.client import calls
 from topics.client.concurrent import AsyncClient
 from topics.client.errors import ProtocolError, TopicsError
-from topics.client.producer_buffer import (
+from topics.client.producers.producer_buffer import (
     Buffer,
     BufferFull,
     BufferLimits,

@@ -1,7 +1,7 @@
 """The jobs in hand of a worker, their leases, and the next ack, nack or extension.
 
 Pure: the time is given (seconds of any clock that does not jump), and so are the random numbers. Calls and handlers are
-left to `topics.client.worker`.
+left to `topics.client.workers.worker`.
 
 A job is in hand from the claim that gave it until the daemon has answered its ack or nack, or until its lease is known
 to be over and its handler has ended:

@@ -28,10 +28,10 @@ import trio
 from topics.client import calls, group_calls
 from topics.client.calls import ClientCall
 from topics.client.errors import ConnectionFailed, TopicsError
-from topics.client.held_jobs import Backoff, GiveBack, HeldJob, HeldJobBatch, HeldJobs, Nack, Stats, cut
 from topics.client.results import Job, Nacked
 from topics.client.retry import Retry, may_repeat
 from topics.client.sync import Client
+from topics.client.workers.held_jobs import Backoff, GiveBack, HeldJob, HeldJobBatch, HeldJobs, Nack, Stats, cut
 
 WAIT_MS: Final = 20_000
 """How long a claim waits for a first job. Below the 30 s after which a proxy may cut a silent connection."""
