@@ -1,8 +1,8 @@
 """`Producer` and `AsyncProducer`: take records one by one, and append them in batches.
 
 Responsible for what `topics.client.producers.producer_buffer` leaves to others: the clock, the loop that sends batches,
-and the waiting of threads (`Producer`) and tasks (`AsyncProducer`). `_Sender` is the loop of both. `Producer` runs it in
-a thread of its own, on asyncio; its callers put records into the buffer in their own threads.
+and the waiting of threads (`Producer`) and tasks (`AsyncProducer`). `_Sender` is the loop of both. `Producer` runs it
+in a thread of its own, on asyncio; its callers put records into the buffer in their own threads.
 
 **Exactly once, in order**, for each topic and each sender: a batch is repeated under the same idempotency key until its
 outcome is known, and the next batch of its topic waits for that. This holds across restarts of the daemon, except for
