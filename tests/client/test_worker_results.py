@@ -9,7 +9,7 @@ import pytest
 
 from tests.client.fake_queue import FakeQueue
 from tests.client.test_worker import until, working
-from topics.client import held_jobs
+from topics.client.workers import held_jobs
 from topics.client.results import Job
 
 pytestmark = pytest.mark.trio

@@ -200,7 +200,7 @@ def test_links_lead_to_files_and_headings() -> None:
 
 def test_scripts_that_are_named_exist() -> None:
     for page in PAGES:
-        for name in re.findall(r"\bscripts/[a-z_/]*[a-z_](?:\.(?:py|sh))?", page.read_text()):
+        for name in re.findall(r"\bscripts/[a-z_/-]*[a-z_](?:\.(?:py|sh))?", page.read_text()):
             assert (ROOT / name).exists(), f"{page.name}: {name}"
         for name in re.findall(r"/opt/topics/((?:docs|scripts|requirements)/[\w./-]+)", page.read_text()):
             assert (ROOT / name.rstrip(".")).exists(), f"{page.name}: {name}"

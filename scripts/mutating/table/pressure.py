@@ -36,10 +36,11 @@ PRESSURE: Final = (
         "pressure",
         "topics/storage/wal/shard_writer.py",
         """
-        self._in_group = group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
+            self._unacked.begin(group)
+            due = self._due
         """,
         """
-        group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
+            due = self._due
         """,
         "8.8: whose batch is in a group for which no room is made hears of it",
         "unit",

@@ -35,7 +35,7 @@ SCHEDULES: Final = (
         "firings-of-topics-that-are-gone-forgotten",
         "schedules",
         "topics/storage/recovery/shard_replay.py",
-        "self._tools.schedules.note(batch)",
+        "self._schedules.note(batch)",
         "pass",
         "consumers 5: a firing counts although its topic was deleted since",
         "unit",
