@@ -9,8 +9,8 @@ import pytest
 
 from tests.client.fake_queue import FakeQueue
 from tests.client.test_worker import until, working
-from topics.client.workers import held_jobs
 from topics.client.results import Job
+from topics.client.workers import held_jobs
 
 pytestmark = pytest.mark.trio
 
