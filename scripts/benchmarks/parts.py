@@ -26,6 +26,7 @@ from benchmarks import (
     reclaim,
     recovery,
     redis_streams,
+    replicas,
     routers,
     selective,
     small,
@@ -376,7 +377,12 @@ _ALL = (
         "Tables",
         "Topics with `keep_per_tag`: a table that is overwritten ten times, its space, its memory and its pages.",
         tables.run,
-        (),
+        (
+            *ECHO,
+            *("write", "write-over", "size", "size-need", "size-rest", "memory", "start"),
+            *_each(("page", "one"), ("p50", "p99")),
+            *("random", "random-need"),
+        ),
         minutes=12,
     ),
     Part(
@@ -424,6 +430,21 @@ _ALL = (
             "restore-large",
         ),
         minutes=12.0,
+    ),
+    Part(
+        "replicas",
+        "Replicas",
+        "Two daemons over one bucket in an S3 server on the same machine: topics of class `remote`, how far a standby"
+        " is behind, reads from two standbys, and a takeover.",
+        replicas.run,
+        (
+            *SYNC,
+            *ECHO,
+            *("put", "remote-1", "remote-1-added", "remote-16", "remote-16-puts"),
+            *("fsync", "fsync-remote", "share", "behind-p50", "behind-p99", "reads", "reads-two", "reads-times"),
+            "takeover",
+        ),
+        minutes=4.0,
     ),
     Part(
         "recovery",
