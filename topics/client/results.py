@@ -778,11 +778,23 @@ class Health(Struct, kw_only=True):
     uptime_ms: int
 
 
+class StandbyProgress(Struct, kw_only=True):
+    """How far a standby has followed its owner: up to the round `round`, cut at `at` (epoch ms), `lag_ms` ago."""
+
+    state: str
+    owner: str | None
+    epoch: int
+    round: int
+    at: int
+    lag_ms: int
+
+
 class Ready(Struct, kw_only=True):
-    """The daemon serves, with `topics` topics."""
+    """The daemon serves, with `topics` topics. `standby` is None unless it follows an owner."""
 
     status: str
     topics: int
+    standby: StandbyProgress | None = None
 
 
 class Checkpoint(Struct, kw_only=True):

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import trio
+from msgspec import UNSET
 
 from topics.engine.registry import EngineStatus, Registry
 from topics.errors import ApiError
+from topics.model import WatchRequest
 
 STREAM_WAIT_S: Final = 5.0
 """How long a call without a time of its own waits, such as the opening of a stream (s)."""
@@ -25,6 +27,11 @@ class KnownPlace(NamedTuple):
     topic: str
     seq: int
     epoch: int | None = None
+
+
+def known_instances(request: WatchRequest) -> list[KnownPlace]:
+    """The instances of topics that a watcher knows."""
+    return [KnownPlace(name, 0, start.epoch) for name, start in request.topics.items() if start.epoch is not UNSET]
 
 
 class Reach:
