@@ -38,7 +38,7 @@ ELSEWHERE: Final = frozenset({"not_owner", "behind", "not_ready", "shutting_down
 """The codes of failures of a server after which another daemon may answer. `server_error` is that of a proxy."""
 
 
-class _Row:
+class _DaemonRow:
     """The daemons as one kind of call sees them."""
 
     __slots__ = ("at", "failed")
@@ -58,8 +58,8 @@ class DaemonChoice:
         self.urls = tuple(urls)
         self._any = any
         self._lock = threading.Lock()
-        self._owner = _Row(0)
-        self._reads = _Row(rng.randrange(len(self.urls))) if any else self._owner
+        self._owner = _DaemonRow(0)
+        self._reads = _DaemonRow(rng.randrange(len(self.urls))) if any else self._owner
 
     @property
     def url(self) -> str:
@@ -87,13 +87,13 @@ class DaemonChoice:
             return Unavailable(503, "behind", missing, found.detail)
         return Unavailable(503, "not_owner", f"{self.urls[at]} is a standby", {"owner": None, "refused": False})
 
-    def answered(self, row: _Row) -> None:
+    def answered(self, row: _DaemonRow) -> None:
         """Note that the daemon of a row has answered."""
         if row.failed:
             with self._lock:
                 row.failed.clear()
 
-    def failed(self, row: _Row, at: int, error: TopicsError) -> None:
+    def failed(self, row: _DaemonRow, at: int, error: TopicsError) -> None:
         """Note that a call to a daemon has failed. Sets `elsewhere` of the error if another daemon is to be asked at
         once, or has its message tell of all daemons if all have failed."""
         count = len(self.urls)
@@ -122,7 +122,7 @@ class DaemonAttempt:
 
     __slots__ = ("_at", "_call", "_choice", "_row")
 
-    def __init__(self, choice: DaemonChoice, row: _Row, at: int, call: ClientCall[Any]) -> None:
+    def __init__(self, choice: DaemonChoice, row: _DaemonRow, at: int, call: ClientCall[Any]) -> None:
         self._choice = choice
         self._row = row
         self._at = at

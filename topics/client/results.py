@@ -12,6 +12,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
+from topics.client.daemon_results import StandbyProgress
+
 _NOTHING = msgspec.Raw()
 
 
@@ -776,17 +778,6 @@ class Health(Struct, kw_only=True):
     status: str
     version: str
     uptime_ms: int
-
-
-class StandbyProgress(Struct, kw_only=True):
-    """How far a standby has followed its owner: up to the round `round`, cut at `at` (epoch ms), `lag_ms` ago."""
-
-    state: str
-    owner: str | None
-    epoch: int
-    round: int
-    at: int
-    lag_ms: int
 
 
 class Ready(Struct, kw_only=True):
