@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.bucket.servers import fresh_prefix, moto_server
-from tests.end_to_end.test_cold_hangs import until
+from tests.end_to_end.test_cold_hangs import metric, until
 from tests.end_to_end.test_sigkill import Client, Daemon
 
 LEASE_MS = 2000
@@ -84,6 +84,7 @@ def test_another_daemon_goes_on_when_the_owner_is_killed(store: str, tmp_path: P
             lambda: other.call("GET", "/v0/ready")[1]["error"]["detail"].get("owner") == "http://a", "it does not wait"
         )
         time.sleep(2.5)  # a round
+        assert 0 < metric(owner, "bucket_lease_left_ms") <= LEASE_MS * 5 / 6
         assert owner.call("POST", "/v0/topics/remote", {"records": [{"data": "last"}]})[0] == 200
         both.daemons[0].kill()
         began = time.monotonic()

@@ -568,6 +568,7 @@ class Archive:
         figures = self.figures
         figures.state, figures.problem = self.state, self.problem
         figures.epoch, figures.round = self._noted.note.epoch, self._noted.note.round
+        figures.lease_left_ms = self._lease.left_ms if self._lease is not None else None
         keep = self._place.positions if self.is_open and self._place is not None else self._noted.keep_from
         figures.lag_bytes = self._backlog.bytes_from(keep) if keep is not None else 0
         figures.backlog_limit_bytes = self._backlog.limit

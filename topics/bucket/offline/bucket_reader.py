@@ -35,6 +35,7 @@ from topics.bucket.object_names import (
     OWNER,
     PINS,
     ROUNDS,
+    STANDBYS,
     base_name,
     number_of,
     pack_name,
@@ -51,6 +52,7 @@ from topics.bucket.object_store import (
 from topics.bucket.ownership.owner_format import MAX_OWNER_BYTES, BucketFormat, Owner, decode_format, decode_owner
 from topics.bucket.pin_format import MAX_PIN_BYTES, Pin, decode_pin
 from topics.bucket.round_format import MAGIC, MAX_OBJECT_BYTES, Round, RoundHead, decode_round
+from topics.bucket.standby.presence_format import FORGET_MS, MAX_STANDBY_BYTES, StandbyPresence, decode_presence
 
 T = TypeVar("T")
 
@@ -89,6 +91,18 @@ class NumberedObject(NamedTuple):
 
     number: int
     facts: ObjectFacts
+
+
+class ToldStandby(NamedTuple):
+    """What a standby has told of itself, and when by the store's clock; `told` is None if it is malformed."""
+
+    name: str
+    modified_ms: int
+    told: StandbyPresence | None
+
+    def is_silent(self, now_ms: int) -> bool:
+        """Return True if the owner removes it."""
+        return self.told is None or self.told.told_ms + FORGET_MS <= now_ms
 
 
 class BucketReader:
@@ -149,6 +163,20 @@ class BucketReader:
                     facts.name, f"it has more than the {MAX_PIN_BYTES} bytes that it can have"
                 ) from None
             found.append((facts.name, _checked(facts.name, decode_pin, data)))
+        return found
+
+    def standbys(self) -> list[ToldStandby]:
+        """Return what standbys tell of themselves, by name."""
+        found = []
+        for facts in self.listed(STANDBYS):
+            told: StandbyPresence | None = None
+            try:
+                told = decode_presence(self._call(partial(self._objects.get, facts.name, MAX_STANDBY_BYTES)).data)
+            except ObjectMissing:
+                continue
+            except (BadObject, ObjectTooLarge):
+                pass
+            found.append(ToldStandby(facts.name, facts.modified_ms, told))
         return found
 
     def rounds(self, first: int = 0) -> Iterator[NumberedObject]:
