@@ -117,6 +117,7 @@ class Standby:
         self._engine = engine
         self._note = note
         self._follower: RoundFollower | None = None
+        self._replay: LiveReplay | None = None
         self.objects: BoundedObjects = make_objects(settings, os.environ, engine.offload)
         nonce = secrets.token_hex(8)
         puts = SettledPuts(self.objects, engine.offload)
@@ -145,7 +146,7 @@ class Standby:
     async def recover(self) -> None:
         """Rebuild the topics as of the last cut that is here. Raises like `Engine.recover`."""
         engine = self._engine
-        replay = await follow(engine)
+        replay = self._replay = await follow(engine)
         datadir = engine.store.datadir
         self._follower = RoundFollower(
             self._note,
@@ -195,11 +196,13 @@ class Standby:
         standby's: the next start is named in `owner`, and goes on from there."""
         engine = self._engine
         await follower.catch_up()
+        assert self._replay is not None
         place = await self._takeover.fence(follower.place, follower.follow)
         note = msgspec.structs.replace(
             follower.note, epoch=place.epoch, round=place.number, hash=place.hash, wall_ms=place.wall_ms
         )
-        # The clock of windows goes on from the time of the last round.
+        # The clock of windows goes on from where that of the former owner was at the last cut.
+        self._replay.settle_windows()
         await engine.offload.run(Pool.FILES, engine.store.write_clock_mark)
         work = partial(hand_over, engine.fs, engine.store.datadir, note, goes_on=place.ends_cut)
         await engine.offload.run(Pool.FILES, work)

@@ -441,7 +441,7 @@ class Archive:
             first = first_head(place, self._noted.keep_from, self._nonce, self._clock.now_ms())
             await self._write_round(place, first, [])
         began_ms = self._clock.monotonic_ms()
-        wall_ms = max(self._clock.now_ms(), place.wall_ms)
+        wall_ms, window_ms = max(self._clock.now_ms(), place.wall_ms), self._store.windows.now_ms()
         ends = await self._cuts.take()
         self._check_place()
         starts = place.positions
@@ -465,6 +465,7 @@ class Archive:
                     wall_ms,
                     reached if following else ends,
                     bool(following),
+                    window_ms,
                 ),
                 pieces,
             )

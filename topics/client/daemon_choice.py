@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from topics.client.calls import ClientCall
 
 ROLE: Final = "Topics-Role"
-STANDBY: Final = "standby"
+"""The header with which a daemon says that it does not own the data: `standby`, or `former`."""
 
 ELSEWHERE: Final = frozenset({"not_owner", "behind", "not_ready", "shutting_down", "server_error"})
 """The codes of failures of a server after which another daemon may answer. `server_error` is that of a proxy."""
@@ -74,18 +74,20 @@ class DaemonChoice:
     def not_counted(
         self, call: ClientCall[Any], at: int, headers: Mapping[str, str], found: TopicsError | None
     ) -> TopicsError | None:
-        """Return the error that stands for an answer of a standby which does not count; None if the answer counts.
-        `found` is the error that the answer stands for by itself."""
-        if len(self.urls) == 1 or call.probe or headers.get(ROLE) != STANDBY:
+        """Return the error that stands for an answer of a daemon that is not the owner and does not count; None if the
+        answer counts. `found` is the error that the answer stands for by itself."""
+        role = headers.get(ROLE)
+        if len(self.urls) == 1 or call.probe or role is None:
             return None
+        who = f"{self.urls[at]} is {'a standby' if role == 'standby' else 'not the owner any more'}"
         if isinstance(found, Unavailable):
             return None  # has said what it is, or is behind
         if self._any and call.only_reads:
             if not isinstance(found, ApiError) or not found.code.endswith("_not_found"):
                 return None
-            missing = f"{self.urls[at]} is a standby, and does not have this, or not yet: {found.message}"
+            missing = f"{who}, and does not have this, or not yet: {found.message}"
             return Unavailable(503, "behind", missing, found.detail)
-        return Unavailable(503, "not_owner", f"{self.urls[at]} is a standby", {"owner": None, "refused": False})
+        return Unavailable(503, "not_owner", who, {"owner": None, "refused": False})
 
     def answered(self, row: _DaemonRow) -> None:
         """Note that the daemon of a row has answered."""

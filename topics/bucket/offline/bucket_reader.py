@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -70,6 +71,9 @@ READ_GAP: Final = 64 << 10
 
 PEEK_BYTES: Final = 16 << 10
 """How much of a round is read first when only its header is wanted."""
+
+WINDOW_ROUNDS: Final = 16
+"""How many rounds are looked at for a reading of the clock of windows: those that begin an epoch may have none."""
 
 _MOST_IDS: Final = 1 << 64
 
@@ -213,6 +217,15 @@ class BucketReader:
             raise BucketDamaged(name, f"its header does not decode: {error}") from error
         self._check_head(name, number, head.number, head.bucket)
         return head
+
+    def window_ms(self, number: int) -> int:
+        """Return what the owner's clock of windows read at a round, or at one of the few before it; 0 if that is not
+        known."""
+        for one in range(number, max(number - WINDOW_ROUNDS, 0), -1):
+            with suppress(BucketDamaged):
+                if found := self.round_head(one).window_ms:
+                    return found
+        return 0
 
     def chain(self, first: int, last: int, rounds: Iterable[Round] | None = None) -> Iterator[Round]:
         """Yield the rounds `first` to `last` (inclusive), each of which has the hash of the one before it. `rounds` are
