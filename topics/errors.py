@@ -179,10 +179,10 @@ def read_only(message: str) -> ApiError:
     return ApiError("read_only", message, retry_after_s=5)
 
 
-def not_owner(message: str, owner: str = "") -> ApiError:
+def not_owner(message: str, owner: str = "", *, refused: bool = True) -> ApiError:
     """`503 not_owner`: another daemon owns the bucket, or may, so this one changes nothing. `owner` is the URL of the
-    owner, if it is known."""
-    return ApiError("not_owner", message, detail={"owner": owner or None}, retry_after_s=1)
+    owner, if it is known. `refused` is False if the call may have been carried out."""
+    return ApiError("not_owner", message, detail={"owner": owner or None, "refused": refused}, retry_after_s=1)
 
 
 def not_archived(problem: str) -> ApiError:

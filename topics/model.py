@@ -484,9 +484,11 @@ class ReadResult(msgspec.Struct, kw_only=True):
 
 class WatchStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the watcher of a topic begins: after `from_seq` (0 if it is UNSET), at the head (`tail`), or at the
-    position of a `consumer`. `filter` is the client's JSON and has not been checked."""
+    position of a `consumer`. `epoch` is the instance of the topic that `from_seq` is of: a standby that does not know
+    it yet waits for it. `filter` is the client's JSON and has not been checked."""
 
     from_seq: int | UnsetType = UNSET
+    epoch: int | UnsetType = UNSET
     tail: bool = False
     consumer: str | None = None
     filter: msgspec.Raw | UnsetType = UNSET

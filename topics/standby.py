@@ -33,6 +33,7 @@ from topics.bucket.settled_puts import PutGivenUp, SettledPuts
 from topics.bucket.standby.directory import StandbyRefused, prepare_directory
 from topics.bucket.standby.followed_log import FollowedLog
 from topics.bucket.standby.handover import hand_over
+from topics.bucket.standby.presence import Presence
 from topics.bucket.standby.round_follower import RoundFollower, Unfollowable
 from topics.config import Settings
 from topics.engine.engine import Engine
@@ -116,6 +117,7 @@ class Standby:
         self._engine = engine
         self._note = note
         self._follower: RoundFollower | None = None
+        self._replay: LiveReplay | None = None
         self.objects: BoundedObjects = make_objects(settings, os.environ, engine.offload)
         nonce = secrets.token_hex(8)
         puts = SettledPuts(self.objects, engine.offload)
@@ -131,6 +133,9 @@ class Standby:
             clock=engine.clock,
             offload=engine.offload,
         )
+        self._presence = Presence(
+            self.objects, self.look, dir_id=note.dir, url=url, clock=engine.clock, offload=engine.offload
+        )
         engine.time.hold(note.wall_ms)
         engine.status.following = self.look
 
@@ -141,7 +146,7 @@ class Standby:
     async def recover(self) -> None:
         """Rebuild the topics as of the last cut that is here. Raises like `Engine.recover`."""
         engine = self._engine
-        replay = await follow(engine)
+        replay = self._replay = await follow(engine)
         datadir = engine.store.datadir
         self._follower = RoundFollower(
             self._note,
@@ -163,6 +168,7 @@ class Standby:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_owner, self._follower, nursery.cancel_scope)
+                nursery.start_soon(self._presence.run)
                 await self._follower.run()
         except* Unfollowable as group:
             reasons += [str(error) for error in group.exceptions]
@@ -190,14 +196,17 @@ class Standby:
         standby's: the next start is named in `owner`, and goes on from there."""
         engine = self._engine
         await follower.catch_up()
+        assert self._replay is not None
         place = await self._takeover.fence(follower.place, follower.follow)
         note = msgspec.structs.replace(
             follower.note, epoch=place.epoch, round=place.number, hash=place.hash, wall_ms=place.wall_ms
         )
-        # The clock of windows goes on from the time of the last round.
+        # The clock of windows goes on from where that of the former owner was at the last cut.
+        self._replay.settle_windows()
         await engine.offload.run(Pool.FILES, engine.store.write_clock_mark)
         work = partial(hand_over, engine.fs, engine.store.datadir, note, goes_on=place.ends_cut)
         await engine.offload.run(Pool.FILES, work)
+        await self._presence.withdraw()
         self._ownership.abandon()  # the lease runs on, and the start of the owner takes it again
         log.warning("standby_takes_over", round=place.number, epoch=place.epoch, goes_on=place.ends_cut)
 

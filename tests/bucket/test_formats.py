@@ -144,13 +144,14 @@ def test_objects_that_an_adversary_has_sealed_are_refused_in_words(header: objec
         ("body_bytes", 7),
         ("body_bytes", 1 << 40),
         ("format", 0),
-        ("format", 3),
+        ("format", 4),
         ("shards", 3),
         ("runs", [[0, 7, -32, 8]]),
         ("epoch", 1 << 24),
         ("epoch", -1),
         ("number", 1 << 80),
         ("wall_ms", -1),
+        ("window_ms", -1),
         ("positions", [[7, 37], [0, 1 << 70]]),
         ("positions", [[7, 37], [-1, 3]]),
         ("runs", [[0, 1 << 70, 32, 8]]),
@@ -163,12 +164,17 @@ def test_a_round_that_contradicts_itself_is_refused(field: str, value: object) -
 
 
 def test_rounds_and_bases_of_the_version_before_are_read_and_those_of_the_next_are_refused() -> None:
-    for magic, blob, decode in ((b"TOPICSR1", some_round(), decode_round), (b"TOPICSB1", some_base(), decode_base)):
+    for magic, blob, decode, present in (
+        (b"TOPICSR1", some_round(), decode_round, 3),
+        (b"TOPICSB1", some_base(), decode_base, 2),
+    ):
         opened = open_container(magic, blob)
-        assert opened.header["format"] == 2
-        decode(seal(magic, {**opened.header, "format": 1}, opened.body))
-        with pytest.raises(BadObject, match="format 3, which this version does not know"):
-            decode(seal(magic, {**opened.header, "format": 3}, opened.body))
+        assert opened.header["format"] == present
+        for older in range(1, present):
+            header = {name: value for name, value in opened.header.items() if name != "window_ms"}
+            decode(seal(magic, {**header, "format": older}, opened.body))
+        with pytest.raises(BadObject, match=f"format {present + 1}, which this version does not know"):
+            decode(seal(magic, {**opened.header, "format": present + 1}, opened.body))
 
 
 @pytest.mark.parametrize("changes", [{"epoch": -1}, {"pack": 10**10}, {"offset": -1}, {"length": 0}, {"size": 1 << 31}])

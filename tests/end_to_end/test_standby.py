@@ -65,6 +65,11 @@ def check(owner: Daemon, standby: Daemon) -> None:
     assert (ready["state"], ready["owner"]) == ("following", f"http://127.0.0.1:{owner.port}")
     assert metric(reader, "standby_round") == ready["round"]
 
+    for _ in range(10):
+        head = append(writer, "a", "told")
+        status, answer = reader.call("POST", "/v0/watch", {"topics": {"a": {"from_seq": head}}})
+        assert (status, answer["topics"]["a"]["head_seq"]) == (200, head), "a session begins when the standby is there"
+
     found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.append(diff(Client(standby.port), "a", head, 30_000)))
     waiting.start()

@@ -3,6 +3,7 @@ on with what the bucket has."""
 
 from __future__ import annotations
 
+import http.client
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.bucket.servers import fresh_prefix, moto_server
-from tests.end_to_end.test_cold_hangs import until
+from tests.end_to_end.test_cold_hangs import metric, until
 from tests.end_to_end.test_sigkill import Client, Daemon
 
 LEASE_MS = 2000
@@ -62,6 +63,13 @@ def waits_for(client: Client) -> object:
     return client.call("GET", "/v0/ready")[1]["error"]["detail"].get("owner")
 
 
+def role_of(port: int) -> str | None:
+    """What a daemon says of itself with each answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/v0/health")
+    return connection.getresponse().headers["Topics-Role"]
+
+
 def fill(client: Client) -> None:
     for name in ("remote", "disk"):
         assert client.call("PUT", f"/v0/topics/{name}", {"durability": name})[0] == 201
@@ -84,6 +92,7 @@ def test_another_daemon_goes_on_when_the_owner_is_killed(store: str, tmp_path: P
             lambda: other.call("GET", "/v0/ready")[1]["error"]["detail"].get("owner") == "http://a", "it does not wait"
         )
         time.sleep(2.5)  # a round
+        assert 0 < metric(owner, "bucket_lease_left_ms") <= LEASE_MS * 5 / 6
         assert owner.call("POST", "/v0/topics/remote", {"records": [{"data": "last"}]})[0] == 200
         both.daemons[0].kill()
         began = time.monotonic()
@@ -108,6 +117,12 @@ def test_a_paused_owner_answers_nothing_and_ends_with_code_3(tmp_path: Path) -> 
         assert (status, answer["error"]["code"]) == (503, "not_owner")
         assert owner.call("GET", "/v0/ready")[0] == 503
         assert seqs(owner, "remote") == [1, 2, 3, 4, 5], "reads go on for a while"
+        assert role_of(both.daemons[0].port) == "former"
+        for path in ("/v0/topics/remote/diff?from_seq=6", "/v0/topics/remote/records?from_seq=6"):
+            status, answer = owner.call("GET", path)
+            assert (status, answer["error"]["code"]) == (503, "not_owner"), "a reader that knows more is told nothing"
+        status, answer = owner.call("POST", "/v0/watch", {"topics": {"remote": {"from_seq": 6}}})
+        assert (status, answer["error"]["code"]) == (503, "not_owner")
         until(lambda: both.daemons[0].code == 3, "it does not end")
         assert seqs(other, "remote") == [1, 2, 3, 4, 5]
 

@@ -441,7 +441,7 @@ class Archive:
             first = first_head(place, self._noted.keep_from, self._nonce, self._clock.now_ms())
             await self._write_round(place, first, [])
         began_ms = self._clock.monotonic_ms()
-        wall_ms = max(self._clock.now_ms(), place.wall_ms)
+        wall_ms, window_ms = max(self._clock.now_ms(), place.wall_ms), self._store.windows.now_ms()
         ends = await self._cuts.take()
         self._check_place()
         starts = place.positions
@@ -465,6 +465,7 @@ class Archive:
                     wall_ms,
                     reached if following else ends,
                     bool(following),
+                    window_ms,
                 ),
                 pieces,
             )
@@ -568,6 +569,7 @@ class Archive:
         figures = self.figures
         figures.state, figures.problem = self.state, self.problem
         figures.epoch, figures.round = self._noted.note.epoch, self._noted.note.round
+        figures.lease_left_ms = self._lease.left_ms if self._lease is not None else None
         keep = self._place.positions if self.is_open and self._place is not None else self._noted.keep_from
         figures.lag_bytes = self._backlog.bytes_from(keep) if keep is not None else 0
         figures.backlog_limit_bytes = self._backlog.limit

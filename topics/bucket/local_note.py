@@ -42,6 +42,8 @@ class BucketNote(msgspec.Struct, kw_only=True):
     """Of that round."""
     wall_ms: int = 0
     """Its wall time."""
+    window_ms: int = 0
+    """Of a standby: what the owner's clock of windows read then; 0 if that is not known."""
     positions: list[tuple[int, int]] | None = None
     """How far the rounds have the log, by shard; None if a history is to begin."""
     history: int = 0

@@ -12,6 +12,7 @@ BASES: Final = "bases/"
 PACKS: Final = "packs/"
 SEGMENTS: Final = "segments/"
 PINS: Final = "pins/"
+STANDBYS: Final = "standbys/"
 
 MAX_EPOCH: Final = (1 << 24) - 1
 """Topics get ids from epoch x 2^32 on, which have to be below 2^56."""
@@ -82,6 +83,11 @@ def parse_segment(name: str) -> tuple[SegmentName, str] | None:
     if found is None:
         return None
     return SegmentName(int(found[1], 16), int(found[2]), int(found[3]), int(found[4], 16)), found[5]
+
+
+def standby_name(dir_id: str) -> str:
+    """The name of what a standby tells of itself. `dir_id` is the id of its directory."""
+    return f"{STANDBYS}{dir_id}"
 
 
 def pin_name(uuid: str) -> str:

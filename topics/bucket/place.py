@@ -22,6 +22,8 @@ class Place:
     wall_ms: int
     positions: list[LogPosition] | None
     """How far the rounds have the log, by shard; None if a history is to begin."""
+    window_ms: int = 0
+    """What the owner's clock of windows read when the last cut was taken; 0 if that is not known."""
     ends_cut: bool = True
     """Whether the round ends a cut."""
     round_epoch: int = 0
@@ -44,6 +46,7 @@ class Place:
 
     def _go_on(self, head: RoundHead, hash_: bytes) -> None:
         self.number, self.hash, self.wall_ms = head.number, hash_, head.wall_ms
+        self.window_ms = head.window_ms or self.window_ms
         self.ends_cut, self.round_epoch = head.ends_cut, head.epoch
         self.positions = [LogPosition(*position) for position in head.positions]
         if head.begins_history:
@@ -64,9 +67,16 @@ def first_head(place: Place, begins: Sequence[LogPosition] | None, nonce: str, n
 
 
 def next_head(
-    place: Place, runs: Sequence[Run], nonce: str, wall_ms: int, reached: Sequence[LogPosition], goes_on: bool
+    place: Place,
+    runs: Sequence[Run],
+    nonce: str,
+    wall_ms: int,
+    reached: Sequence[LogPosition],
+    goes_on: bool,
+    window_ms: int = 0,
 ) -> RoundHead:
-    """Return the header of the round behind `place`. `goes_on`: nobody stops behind it."""
+    """Return the header of the round behind `place`. `goes_on`: nobody stops behind it. Without `window_ms` it says
+    what the round before has said."""
     return RoundHead(
         bucket=place.bucket,
         epoch=place.epoch,
@@ -74,6 +84,7 @@ def next_head(
         previous=place.hash,
         nonce=nonce,
         wall_ms=wall_ms,
+        window_ms=window_ms or place.window_ms,
         shards=len(reached),
         positions=[(position.ordinal, position.offset) for position in reached],
         runs=list(runs),

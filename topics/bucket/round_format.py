@@ -21,11 +21,11 @@ MAX_ROUND_BYTES: Final = 96 << 20
 MAX_OBJECT_BYTES: Final = MAX_ROUND_BYTES + (16 << 20)
 """Of a round as it is stored."""
 
-ROUND_FORMAT: Final = 2
-"""Of the rounds that this version writes. 1: the log in it is of FORMAT 2 at most; 2: of FORMAT 3 at most. An older
-version refuses what it does not know here, before it meets such bytes."""
+ROUND_FORMAT: Final = 3
+"""Of the rounds that this version writes. 1: the log in it is of FORMAT 2 at most; 2: of FORMAT 3 at most; 3: with
+`window_ms`. An older version refuses what it does not know here, before it meets such bytes."""
 
-READABLE: Final = (1, 2)
+READABLE: Final = (1, 2, 3)
 """The formats of rounds that this version reads."""
 
 _MOST: Final = 1 << 63
@@ -57,6 +57,8 @@ class RoundHead(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Of the process that has made it."""
     wall_ms: int
     """When its cut was taken (epoch ms); never less than that of the round before."""
+    window_ms: int = 0
+    """What the owner's clock of windows read then; 0 if that is not known. Leases and delays in the log are by it."""
     shards: int
     positions: list[tuple[int, int]]
     """By shard: file ordinal and offset behind the last byte that the rounds up to this one have."""
@@ -114,6 +116,7 @@ def decode_round(blob: bytes) -> Round:
         not 0 <= head.epoch <= MAX_EPOCH
         or not 0 <= head.number <= MAX_NUMBER
         or not 0 <= head.wall_ms < _MOST
+        or not 0 <= head.window_ms < _MOST
         or any(not 0 <= value < _MOST for value in places)
         or any(value >= _MOST for run in head.runs for value in run)
     ):

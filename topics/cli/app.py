@@ -83,6 +83,7 @@ class CommandOptions:
 
     as_json: bool = False
     url: str | None = None
+    any: bool = False
     token_file: str | None = None
     timeout_ms: int = 30_000
 
@@ -111,8 +112,8 @@ def json_option(command: Command) -> Command:
 
 
 def client_options(command: Command) -> Command:
-    """Add the options of every command that calls a daemon: `--json`, `--url`, `--token-file`, `--timeout`. They may
-    stand before the name of the command as well. Must be the last decorator, right above the function."""
+    """Add the options of every command that calls a daemon: `--json`, `--url`, `--any`, `--token-file`, `--timeout`.
+    They may stand before the name of the command as well. Must be the last decorator, right above the function."""
     for decorate in (
         click.option(
             "--timeout",
@@ -131,11 +132,19 @@ def client_options(command: Command) -> Command:
             help="A file with the key; without it, TOPICS_TOKEN.",
         ),
         click.option(
+            "--any",
+            is_flag=True,
+            default=None,
+            expose_value=False,
+            callback=_keep("any"),
+            help="Read from any of several daemons, also a standby, which may be some seconds behind.",
+        ),
+        click.option(
             "--url",
             expose_value=False,
             callback=_keep("url"),
-            metavar="URL",
-            help=f"The daemon; without it TOPICS_URL, else {DEFAULT_URL}.",
+            metavar="URL,...",
+            help=f"The daemon, or an owner and its standbys; without it TOPICS_URL, else {DEFAULT_URL}.",
         ),
         json_option,
     ):
@@ -184,12 +193,23 @@ def connect(options: CommandOptions, *, retry: Retry | None = None, timeout_s: f
         from topics.client.sync import Client  # noqa: PLC0415
 
     timeout = options.timeout_ms / 1000 if timeout_s is None else timeout_s
-    return Client(_url(options), _token(options), timeout=timeout, retry=retry)
+    source, urls = _urls(options)
+    token = _token(options)
+    try:
+        return Client(urls, token, timeout=timeout, retry=retry, any=options.any)
+    except ValueError as error:
+        raise failures.UsageRefusal(f"{source}: {str(error).removeprefix('url: ')}") from None
 
 
-def _url(options: CommandOptions) -> str:
+def _urls(options: CommandOptions) -> tuple[str, list[str]]:
+    """Where the daemons were given, and their addresses. Exits with 2 if one cannot be used."""
     source = "--url" if options.url is not None else "TOPICS_URL"
-    url = options.url if options.url is not None else os.environ.get("TOPICS_URL") or DEFAULT_URL
+    said = options.url if options.url is not None else os.environ.get("TOPICS_URL") or DEFAULT_URL
+    return source, [_checked_url(url.strip(), source) for url in said.split(",")]
+
+
+def _checked_url(url: str, source: str) -> str:
+    """Exits with 2 if a URL cannot be used. `source` is where it was given."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)

@@ -46,12 +46,15 @@ from topics.cli.values import Duration, Time
 if TYPE_CHECKING:
     from topics.bucket.bucket_location import BucketLocation
     from topics.bucket.object_store import ObjectStore
-    from topics.bucket.offline.bucket_figures import BucketStatus
+    from topics.bucket.offline.bucket_figures import BucketStatus, SeenStandby
     from topics.bucket.offline.bucket_reader import BucketReader
     from topics.bucket.offline.bucket_removals import BucketRemovals
     from topics.bucket.offline.bucket_restore import RestoreFigures
     from topics.bucket.offline.restore_target import RestoreTarget
     from topics.bucket.restored.topic_selection import TopicSelection
+
+SILENT_MS: Final = 120_000
+"""A standby that has told nothing of itself for so long is gone, or cannot reach the bucket (ms)."""
 
 RETAIN_MS: Final = 7 * 86_400_000
 """The retention of a daemon by default (ms)."""
@@ -195,7 +198,7 @@ def bucket() -> None:
 @json_option
 @click.pass_obj
 def status(options: CommandOptions, url: str) -> None:
-    """Show who writes to a bucket, its last round, its newest base, and how much is in it."""
+    """Show who writes to a bucket, who follows and how far, its last round, its newest base, and how much is in it."""
     from topics.bucket.offline.bucket_figures import status_of  # noqa: PLC0415
 
     with _failures():
@@ -356,8 +359,13 @@ def _status_facts(found: BucketStatus) -> Iterator[tuple[str, str]]:
         yield "owner", "nobody yet"
     else:
         owner = found.owner
-        yield "owner", f"{owner.node}, directory {owner.dir}, {owner.state}"
+        where = f" at {owner.url}" if owner.url else ""
+        yield "owner", f"{owner.node}{where}, directory {owner.dir}, {owner.state}"
+        if owner.lease_ms:
+            yield "lease", f"{duration(owner.lease_ms)}, renewed {owner.renewals:,} times"
         yield "epoch", str(owner.epoch)
+    for standby in found.standbys:
+        yield "standby", _standby_facts(standby)
     yield "last round", _at(found.last_round, found.last_round_ms)
     yield "newest base", _at(found.newest_base, found.newest_base_ms)
     if found.rounds_since_base is not None and found.base_lag_ms is not None:
@@ -367,6 +375,15 @@ def _status_facts(found: BucketStatus) -> Iterator[tuple[str, str]]:
         yield "pin", f"{pin.name}, base {pin.base}, until {moment(pin.expires_ms)}"
     for kind in found.kinds:
         yield kind.kind, f"{kind.objects:,} objects, {size(kind.bytes)}"
+
+
+def _standby_facts(standby: SeenStandby) -> str:
+    """One line about a standby. It tells of itself every 30 s, so it may have followed further since."""
+    where = f" at {standby.url}" if standby.url else ""
+    ago = duration(standby.told_ago_ms // 1000 * 1000) or "0s"
+    line = f"{standby.node}{where}, directory {standby.dir}, {standby.state}, round {standby.round}, lag "
+    line += f"{standby.lag_ms:,} ms, told {ago} ago"
+    return line + (" (silent)" if standby.told_ago_ms > SILENT_MS else "")
 
 
 def _removal_lines(found: BucketRemovals) -> Iterator[str]:

@@ -32,10 +32,13 @@ These options may stand before the name of a command or after it:
 OUTPUT: Final = f"""
 | environment | |
 |---|---|
-| `TOPICS_URL` | the daemon; `{DEFAULT_URL}` if it is not set |
+| `TOPICS_URL` | the daemon, or several with commas between them; `{DEFAULT_URL}` if it is not set |
 | `TOPICS_TOKEN` | the key. No option takes it: command lines are visible to every user of the machine |
 | `NO_COLOR` | no colours on a terminal |
 | other `TOPICS_...` | settings of `serve`: [operations](operations.md) section 5 |
+
+**Several daemons.** An owner and its standbys are given as `http://a:4000,http://b:4000`. A command finds the owner by
+itself. With `--any` it reads from any of them; a standby may be some seconds behind ([replication](replication.md)).
 
 **Output.** Commands print tables on a terminal, and the same as aligned text on a pipe. With `--json` they print one
 document, the answer of the daemon. Commands that stream (`read`, `tail`, `top`, `queue work`) print NDJSON with

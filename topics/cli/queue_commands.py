@@ -568,7 +568,7 @@ def work(
     with connect(options, retry=Retry()) as client:
         runner = CommandRunner(
             command,
-            environ=os.environ | {"TOPICS_URL": client.url},
+            environ=os.environ | {"TOPICS_URL": ",".join(client.connection.urls)},
             report=print_ndjson if options.as_json else _complain,
             timeout_s=None if job_timeout is None else job_timeout / 1000,
             pass_token=pass_token,

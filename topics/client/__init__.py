@@ -17,6 +17,7 @@
     job_results               those of the calls about many jobs
     latest_results            those of the newest records of tags
     transport                 the request of a call, the result or error of an answer
+    daemon_choice             which of several daemons gets the next call
     retry                     which calls are repeated, and when
     errors                    the exceptions
     pages                     reads and lists that take one call for each page

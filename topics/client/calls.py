@@ -53,6 +53,13 @@ class ClientCall(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     waits: float = 0.0
     """How long the daemon may wait on purpose before it answers, in seconds. The client's timeout begins after it."""
+    reads: bool | None = None
+    """The call changes nothing, so a standby may answer it. None: this is so for a GET that may be repeated."""
+
+    @property
+    def only_reads(self) -> bool:
+        """Return True if a standby may answer the call."""
+        return self.reads if self.reads is not None else self.method == "GET" and self.repeatable
 
 
 def topic_path(topic: str, *more: str) -> str:
@@ -380,6 +387,7 @@ def diff(
     if filter is not None:  # it may be too long for the head of a request
         return ClientCall(
             method="POST",
+            reads=True,
             target=topic_path(topic, "diff"),
             answer=results.Page,
             body=_body(
@@ -688,13 +696,14 @@ def create_watch(
 ) -> ClientCall[results.Watch]:
     """Make a watch session (`docs/spec/api.md` section 8).
 
-    `topics` maps names to `{"from_seq": n}` or `{"tail": true}`, each perhaps with a `filter`. A topic that
-    does not exist raises NotFound; with `lenient` it is left out, with `create` the session waits for it. `prefixes`
-    maps beginnings of names to the same, which counts for topics that exist; those made later are added from their
-    first record. With `touch=False` delivery does not count as a use of the topics.
+    `topics` maps names to `{"from_seq": n}` or `{"tail": true}`, each perhaps with a `filter` and the `epoch` of its
+    seq. A topic that does not exist raises NotFound; with `lenient` it is left out, with `create` the session
+    waits for it. `prefixes` maps beginnings of names to the same, which counts for topics that exist; those made later
+    are added from their first record. With `touch=False` delivery does not count as a use of the topics.
     """
     return ClientCall(
         method="POST",
+        reads=True,
         target=target("/v0/watch", lenient=lenient or None),
         answer=results.Watch,
         body=_body(

@@ -36,7 +36,7 @@ from topics.client.pages import Pages
 from topics.client.results import CaughtUp, Record, Tombstone
 from topics.client.streams import async_tails
 from topics.client.streams.follower import Followed
-from topics.client.transport import BaseClient, DaemonEndpoint, is_about, refusal, result, signed
+from topics.client.transport import BaseClient, DaemonEndpoint, answered, is_about, refusal, signed, unanswered
 
 CLOSING_S: Final = 2.0
 """How long the end of an iteration of `consume` may take when it is cancelled, in seconds."""
@@ -148,7 +148,7 @@ def _table(make: Callable[P, TablePages]) -> Callable[Concatenate[AsyncClient, P
 
 
 class AsyncClient(BaseClient):
-    """A client of one daemon, for programs on trio or asyncio.
+    """A client of one daemon, or of an owner and its standbys, for programs on trio or asyncio.
 
     Any number of tasks of one event loop may use one client. It keeps its connections open; `aclose` it, or use it in
     an `async with` block. Methods, parameters, results and errors are those of `Client`. The daemon may have carried
@@ -174,6 +174,8 @@ class AsyncClient(BaseClient):
     async def run(self, call: ClientCall[T]) -> T:
         """Make a call, and repeat it for as long as `retry` allows if it fails and a repeat does no harm
         (`docs/design/clients.md`). Raises the TopicsError of the last attempt."""
+        if call.upload is not None and len(self.connection.urls) > 1:
+            await self.run(daemon_calls.OWNER_READY)  # because the upload gets one attempt
         attempts = self.connection.attempts(call, now=anyio.current_time(), rng=self._rng)
         while True:
             try:
@@ -183,12 +185,13 @@ class AsyncClient(BaseClient):
             await anyio.sleep(wait)
 
     async def once(self, call: ClientCall[T]) -> T:
-        """Make one attempt at a call. Raises a TopicsError if it fails."""
+        """Make one attempt at a call, at one daemon. Raises a TopicsError if it fails."""
+        attempt = self._daemons.pick(call)
         try:
-            answer = await self._http.request(**self.connection.request(call))
+            answer = await self._http.request(**self.connection.request(call, attempt.url))
         except httpx.HTTPError as error:
-            raise self.connection.failure(error) from None
-        return result(call, answer.status_code, answer.headers, answer.content)
+            raise unanswered(attempt, error) from None
+        return answered(call, attempt, answer.status_code, answer.headers, answer.content)
 
     @asynccontextmanager
     async def opened(self, call: ClientCall[bytes], *, silence: float | None = None) -> AsyncIterator[httpx.Response]:
@@ -198,16 +201,19 @@ class AsyncClient(BaseClient):
         `timeout`. Raises a TopicsError for an answer without success, and ConnectionFailed where the connection fails,
         also in the block.
         """
-        request, answer = self.connection.request(call, silence), None
+        attempt = self._daemons.pick(call)
+        request, answer = self.connection.request(call, attempt.url, silence), None
         try:
             async with self._http.stream(**request) as answer:
                 if answer.status_code != 200:
-                    raise refusal(answer.status_code, answer.headers, await answer.aread())
+                    error = refusal(answer.status_code, answer.headers, await answer.aread())
+                    attempt.judge(answer.headers, error)
+                attempt.judge(answer.headers)
                 yield answer
-        except httpx.HTTPError as error:
-            if answer is not None and not is_about(error, answer):
+        except httpx.HTTPError as failure:
+            if answer is not None and not is_about(failure, answer):
                 raise  # of a call that the block has made with httpx itself
-            raise self.connection.failure(error) from None
+            raise unanswered(attempt, failure) from None
 
     # -- the daemon --------------------------------------------------------------------------------------------------
 

@@ -117,4 +117,6 @@ def read_consumer(
         include_tags=True,
         wait_ms=wait_ms or None,
     )
-    return ClientCall(method="GET", target=where, answer=results.Page, repeatable=ack is None, waits=wait_ms / 1000)
+    return ClientCall(
+        method="GET", reads=False, target=where, answer=results.Page, repeatable=ack is None, waits=wait_ms / 1000
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from topics.client import daemon_results, results
 from topics.client.calls import ClientCall, target
@@ -18,6 +19,10 @@ def ready() -> ClientCall[results.Ready]:
     """Wait until the daemon serves. Raises Unavailable if it still does not when the client gives up repeating the
     call (`Retry.give_up_after`)."""
     return ClientCall(method="GET", target="/v0/ready", answer=results.Ready, repeatable=True)
+
+
+OWNER_READY: Final = replace(ready(), reads=False)
+"""As `ready`, of the daemon that takes changes."""
 
 
 def metrics() -> ClientCall[dict[str, results.Metric]]:

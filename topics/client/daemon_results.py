@@ -17,6 +17,17 @@ class KeyRights(Struct, kw_only=True):
     prefixes: list[str]
 
 
+class StandbyProgress(Struct, kw_only=True):
+    """How far a standby has followed its owner: up to the round `round`, cut at `at` (epoch ms), `lag_ms` ago."""
+
+    state: str
+    owner: str | None
+    epoch: int
+    round: int
+    at: int
+    lag_ms: int
+
+
 class ParsedFilter(Struct, kw_only=True):
     """A filter that was written as text."""
 

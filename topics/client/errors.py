@@ -24,6 +24,8 @@ class TopicsError(Exception):
     """Facts about the failure, such as the topic; empty unless the daemon has sent some."""
     retry_after: float | None = None
     """After how long a repeat may succeed, in seconds; None: the daemon has not said."""
+    elsewhere: bool = False
+    """True if the client has another daemon that was not asked yet, which may answer at once."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -111,7 +113,7 @@ class ServerError(ApiError):
 
 
 class Unavailable(ServerError):
-    """503: the daemon is starting, stopping or read-only; `code` says which."""
+    """503: the daemon is starting, stopping, read-only, or not the owner of its data; `code` says which."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {

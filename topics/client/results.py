@@ -12,6 +12,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
+from topics.client.daemon_results import StandbyProgress
+
 _NOTHING = msgspec.Raw()
 
 
@@ -779,10 +781,11 @@ class Health(Struct, kw_only=True):
 
 
 class Ready(Struct, kw_only=True):
-    """The daemon serves, with `topics` topics."""
+    """The daemon serves, with `topics` topics. `standby` is None unless it follows an owner."""
 
     status: str
     topics: int
+    standby: StandbyProgress | None = None
 
 
 class Checkpoint(Struct, kw_only=True):

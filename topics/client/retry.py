@@ -47,7 +47,10 @@ class Retry:
 
     def wait(self, attempt: int, error: TopicsError, rng: Random) -> float:
         """How long to wait after failure number `attempt` (from 1), in seconds: at random between half of a bound that
-        doubles each time and the bound, and at least as long as the daemon has asked for."""
+        doubles each time and the bound, and at least as long as the daemon has asked for. 0 if another daemon is to be
+        asked (`topics.client.daemon_choice`)."""
+        if error.elsewhere:
+            return 0.0
         bound = min(self.longest_wait, self.first_wait * 2 ** min(attempt - 1, 20))
         return max(error.retry_after or 0.0, rng.uniform(bound / 2, bound))
 
@@ -58,9 +61,10 @@ def may_repeat(error: TopicsError, *, repeatable: bool) -> bool:
     if isinstance(error, Throttled):
         return error.detail.get("limit") not in LASTING_LIMITS
     if isinstance(error, Unavailable):
-        # With another code it comes from a proxy, which may have passed the call on; or the daemon turned read-only,
-        # perhaps while it was carrying out the call.
-        return repeatable or error.code in {"not_ready", "shutting_down"}
+        # With another code it comes from a proxy, which may have passed the call on; or the daemon turned read-only or
+        # lost its data to another owner, perhaps while it was carrying out the call.
+        is_refused = error.code == "not_owner" and error.detail.get("refused") is True
+        return repeatable or is_refused or error.code in {"not_ready", "shutting_down"}
     if isinstance(error, ServerError):
         return repeatable
     if isinstance(error, ConnectionFailed):
@@ -71,14 +75,18 @@ def may_repeat(error: TopicsError, *, repeatable: bool) -> bool:
 class Attempts:
     """The attempts at one call: counts its failures, and decides whether and when the next attempt is made.
 
-    With `retry=None` no failure is repeated. `repeatable` says whether the call does no harm when the daemon carries it
-    out twice. `now` is the time at which the call begins, in seconds of a clock that does not jump.
+    With `retry=None` no failure is repeated, but each of the client's `daemons` is tried. `repeatable` says whether the
+    call does no harm when the daemon carries it out twice. `now` is the time at which the call begins, in seconds of a
+    clock that does not jump.
     """
 
-    __slots__ = ("_began", "_count", "_position", "_repeatable", "_retry", "_rng")
+    __slots__ = ("_began", "_count", "_daemons", "_moves", "_position", "_repeatable", "_retry", "_rng")
 
-    def __init__(self, retry: Retry | None, *, repeatable: bool, now: float, rng: Random) -> None:
+    def __init__(self, retry: Retry | None, *, repeatable: bool, now: float, rng: Random, daemons: int = 1) -> None:
         self._retry = retry
+        self._daemons = daemons
+        self._moves = 0
+        """How often another daemon was asked since the last wait."""
         self._repeatable = repeatable
         self._began = now
         self._rng = rng
@@ -93,10 +101,15 @@ class Attempts:
         moved since the last failure, failures are counted anew, and `give_up_after` begins now.
         """
         if position is not None and position != self._position:
-            self._position, self._began, self._count = position, now, 0
-        self._count += 1
-        if self._retry is None or not may_repeat(error, repeatable=self._repeatable):
+            self._position, self._began, self._count, self._moves = position, now, 0, 0
+        if not may_repeat(error, repeatable=self._repeatable):
             raise error
+        if error.elsewhere and self._moves < self._daemons - 1:
+            self._moves += 1
+            return 0.0
+        if self._retry is None:
+            raise error
+        self._count, self._moves = self._count + 1, 0
         wait = self._retry.wait(self._count, error, self._rng)
         if now + wait - self._began > self._retry.give_up_after:
             raise error

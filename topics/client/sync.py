@@ -36,7 +36,7 @@ from topics.client.pages import Pages
 from topics.client.results import CaughtUp, Record, Tombstone
 from topics.client.streams import tails
 from topics.client.streams.follower import Followed
-from topics.client.transport import BaseClient, DaemonEndpoint, is_about, refusal, result, signed
+from topics.client.transport import BaseClient, DaemonEndpoint, answered, is_about, refusal, signed, unanswered
 
 if TYPE_CHECKING:
     from topics.client.concurrent import AsyncClient
@@ -137,7 +137,7 @@ def _table(make: Callable[P, TablePages]) -> Callable[Concatenate[Client, P], It
 
 
 class Client(BaseClient):
-    """A client of one daemon, for programs that block.
+    """A client of one daemon, or of an owner and its standbys, for programs that block.
 
     Any number of threads may use one client. It keeps its connections open; `close` it, or use it in a `with` block.
 
@@ -171,6 +171,8 @@ class Client(BaseClient):
     def run(self, call: ClientCall[T]) -> T:
         """Make a call, and repeat it for as long as `retry` allows if it fails and a repeat does no harm
         (`docs/design/clients.md`). Raises the TopicsError of the last attempt."""
+        if call.upload is not None and len(self.connection.urls) > 1:
+            self.run(daemon_calls.OWNER_READY)  # because the upload gets one attempt
         attempts = self.connection.attempts(call, now=time.monotonic(), rng=self._rng)
         while True:
             try:
@@ -179,12 +181,13 @@ class Client(BaseClient):
                 time.sleep(attempts.after(error, time.monotonic()))
 
     def once(self, call: ClientCall[T]) -> T:
-        """Make one attempt at a call. Raises a TopicsError if it fails."""
+        """Make one attempt at a call, at one daemon. Raises a TopicsError if it fails."""
+        attempt = self._daemons.pick(call)
         try:
-            answer = self._http.request(**self.connection.request(call))
+            answer = self._http.request(**self.connection.request(call, attempt.url))
         except httpx.HTTPError as error:
-            raise self.connection.failure(error) from None
-        return result(call, answer.status_code, answer.headers, answer.content)
+            raise unanswered(attempt, error) from None
+        return answered(call, attempt, answer.status_code, answer.headers, answer.content)
 
     @contextmanager
     def opened(self, call: ClientCall[bytes], *, silence: float | None = None) -> Iterator[httpx.Response]:
@@ -194,16 +197,19 @@ class Client(BaseClient):
         `timeout`. Raises a TopicsError for an answer without success, and ConnectionFailed where the connection fails,
         also in the block.
         """
-        request, answer = self.connection.request(call, silence), None
+        attempt = self._daemons.pick(call)
+        request, answer = self.connection.request(call, attempt.url, silence), None
         try:
             with self._http.stream(**request) as answer:
                 if answer.status_code != 200:
-                    raise refusal(answer.status_code, answer.headers, answer.read())
+                    error = refusal(answer.status_code, answer.headers, answer.read())
+                    attempt.judge(answer.headers, error)
+                attempt.judge(answer.headers)
                 yield answer
-        except httpx.HTTPError as error:
-            if answer is not None and not is_about(error, answer):
+        except httpx.HTTPError as failure:
+            if answer is not None and not is_about(failure, answer):
                 raise  # of a call that the block has made with httpx itself
-            raise self.connection.failure(error) from None
+            raise unanswered(attempt, failure) from None
 
     # -- the daemon --------------------------------------------------------------------------------------------------
 

@@ -344,7 +344,7 @@ class Engine:
     def _make_answers(self) -> None:
         """What only looks at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
-        self.reach = Reach(registry, self.status)
+        self.reach = Reach(registry, self.status, self.store.right)
         self.reads = Reads(self.settings, self.status, registry, loader, self.reach, catch_up=catch_up)
         self.backward_reads = BackwardReads(self.settings, registry, loader, catch_up=catch_up)
         records = ScatteredRecords(loader, self.store, fs=self._fs, offload=self._offload, turns=self.turns)

@@ -2,7 +2,8 @@
 
 A reader may know more than a standby: it has read from the owner, or from another standby. What it knows and this
 daemon does not is yet to come here, so the reader waits for it, and is then told `503 behind`: never that the topic was
-recreated, or does not exist. On an owner nothing here ever waits.
+recreated, or does not exist. On an owner nothing here ever waits. One that has lost its lease is as a standby that
+follows nothing: what it does not know has come to its successor, so it answers `503 not_owner` at once.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import trio
+from msgspec import UNSET
 
 from topics.engine.registry import EngineStatus, Registry
 from topics.errors import ApiError
+from topics.model import WatchRequest
+from topics.storage.wal.write_right import WriteRight
 
 STREAM_WAIT_S: Final = 5.0
 """How long a call without a time of its own waits, such as the opening of a stream (s)."""
@@ -27,17 +31,32 @@ class KnownPlace(NamedTuple):
     epoch: int | None = None
 
 
+def known_places(request: WatchRequest) -> list[KnownPlace]:
+    """The places that a watcher begins behind."""
+    return [
+        KnownPlace(
+            name,
+            0 if start.tail or start.from_seq is UNSET else start.from_seq,
+            None if start.epoch is UNSET else start.epoch,
+        )
+        for name, start in request.topics.items()
+    ]
+
+
 class Reach:
     """Made once by the engine."""
 
-    def __init__(self, registry: Registry, status: EngineStatus) -> None:
+    def __init__(self, registry: Registry, status: EngineStatus, right: WriteRight) -> None:
         self._registry = registry
         self._status = status
+        self._right = right
 
     async def wait(self, places: Iterable[KnownPlace], deadline: float) -> None:
         """Return when everything at these places is here; at once on an owner. Raises `503 behind` at `deadline`
-        (Trio's clock), and 503 if the daemon stops."""
+        (Trio's clock), `503 not_owner` on a former owner, and 503 if the daemon stops."""
         if self._status.following is None:
+            if not self._right.is_held and any(map(self._is_behind, places)):
+                raise self._right.refusal
             return
         places = tuple(places)
         while (behind := next(filter(self._is_behind, places), None)) is not None:

@@ -88,6 +88,8 @@ _OWN_LIMITS: Final = frozenset(
 """Limits whose refusals are counted here. The engine counts the refusals of the others."""
 
 STANDBY: Final = (b"topics-role", b"standby")
+FORMER: Final = (b"topics-role", b"former")
+"""The role of a daemon that has lost its lease, and answers reads for a while."""
 """The header of every answer of a standby."""
 
 COUNTED_FROM: Final = 4 << 10
@@ -173,6 +175,8 @@ class Gate:
             ]
             if self._engine.status.following is not None:
                 call.answer_headers.append(STANDBY)
+            elif not self._engine.store.right.is_held:
+                call.answer_headers.append(FORMER)
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             try:
                 response = await self._answer(call)

@@ -164,6 +164,8 @@ class BucketFigures:
     problem: str = ""
     """Why it is not working; for an operator."""
     epoch: int = 0
+    lease_left_ms: int | None = None
+    """How long this process may act without another renewal of its lease; None without takeover."""
     round: int = 0
     """The last round that is in the bucket."""
     rounds: int = 0

@@ -2,6 +2,7 @@
 
     scripts/torment --minutes 3 --seed 7
     scripts/torment --minutes 3 --transactions --shards 3
+    scripts/torment --minutes 3 --replicas 3    (an owner and standbys: `replicas`)
 
 A round is a life of the daemon: clients of all kinds work on it (`clients`), until it is killed, killed while it stops
 or recovers, or stopped in order. After the restart everything that the clients were told is compared with what is there
@@ -50,6 +51,7 @@ from tests.crash.processes.clients import (
 )
 from tests.crash.processes.jobs import QueueLedger
 from tests.crash.processes.ledger import CopyLedger, Fate, Fault, Numbering, TopicLedger, View, require, tag_of
+from tests.crash.processes.replicas import ReplicaPlan, torment_replicas
 from tests.crash.processes.transactions import TRIMMED_ABOVE, TransactionLedger, Transactor
 from tests.end_to_end.test_sigkill import Client as Plain
 from tests.end_to_end.test_sigkill import read_all
@@ -531,6 +533,14 @@ def torment(plan: Plan, root: Path) -> dict[str, Any]:
     return site.figures() | {"seconds": round(time.monotonic() - began, 1), "faults": 0}
 
 
+def _figures(options: argparse.Namespace, seed: int, root: Path) -> dict[str, Any]:
+    if options.replicas:
+        replicas = ReplicaPlan(seed, options.minutes, options.replicas, options.kills, options.small)
+        return torment_replicas(replicas, root)
+    plan = Plan(seed, options.minutes, options.kills, options.small, options.transactions, options.shards)
+    return torment(plan, root)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/torment", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=3.0, help="how long, about (3)")
@@ -539,14 +549,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="less load, for a machine that has other things to do")
     parser.add_argument("--transactions", action="store_true", help="nothing but transactions and appends beside them")
     parser.add_argument("--shards", type=int, default=None, help="of all lives; without it, a number that changes")
+    parser.add_argument("--replicas", type=int, default=0, help="an owner and standbys: so many daemons (0)")
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr, flush=True)
     root = Path(tempfile.mkdtemp(prefix="topics-torment-"))
     try:
-        plan = Plan(seed, options.minutes, options.kills, options.small, options.transactions, options.shards)
-        figures = torment(plan, root)
+        figures = _figures(options, seed, root)
     except (Exception, AssertionError) as error:
         print(f"seed {seed}: {type(error).__name__}: {error}\nThe data directory is kept: {root}", file=sys.stderr)
         if not isinstance(error, Fault):

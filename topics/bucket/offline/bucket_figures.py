@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS
+from topics.bucket.object_names import BASES, OWNER, PACKS, PINS, ROUNDS, SEGMENTS, STANDBYS
 from topics.bucket.offline.bucket_reader import BucketReader, NumberedObject
 from topics.bucket.ownership.owner_format import Owner
 
-KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS)
+KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS, STANDBYS)
 
 
 class KindFigures(msgspec.Struct):
@@ -30,6 +30,23 @@ class PinFigures(msgspec.Struct):
     expires_ms: int
 
 
+class SeenStandby(msgspec.Struct):
+    """A standby, by what it has told of itself (`topics.bucket.standby.presence`)."""
+
+    dir: str
+    node: str
+    url: str
+    state: str
+    epoch: int
+    round: int
+    rounds_behind: int
+    """Rounds between the one that it has applied and the last one that is there now."""
+    lag_ms: int
+    """How old what it shows was when it told that."""
+    told_ago_ms: int
+    """How much newer the newest of `owner` and all standbys is, by the clock of the store."""
+
+
 class BucketStatus(msgspec.Struct):
     """What a bucket is at the moment. Times are those of cuts (epoch ms)."""
 
@@ -45,6 +62,7 @@ class BucketStatus(msgspec.Struct):
     """From the newest base to the last round."""
     pins: list[PinFigures]
     kinds: list[KindFigures]
+    standbys: list[SeenStandby] = []
 
 
 class ListedObject(msgspec.Struct):
@@ -88,7 +106,33 @@ def status_of(reader: BucketReader) -> BucketStatus:
         base_lag_ms=max(round_ms - base_ms, 0) if round_ms is not None and base_ms is not None else None,
         pins=[PinFigures(name, pin.base, pin.expires) for name, pin in reader.pins()],
         kinds=kinds,
+        standbys=_standbys(reader, owner, round_ or 0),
     )
+
+
+def _standbys(reader: BucketReader, owner: Owner | None, last_round: int) -> list[SeenStandby]:
+    """Return the standbys, without the one that owns the bucket now, by their directories."""
+    told = reader.standbys()
+    if not told:
+        return []
+    newest_ms = max(one.modified_ms for one in told)
+    if owner is not None:
+        newest_ms = max(newest_ms, reader.head(OWNER).modified_ms)
+    return [
+        SeenStandby(
+            dir=one.told.dir,
+            node=one.told.node,
+            url=one.told.url,
+            state=one.told.state,
+            epoch=one.told.epoch,
+            round=one.told.round,
+            rounds_behind=max(last_round - one.told.round, 0),
+            lag_ms=one.told.lag_ms,
+            told_ago_ms=newest_ms - one.modified_ms,
+        )
+        for one in told
+        if one.told is not None and (owner is None or one.told.dir != owner.dir)
+    ]
 
 
 def listing_of(reader: BucketReader, limit: int) -> list[ListedObject]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -35,6 +36,7 @@ from topics.bucket.object_names import (
     OWNER,
     PINS,
     ROUNDS,
+    STANDBYS,
     base_name,
     number_of,
     pack_name,
@@ -51,6 +53,7 @@ from topics.bucket.object_store import (
 from topics.bucket.ownership.owner_format import MAX_OWNER_BYTES, BucketFormat, Owner, decode_format, decode_owner
 from topics.bucket.pin_format import MAX_PIN_BYTES, Pin, decode_pin
 from topics.bucket.round_format import MAGIC, MAX_OBJECT_BYTES, Round, RoundHead, decode_round
+from topics.bucket.standby.presence_format import FORGET_MS, MAX_STANDBY_BYTES, StandbyPresence, decode_presence
 
 T = TypeVar("T")
 
@@ -68,6 +71,9 @@ READ_GAP: Final = 64 << 10
 
 PEEK_BYTES: Final = 16 << 10
 """How much of a round is read first when only its header is wanted."""
+
+WINDOW_ROUNDS: Final = 16
+"""How many rounds are looked at for a reading of the clock of windows: those that begin an epoch may have none."""
 
 _MOST_IDS: Final = 1 << 64
 
@@ -89,6 +95,18 @@ class NumberedObject(NamedTuple):
 
     number: int
     facts: ObjectFacts
+
+
+class ToldStandby(NamedTuple):
+    """What a standby has told of itself, and when by the store's clock; `told` is None if it is malformed."""
+
+    name: str
+    modified_ms: int
+    told: StandbyPresence | None
+
+    def is_silent(self, now_ms: int) -> bool:
+        """Return True if the owner removes it."""
+        return self.told is None or self.told.told_ms + FORGET_MS <= now_ms
 
 
 class BucketReader:
@@ -151,6 +169,20 @@ class BucketReader:
             found.append((facts.name, _checked(facts.name, decode_pin, data)))
         return found
 
+    def standbys(self) -> list[ToldStandby]:
+        """Return what standbys tell of themselves, by name."""
+        found = []
+        for facts in self.listed(STANDBYS):
+            told: StandbyPresence | None = None
+            try:
+                told = decode_presence(self._call(partial(self._objects.get, facts.name, MAX_STANDBY_BYTES)).data)
+            except ObjectMissing:
+                continue
+            except (BadObject, ObjectTooLarge):
+                pass
+            found.append(ToldStandby(facts.name, facts.modified_ms, told))
+        return found
+
     def rounds(self, first: int = 0) -> Iterator[NumberedObject]:
         """Yield the rounds from number `first` on, ascending."""
         return self._numbered(ROUNDS, round_name(first - 1) if first > 0 else "")
@@ -185,6 +217,15 @@ class BucketReader:
             raise BucketDamaged(name, f"its header does not decode: {error}") from error
         self._check_head(name, number, head.number, head.bucket)
         return head
+
+    def window_ms(self, number: int) -> int:
+        """Return what the owner's clock of windows read at a round, or at one of the few before it; 0 if that is not
+        known."""
+        for one in range(number, max(number - WINDOW_ROUNDS, 0), -1):
+            with suppress(BucketDamaged):
+                if found := self.round_head(one).window_ms:
+                    return found
+        return 0
 
     def chain(self, first: int, last: int, rounds: Iterable[Round] | None = None) -> Iterator[Round]:
         """Yield the rounds `first` to `last` (inclusive), each of which has the hash of the one before it. `rounds` are

@@ -16,12 +16,12 @@ import msgspec
 
 from topics.bucket.base_format import Base, BlobRef
 from topics.bucket.bases.retention import BaseFacts, Kept, epoch_beginnings, kept_of, objects_named
-from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS, number_of, pack_name
+from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS, STANDBYS, number_of, pack_name
 from topics.bucket.object_store import ObjectFacts
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.pin_format import Pin
 
-KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS)
+KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS, STANDBYS)
 
 
 class KeptBase(msgspec.Struct):
@@ -92,10 +92,11 @@ class RemovalSearch:
                 beginnings = self._count_rounds(figures, kept)
                 continue
             expired = {name for name, pin in pins if pin.expires + self._retain_ms <= self._now_ms}
+            expired |= {one.name for one in self._reader.standbys() if one.is_silent(self._now_ms)}
             for one in self._reader.listed(prefix):
                 if prefix == BASES:
                     goes = kept is not None and (number_of(one.name) or 0) not in kept.bases
-                elif prefix == PINS:
+                elif prefix in (PINS, STANDBYS):
                     goes = one.name in expired
                 else:
                     goes = one.name not in named

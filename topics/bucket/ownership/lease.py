@@ -78,4 +78,5 @@ class Lease:
     @property
     def refusal(self) -> ApiError:
         """The answer to changes when the lease is lost."""
-        return not_owner(f"this daemon does not own the bucket any more: {self.reason}", self.successor)
+        message = f"this daemon does not own the bucket any more: {self.reason}"
+        return not_owner(message, self.successor, refused=False)

@@ -35,8 +35,10 @@ from topics.bucket.round_format import Round
 from topics.bucket.settled_puts import SettledPuts
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
+from topics.runtime.window_clock import ClockMark
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
+from topics.storage.snapshots.clock_mark import write_mark
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -228,6 +230,10 @@ class StartClaim:
                     adopted=adopted,
                 )
                 figures = work.run(target)
+            window_ms = place.window_ms or reader.window_ms(target.round)
+            if window_ms:  # no lease ends earlier than it would have at the former owner
+                mark = ClockMark(window_ms, place.wall_ms, self._clock.boottime_ms(), self._fs.boot_id())
+                write_mark(self._fs, self._datadir, mark)
             if not figures.left:
                 remove_pin(self._objects, pin)
         except (RestoreRefused, BucketDamaged) as error:

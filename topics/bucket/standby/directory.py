@@ -26,8 +26,10 @@ from topics.bucket.offline.restore_target import RestoreRefused, choose_target
 from topics.bucket.pins import pinned, remove_pin
 from topics.bucket.standby.followed_log import cut_to
 from topics.bucket.standby.handover import set_aside, stays
+from topics.runtime.window_clock import ClockMark
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, join
+from topics.storage.snapshots.clock_mark import write_mark
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -135,12 +137,16 @@ def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStor
                 round=target.round,
                 hash=last.hash,
                 wall_ms=last.head.wall_ms,
+                window_ms=last.head.window_ms or reader.window_ms(target.round),
                 positions=last.head.positions,
             )
             with pinned(objects, target.base, time.time_ns() // 1_000_000) as pin:
                 source = RestoreSource(url, pin)
                 work = BucketRestore(fs, reader, root, pool, source, adopted=adopted, in_place=True, follows=True)
                 figures = work.run(target)
+            if adopted.window_ms:  # time passes with the rounds, from here on
+                mark = ClockMark(adopted.window_ms, adopted.wall_ms, 0, "")
+                write_mark(fs, DataDir(root), mark)
             if not figures.left:
                 remove_pin(objects, pin)
             break

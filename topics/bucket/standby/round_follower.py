@@ -55,8 +55,8 @@ class Followed(Protocol):
         """Do what a cut needs of the disk before it is applied. Raises OSError, ApiError."""
         ...
 
-    def apply(self, cut: Sequence[FileBatches], wall_ms: int) -> None:
-        """Apply a cut in one step."""
+    def apply(self, cut: Sequence[FileBatches], wall_ms: int, window_ms: int) -> None:
+        """Apply a cut in one step. `window_ms` is what the owner's clock of windows read; 0 if that is not known."""
         ...
 
 
@@ -87,6 +87,7 @@ class RoundFollower:
             number=note.round,
             hash=note.hash,
             wall_ms=note.wall_ms,
+            window_ms=note.window_ms,
             positions=[LogPosition(*position) for position in note.positions],
             history=note.history,
             files={(shard, ordinal): number for shard, ordinal, number in note.files},
@@ -191,6 +192,7 @@ class RoundFollower:
             round=head.number,
             hash=found.hash,
             wall_ms=head.wall_ms,
+            window_ms=head.window_ms or self.place.window_ms,
             positions=head.positions,
             history=self.place.history,
             files=[(shard, ordinal, number) for (shard, ordinal), number in sorted(files.items())],
@@ -200,7 +202,7 @@ class RoundFollower:
         self.note = note
         began_ns = self._clock.perf_ns()
         try:
-            self._followed.apply(cut, head.wall_ms)
+            self._followed.apply(cut, head.wall_ms, note.window_ms)
         except Exception as error:
             log.exception("round_not_applied", round=head.number)
             raise await self._give_up(f"round {head.number} cannot be applied: {error}") from error

@@ -223,7 +223,8 @@ class _Sender(Generic[D]):
         seq."""
         fields = {"idempotency_key": batch.key, "create": self._create}
         call = calls.encoded_append(batch.topic, batch.records, fields, return_seqs=False)
-        attempts = Attempts(self._retry, repeatable=True, now=time.monotonic(), rng=self._rng)
+        daemons = len(self._client.connection.urls)
+        attempts = Attempts(self._retry, repeatable=True, now=time.monotonic(), rng=self._rng, daemons=daemons)
         while True:
             try:
                 appended = await self._client.once(call)

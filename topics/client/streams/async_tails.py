@@ -151,7 +151,9 @@ class AsyncJobs(AsyncStream[Job]):
 
 def _tail(make: Callable[P, Follower]) -> Callable[Concatenate[AsyncClient, P], AsyncTail]:
     def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncTail:
-        return AsyncTail(client, make(*args, **kwargs))
+        machine = make(*args, **kwargs)
+        machine.tells_epochs = client.connection.any and len(client.connection.urls) > 1
+        return AsyncTail(client, machine)
 
     signed(method, make)
     return method

@@ -311,6 +311,8 @@ class Follower:
         """How long a stream may bring no byte before it counts as broken, in seconds."""
         self.over = False
         """The open stream is of no more use: close it and call `finished`."""
+        self.tells_epochs = False
+        """Tell the daemon the epochs of places, because it may be a standby that does not know them yet."""
         self._options = options
         self._lenient = lenient
         self._create = create
@@ -377,8 +379,7 @@ class Follower:
             self.over = False
             return calls.open_watch(self._stream_url, self._last_id)
         starts: dict[str, dict[str, object]] = {
-            place.name: {"tail": True} if place.from_tail else {"from_seq": place.at.seq}
-            for place in self._places.values()
+            place.name: {"tail": True} if place.from_tail else self._start(place.at) for place in self._places.values()
         }
         # Once all are there, one that is not there any more was deleted, and the daemon says so.
         create = self._create and not all(place.found for place in self._places.values())
@@ -388,6 +389,10 @@ class Follower:
             for prefix, start in self._prefixes.items()
         }
         return calls.create_watch(starts, prefixes=prefixes, lenient=lenient, create=create, **self._options)
+
+    def _start(self, at: Position) -> dict[str, object]:
+        """Where a topic begins, as `calls.create_watch` takes it."""
+        return {"from_seq": at.seq, "epoch": at.epoch} if self.tells_epochs and at.epoch else {"from_seq": at.seq}
 
     def answered(self, session: Watch) -> None:
         """Take the answer to the POST that makes a session. Raises ProtocolError if it is about other topics."""

@@ -196,7 +196,9 @@ class Jobs(Stream[Job]):
 
 def _tail(make: Callable[P, Follower]) -> Callable[Concatenate[Client, P], Tail]:
     def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Tail:
-        return Tail(client, make(*args, **kwargs))
+        machine = make(*args, **kwargs)
+        machine.tells_epochs = client.connection.any and len(client.connection.urls) > 1
+        return Tail(client, machine)
 
     signed(method, make)
     return method

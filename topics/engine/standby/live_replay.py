@@ -58,6 +58,11 @@ _CLEAN_STOP: Final = int(FrameType.CLEAN_STOP)
 _SCHEDULE: Final = int(FrameType.SCHEDULE)
 
 
+WINDOWS_MS: Final = 1000
+"""How far the clock of windows of a standby may be before that of its owner (ms). It goes with the wall clock of
+rounds; moving it costs a pass over all leases."""
+
+
 class CannotFollow(Exception):
     """The log has something that can only be followed from a newer base. The message is a phrase."""
 
@@ -104,6 +109,9 @@ class LiveReplay:
         self._time = time
         self._status = status
         self._fs = fs
+        self._knows_windows = False
+        self._windows = 0
+        """What the owner's clock of windows has read last, as far as is known."""
         self._stashes: dict[int, list[StashedRecords]] = {
             topic.id: topic.stash for topic in recovered.topics.values() if topic.stash
         }
@@ -114,9 +122,10 @@ class LiveReplay:
         """Do what a cut needs of the disk before it is applied. Raises OSError, ApiError."""
         await self._sources.write_missing([batch for one in cut for batch in one.batches])
 
-    def apply(self, cut: Sequence[FileBatches], wall_ms: int) -> None:
-        """Apply a cut, which was taken at `wall_ms` (epoch ms), in this step. Raises CannotFollow, OSError, and any
-        exception for a malformed log."""
+    def apply(self, cut: Sequence[FileBatches], wall_ms: int, window_ms: int) -> None:
+        """Apply a cut, which was taken at `wall_ms` (epoch ms), in this step. `window_ms` is what the owner's clock of
+        windows read then, 0 if that is not known. Raises CannotFollow, OSError, and any exception for a malformed
+        log."""
         registry = self._registry
         self._time.hold(wall_ms)
         clock = ReplayClock(registry.instant(), windows_by_wall=False)
@@ -154,7 +163,8 @@ class LiveReplay:
         changed = views.publish(self._store, self._topic_lifecycle, self._routers)
         registry.next_topic_id = max(registry.next_topic_id, topics.next_id)
         registry.time_floor = max(registry.time_floor, clock.retention)
-        self._move_windows(clock.windows)
+        self._windows, self._knows_windows = max(clock.windows, window_ms), window_ms > 0
+        self._follow_windows(WINDOWS_MS)
         self._note_kept_back()
         self._sources.release()
         for topic in changed:
@@ -204,12 +214,20 @@ class LiveReplay:
             self.reached.pop(topic_id, None)
             self._stashes.pop(topic_id, None)
 
-    def _move_windows(self, windows: int) -> None:
-        """The clock of windows is not behind anything that the owner has written by its own. If it was, because the
-        owner's wall clock was set, leases and delays move with it, as at a start (`ReplayClock.move_leases`)."""
-        registry = self._registry
+    def settle_windows(self) -> None:
+        """Set the clock of windows to what that of the owner has read last, before this daemon becomes the owner: no
+        lease ends earlier than it would have there."""
+        self._follow_windows(0)
+
+    def _follow_windows(self, tolerance_ms: int) -> None:
+        """The clock of windows is not behind anything that the owner has written by its own. If it is known what that
+        reads, it is at most `tolerance_ms` before it, either. Both may be otherwise: the owner's wall clock was set, or
+        the owner has taken over, and its windows had stood still until then. Leases and delays move with the clock, as
+        at a start (`ReplayClock.move_leases`)."""
+        registry, windows = self._registry, self._windows
         before = registry.instant()
-        if windows <= before.window:
+        is_ahead = self._knows_windows and before.window > windows + tolerance_ms
+        if windows <= before.window and not is_ahead:
             return
         now = Instant(before.mono, windows)
         registry.windows.start(now)

@@ -161,6 +161,8 @@ def _of_bucket(figures: BucketFigures) -> Iterator[Metric]:
         (((state,), int(figures.state == state)) for state in ("opening", "working", "waiting", "refused")),
     )
     yield _gauge("bucket_epoch", "Epoch in which the archive writes", figures.epoch)
+    if figures.lease_left_ms is not None:
+        yield _gauge("bucket_lease_left_ms", "How long it may act without renewing its lease", figures.lease_left_ms)
     yield _gauge("bucket_round", "Last round that is in the bucket", figures.round)
     yield _counter("bucket_rounds", "Rounds written since the start", (), [((), figures.rounds)])
     yield _counter("bucket_round_bytes", "Bytes of these rounds as they are stored", (), [((), figures.round_bytes)])

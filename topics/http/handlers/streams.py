@@ -18,7 +18,7 @@ from topics.engine.delivery.feed import WITHDRAWN
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.delivery.watch_session import WatchSession
 from topics.engine.engine import Engine
-from topics.engine.reach import STREAM_WAIT_S, KnownPlace
+from topics.engine.reach import STREAM_WAIT_S, KnownPlace, known_places
 from topics.errors import ApiError, unauthorized
 from topics.http.answer_types import WatchAnswer
 from topics.http.answers.sse import EVENTS, HEADERS, OPENING, accepts_events, heartbeat, with_id
@@ -45,6 +45,8 @@ class Streams:
         for prefix in request.prefixes:
             for part in covered(prefix):
                 call.grant.check_name(part)
+        # Before the session is made, because its answer says how far the topics are.
+        await engine.reach.wait(known_places(request), trio.current_time() + STREAM_WAIT_S)
         await engine.routers.catch_up(engine.watch_sessions.names_of(request, covered))
         session, topics = engine.watch_sessions.open(engine.consumers.placed(request), call.key.digest, covered)
         await self._reach(session)

@@ -23,7 +23,7 @@ from topics.engine.delivery import feed as feeds
 from topics.engine.delivery.feed import Feed
 from topics.engine.delivery.outbox import Outbox
 from topics.engine.engine import Engine
-from topics.engine.reach import KnownPlace
+from topics.engine.reach import KnownPlace, known_places
 from topics.errors import ApiError, invalid, throttled
 from topics.http.access.key_access import KeyAccess
 from topics.http.answers.websocket_messages import MESSAGES
@@ -329,6 +329,7 @@ class WebSocket:
             await self._subscribe_prefix(request, request_id)
             return
         watch_sessions, outbox = self._engine.watch_sessions, self.outbox
+        await self._engine.reach.wait(known_places(request), trio.current_time())
         await self._engine.routers.catch_up(request.topics)
         if not await self._room():
             return

@@ -245,6 +245,10 @@ _WISHES: Final[Mapping[str, Fact]] = {
 
 _START: Final[Mapping[str, Fact]] = {
     "from_seq": seq("Records after this seq."),
+    "epoch": seq(
+        "The instance of the topic that `from_seq` is of. A standby that does not know it yet waits for it, and then "
+        "answers 503 `behind`; an owner does not look at it."
+    ),
     "tail": Fact("Begin at the head; `from_seq` does not count then."),
     "filter": Fact("Only records of this topic that match this filter as well; null for all.", FILTER.schema),
 }

@@ -222,6 +222,10 @@ def _check_start(place: str, start: WatchStart, *, many: bool = False) -> None:
     """Raise a 400 about a field whose name begins with `place`. With `many` the start is that of many topics."""
     if start.from_seq is not UNSET:
         _check_u64(f"{place}from_seq", start.from_seq)
+    if start.epoch is not UNSET:
+        if many:
+            raise invalid(f"{place}epoch", "an epoch is of one topic")
+        _check_u64(f"{place}epoch", start.epoch)
     if start.consumer is not None:
         if many:
             raise invalid(f"{place}consumer", "a consumer is of one topic")
