@@ -30,9 +30,11 @@ from topics.bucket.ownership.owner_object import BucketRefused, Ownership
 from topics.bucket.ownership.owner_watch import TakeReason
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts
+from topics.bucket.standby.announcer import Announcer
 from topics.bucket.standby.directory import StandbyRefused, prepare_directory
 from topics.bucket.standby.followed_log import FollowedLog
 from topics.bucket.standby.handover import hand_over
+from topics.bucket.standby.replica_look import ReplicaLook
 from topics.bucket.standby.round_follower import RoundFollower, Unfollowable
 from topics.config import Settings
 from topics.engine.engine import Engine
@@ -102,6 +104,7 @@ async def follow(engine: Engine) -> LiveReplay:
         time=engine.time,
         status=engine.status,
         fs=engine.fs,
+        on_changed=engine.adopt_replayed,
     )
 
 
@@ -131,6 +134,12 @@ class Standby:
             clock=engine.clock,
             offload=engine.offload,
         )
+        self.announcer = Announcer(
+            self.objects, dir_id=note.dir, url=url, look=self.look, clock=engine.clock, offload=engine.offload
+        )
+        self.replicas = ReplicaLook(self.objects, dir_id=note.dir, clock=engine.clock, offload=engine.offload)
+        """Tasks that the daemon runs besides: this standby tells of itself, and looks who else has the bucket."""
+        engine.metrics.replicas = self.replicas.look
         engine.time.hold(note.wall_ms)
         engine.status.following = self.look
 

@@ -12,6 +12,7 @@ BASES: Final = "bases/"
 PACKS: Final = "packs/"
 SEGMENTS: Final = "segments/"
 PINS: Final = "pins/"
+STANDBYS: Final = "standbys/"
 
 MAX_EPOCH: Final = (1 << 24) - 1
 """Topics get ids from epoch x 2^32 on, which have to be below 2^56."""
@@ -87,3 +88,8 @@ def parse_segment(name: str) -> tuple[SegmentName, str] | None:
 def pin_name(uuid: str) -> str:
     """The name of a pin."""
     return f"{PINS}{uuid}"
+
+
+def standby_name(dir_id: str) -> str:
+    """The name of the announcement of the standby with this directory."""
+    return f"{STANDBYS}{dir_id}"

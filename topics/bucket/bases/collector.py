@@ -36,6 +36,7 @@ from topics.bucket.object_names import (
     PINS,
     ROUNDS,
     SEGMENTS,
+    STANDBYS,
     base_name,
     number_of,
     pack_name,
@@ -142,6 +143,7 @@ class BucketCollector:
         unneeded += [name for name in there if name not in needed]
         self._tell_lost(needed - listed)
         unneeded += [name for name, pin in pins.items() if pin.expires + self._retain_ms <= now]
+        unneeded += await self._old_announcements(there)
         ripe = self._candidates.ripe(unneeded, self._clock.monotonic_ms())
         if ripe:
             await self._check_owner(epoch)
@@ -201,6 +203,12 @@ class BucketCollector:
                 continue  # given up meanwhile
             found[one.name] = decode_pin(data.data)
         return found
+
+    async def _old_announcements(self, there: dict[str, ObjectFacts]) -> list[str]:
+        """The announcements of standbys that have gone: older than the newest object by the time of retention."""
+        found = await self._list(STANDBYS)
+        newest_ms = max((one.modified_ms for one in (*there.values(), *found)), default=0)
+        return [one.name for one in found if one.modified_ms + self._retain_ms <= newest_ms]
 
     async def _numbers(self) -> list[int]:
         return await base_numbers(self._archive.objects, self._offload)

@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS
+from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS, STANDBYS
 from topics.bucket.offline.bucket_reader import BucketReader, NumberedObject
 from topics.bucket.ownership.owner_format import Owner
 
-KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS)
+KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS, STANDBYS)
 
 
 class KindFigures(msgspec.Struct):

@@ -16,12 +16,12 @@ import msgspec
 
 from topics.bucket.base_format import Base, BlobRef
 from topics.bucket.bases.retention import BaseFacts, Kept, epoch_beginnings, kept_of, objects_named
-from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS, number_of, pack_name
+from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS, STANDBYS, number_of, pack_name
 from topics.bucket.object_store import ObjectFacts
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.pin_format import Pin
 
-KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS)
+KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS, STANDBYS)
 
 
 class KeptBase(msgspec.Struct):
@@ -97,6 +97,8 @@ class RemovalSearch:
                     goes = kept is not None and (number_of(one.name) or 0) not in kept.bases
                 elif prefix == PINS:
                     goes = one.name in expired
+                elif prefix == STANDBYS:
+                    goes = one.modified_ms + self._retain_ms <= newest_ms
                 else:
                     goes = one.name not in named
                     if goes and one.modified_ms >= newest_ms:

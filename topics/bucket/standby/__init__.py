@@ -5,4 +5,7 @@ directory       the directory of a standby at a start: going on with it, or maki
 followed_log    the files of the log, which come piece by piece
 handover        becoming the owner, and setting the directory of a former owner aside
 round_follower  the task that applies round after round
+announcement    the content of the object with which a standby tells of itself
+announcer       the task that puts it
+replica_look    who has a prefix: the owner, and the standbys that have told of themselves
 """

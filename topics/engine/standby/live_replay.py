@@ -88,7 +88,9 @@ class LiveReplay:
         time: HeldClock,
         status: EngineStatus,
         fs: Fs,
+        on_changed: Callable[[Topic], None],
     ) -> None:
+        """`on_changed` is called with each topic that a cut has changed or made."""
         self.shards: dict[int, RecoveredShard] = {shard.shard: shard for shard in recovered.shards}
         self.reached: dict[int, int] = {
             topic.id: topic.forwarded_to for topic in recovered.topics.values() if topic.forwarded_to
@@ -104,6 +106,7 @@ class LiveReplay:
         self._time = time
         self._status = status
         self._fs = fs
+        self._on_changed = on_changed
         self._stashes: dict[int, list[StashedRecords]] = {
             topic.id: topic.stash for topic in recovered.topics.values() if topic.stash
         }
@@ -158,6 +161,7 @@ class LiveReplay:
         self._note_kept_back()
         self._sources.release()
         for topic in changed:
+            self._on_changed(topic)
             topic.wake()
         self._status.note_cut()
 
