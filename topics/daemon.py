@@ -25,7 +25,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import trio
@@ -46,6 +45,7 @@ from topics.daemon_start import (
     mend_pointers,
     opened_audit_log,
     prepared_standby,
+    write_port_file,
 )
 from topics.engine.engine import Engine
 from topics.engine.restored_topics import keep_only
@@ -257,7 +257,7 @@ class Daemon:
             http = await daemon.start(_branch)
             server = await http.start(self._serve_http)
             self.app.figures.server = server
-            self._write_port_file()
+            write_port_file(self.settings, self.port)
             storage = await daemon.start(_branch)
             await storage.start(self.engine.run)
             if self._note is not None:
@@ -292,6 +292,8 @@ class Daemon:
                 self._start_owner(background)
             else:
                 background.start_soon(self._follow, self._standby)
+                background.start_soon(self._restarted, "announcer", self._standby.announcer.run)
+                background.start_soon(self._restarted, "replicas", self._standby.replicas.run)
                 background.start_soon(self._vital, "housekeeping", self._look_after_clients)
             if self.audit is not None:
                 background.start_soon(self._restarted, "audit_summaries", self.audit.run)
@@ -362,6 +364,7 @@ class Daemon:
             await trio.sleep(HOUSEKEEPING_MS / 1000)
             self.engine.watch_sessions.expire_idle()
             self.engine.watch_sessions.check_connections()
+            self.app.load.sample()
 
     async def _vital(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task without which the daemon cannot work: an unexpected exception in it stops the daemon in order."""
@@ -411,16 +414,6 @@ class Daemon:
                 return
             ended = self.app.access.replace(keys)
             log.info("keys_reloaded", keys=len(keys), streams_ended=ended.streams, calls_ended=ended.calls)
-
-    def _write_port_file(self) -> None:
-        """Write the port to `TOPICS_PORT_FILE`. The file is renamed into place, so that a reader never sees it
-        empty."""
-        if self.settings.port_file is None:
-            return
-        path = Path(self.settings.port_file)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(f"{self.port}\n")
-        temporary.replace(path)
 
     async def _recover(self) -> bool:
         """Rebuild the topics from the data directory. Return False if a signal to stop came meanwhile.
@@ -599,6 +592,7 @@ class Daemon:
         from topics.bucket.bases.bucket_look import BucketLook  # noqa: PLC0415
         from topics.bucket.bases.collector import BucketCollector  # noqa: PLC0415
         from topics.bucket.bases.own_segments import OwnSegments  # noqa: PLC0415
+        from topics.bucket.standby.replica_look import ReplicaLook  # noqa: PLC0415
 
         engine, settings = self.engine, self.settings
         bases = self._bases = BaseWriter(
@@ -620,6 +614,9 @@ class Daemon:
         ).figures
         background.start_soon(self._restarted, "bases", bases.run)
         background.start_soon(self._restarted, "collector", collector.run)
+        replicas = ReplicaLook(archive.objects, dir_id=None, clock=engine.clock, offload=engine.offload)
+        engine.metrics.replicas = replicas.look
+        background.start_soon(self._restarted, "replicas", replicas.run)
 
     def _has_base(self) -> bool:
         return self._bases is not None and self._bases.has_base

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topics.config import Settings
@@ -151,6 +152,17 @@ async def claimed(
         raise StartFailure(f"the bucket cannot be taken now: {error}") from error
     engine.status.not_owner = None
     return claim
+
+
+def write_port_file(settings: Settings, port: int) -> None:
+    """Write the port to `TOPICS_PORT_FILE`, if that is set. The file is renamed into place, so that a reader never sees
+    it empty."""
+    if settings.port_file is None:
+        return
+    path = Path(settings.port_file)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(f"{port}\n")
+    temporary.replace(path)
 
 
 def mend_pointers(engine: Engine, segments: BucketSegments | None, home: BucketHome | None) -> None:

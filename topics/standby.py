@@ -30,10 +30,11 @@ from topics.bucket.ownership.owner_object import BucketRefused, Ownership
 from topics.bucket.ownership.owner_watch import TakeReason
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts
+from topics.bucket.standby.announcer import Announcer
 from topics.bucket.standby.directory import StandbyRefused, prepare_directory
 from topics.bucket.standby.followed_log import FollowedLog
 from topics.bucket.standby.handover import hand_over
-from topics.bucket.standby.presence import Presence
+from topics.bucket.standby.replica_look import ReplicaLook
 from topics.bucket.standby.round_follower import RoundFollower, Unfollowable
 from topics.config import Settings
 from topics.engine.engine import Engine
@@ -103,6 +104,7 @@ async def follow(engine: Engine) -> LiveReplay:
         time=engine.time,
         status=engine.status,
         fs=engine.fs,
+        on_changed=engine.adopt_replayed,
     )
 
 
@@ -133,9 +135,12 @@ class Standby:
             clock=engine.clock,
             offload=engine.offload,
         )
-        self._presence = Presence(
-            self.objects, self.look, dir_id=note.dir, url=url, clock=engine.clock, offload=engine.offload
+        self.announcer = Announcer(
+            self.objects, dir_id=note.dir, url=url, look=self.look, clock=engine.clock, offload=engine.offload
         )
+        self.replicas = ReplicaLook(self.objects, dir_id=note.dir, clock=engine.clock, offload=engine.offload)
+        """Tasks that the daemon runs besides: this standby tells of itself, and looks who else has the bucket."""
+        engine.metrics.replicas = self.replicas.look
         engine.time.hold(note.wall_ms)
         engine.status.following = self.look
 
@@ -168,7 +173,6 @@ class Standby:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_owner, self._follower, nursery.cancel_scope)
-                nursery.start_soon(self._presence.run)
                 await self._follower.run()
         except* Unfollowable as group:
             reasons += [str(error) for error in group.exceptions]
@@ -206,7 +210,7 @@ class Standby:
         await engine.offload.run(Pool.FILES, engine.store.write_clock_mark)
         work = partial(hand_over, engine.fs, engine.store.datadir, note, goes_on=place.ends_cut)
         await engine.offload.run(Pool.FILES, work)
-        await self._presence.withdraw()
+        await self.announcer.withdraw()
         self._ownership.abandon()  # the lease runs on, and the start of the owner takes it again
         log.warning("standby_takes_over", round=place.number, epoch=place.epoch, goes_on=place.ends_cut)
 

@@ -80,6 +80,10 @@ def find_program() -> str:
     return found
 
 
+class CommandRefused(AssertionError):
+    """The browser has not carried out a command."""
+
+
 class Browser:
     """One browser with a profile in `home`, which belongs to it and goes with it."""
 
@@ -127,7 +131,8 @@ class Browser:
         while number not in self._answers:
             self._take_message(method, deadline)
         answer = self._answers.pop(number)
-        assert "error" not in answer, (method, answer["error"])
+        if "error" in answer:
+            raise CommandRefused(method, answer["error"]["message"])
         return answer["result"]
 
     def _take_message(self, waiting_for: str, deadline: float) -> None:
@@ -188,6 +193,7 @@ class Page:
         self._loaded = False
         self._errors: list[str] = []
         self._answer: Callable[[str], str] | None = None
+        self._intercepts = False
         self.complaints: list[str] = []
         """What the browser had to say of a page that was visited: violations of its policy, what it could not load."""
         self.requests: list[str] = []
@@ -196,12 +202,12 @@ class Page:
     def load(self, origin: str, name: str) -> None:
         self._call("Runtime.enable")
         self._call("Page.enable")
-        self._call("Fetch.enable", patterns=[{"urlPattern": f"{origin}{MOUNT}*"}])
+        self._intercept(f"{origin}{MOUNT}*")
         answer = self._call("Page.navigate", url=f"{origin}{MOUNT}{name}")
         assert "errorText" not in answer, answer
         self.until("document.readyState === 'complete'")
         # Whatever the page asks for from now on is none of our business.
-        self._call("Fetch.disable")
+        self._let_through()
         assert self.value_of("location.origin") == origin
 
     def go(self, url: str) -> None:
@@ -279,16 +285,26 @@ class Page:
     def answering(self, pattern: str, answer: Callable[[str], str]) -> Iterator[None]:
         """Answer requests for URLs like this with JSON, in base64, instead of having them sent."""
         self._answer = answer
-        self._call("Fetch.enable", patterns=[{"urlPattern": pattern}])
+        self._intercept(pattern)
         try:
             yield
         finally:
+            self._let_through()
             self._answer = None
-            self._call("Fetch.disable")
+
+    def _intercept(self, pattern: str) -> None:
+        self._intercepts = True
+        self._call("Fetch.enable", patterns=[{"urlPattern": pattern}])
+
+    def _let_through(self) -> None:
+        """From here on no request is answered: the browser sends on those that it had kept."""
+        self._intercepts = False
+        self._call("Fetch.disable")
 
     def take_event(self, method: str, event: Any) -> None:
         if method == "Fetch.requestPaused":
-            self._answer_request(event)
+            if self._intercepts:
+                self._answer_request(event)
         elif method == "Runtime.exceptionThrown":
             self._errors.append(described(event["exceptionDetails"]))
         elif method == "Log.entryAdded":
@@ -298,23 +314,26 @@ class Page:
 
     def _answer_request(self, event: Any) -> None:
         if self._answer is not None:
-            self._call(
-                "Fetch.fulfillRequest",
-                requestId=event["requestId"],
-                responseCode=200,
-                responseHeaders=[{"name": "Content-Type", "value": "application/json"}],
-                body=self._answer(event["request"]["url"]),
-            )
+            self._fulfill(event, 200, "application/json", self._answer(event["request"]["url"]))
             return
         path = PAGES / event["request"]["url"].rpartition(MOUNT)[2]
         known = path.parent == PAGES and path.is_file()
-        self._call(
-            "Fetch.fulfillRequest",
-            requestId=event["requestId"],
-            responseCode=200 if known else 404,
-            responseHeaders=[{"name": "Content-Type", "value": "text/html; charset=utf-8"}],
-            body=base64.b64encode(path.read_bytes() if known else b"").decode(),
-        )
+        content = base64.b64encode(path.read_bytes() if known else b"").decode()
+        self._fulfill(event, 200 if known else 404, "text/html; charset=utf-8", content)
+
+    def _fulfill(self, event: Any, status: int, kind: str, body: str) -> None:
+        try:
+            self._call(
+                "Fetch.fulfillRequest",
+                requestId=event["requestId"],
+                responseCode=status,
+                responseHeaders=[{"name": "Content-Type", "value": kind}],
+                body=body,
+            )
+        except CommandRefused as refused:
+            # The page has given the request up meanwhile: a view that is left aborts what it has asked for.
+            if "InterceptionId" not in str(refused):
+                raise
 
     def _call(self, method: str, *, within_s: float = 20, **params: Any) -> Any:
         return self._browser.call(method, self._session, within_s=within_s, **params)

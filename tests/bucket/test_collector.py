@@ -21,7 +21,7 @@ from topics.bucket.bases.bucket_look import BucketLook
 from topics.bucket.bases.collector import BucketCollector, NotOwner
 from topics.bucket.bases.retention import Kept
 from topics.bucket.container import BadObject
-from topics.bucket.object_names import base_name, number_of, pin_name, round_name
+from topics.bucket.object_names import base_name, number_of, pin_name, round_name, standby_name
 from topics.bucket.object_store import ObjectMissing
 from topics.bucket.offline.bucket_check import BucketCheck
 from topics.bucket.offline.bucket_reader import BucketReader
@@ -180,6 +180,31 @@ async def test_what_nobody_needs_goes_an_hour_later_and_everything_else_stays(au
     epochs = [decode_round(data).head.epoch for name, data in sorted(objects.objects.items()) if "rounds/" in name]
     assert {1, 2, 3} <= set(epochs), "the first round of each epoch stays"
     assert epochs.count(1) == 1
+
+
+async def test_the_announcement_of_a_standby_goes_when_it_is_old(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.bucket.bases.collector.FORGET_MS", RETAIN_MS)
+    clock = SimClock()
+    objects = SimObjects(now_ms=clock.now_ms)
+    async with archived(objects, CONFIG, clock=clock, clean=False) as life:
+        bases = bases_for(life)
+        collector = collector_for(life, bases)
+        await life.put("a", durability="fsync")
+        objects.put_new(standby_name("gone"), b"{}")
+        for _ in range(RETAIN_MS // HOUR_MS + 3):
+            assert standby_name("gone") in objects.objects
+            await life.append("a", *range(5))
+            assert await bases.try_take()
+            await trio.sleep(HOUR_S)
+            objects.delete([standby_name("here")])
+            objects.put_new(standby_name("here"), b"{}")
+            await collector.pass_over()
+            if standby_name("gone") not in objects.objects:
+                break
+        assert standby_name("gone") not in objects.objects
+        assert standby_name("here") in objects.objects
 
 
 @pytest.mark.parametrize("expired_for_ms", [1, RETAIN_MS + HOUR_MS])

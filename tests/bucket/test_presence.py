@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,35 +9,28 @@ import trio
 
 from tests.bucket.archived import archived
 from tests.bucket.simulated_objects import SimObjects
-from tests.bucket.test_collector import CONFIG, bases_for, collector_for
+from tests.bucket.test_collector import CONFIG, bases_for
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
-from topics.bucket.object_names import STANDBYS, standby_name
+from topics.bucket.object_names import standby_name
 from topics.bucket.offline.bucket_figures import SeenStandby, status_of
 from topics.bucket.offline.bucket_reader import BucketReader
-from topics.bucket.standby.presence import Presence
-from topics.bucket.standby.presence_format import FORGET_MS
+from topics.bucket.standby.announcer import Announcer
 from topics.telemetry.figures import StandbyFigures
 
 pytestmark = pytest.mark.trio
 
 
-def presence(objects: SimObjects, clock: SimClock, dir_id: str, figures: StandbyFigures) -> Presence:
-    return Presence(
-        objects, lambda: figures, dir_id=dir_id, url=f"http://{dir_id}", clock=clock, offload=InlineOffload()
+def presence(objects: SimObjects, clock: SimClock, dir_id: str, figures: StandbyFigures) -> Announcer:
+    return Announcer(
+        objects,
+        dir_id=dir_id,
+        url=f"http://{dir_id}",
+        look=lambda: figures,
+        clock=clock,
+        offload=InlineOffload(),
     )
-
-
-class ClockADayBack(SimClock):
-    """A clock that is a minute less than `FORGET_MS` behind another one."""
-
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        super().__init__()
-        self._other_ms = now_ms
-
-    def now_ms(self) -> int:
-        return self._other_ms() - FORGET_MS + 60_000
 
 
 def seen(objects: SimObjects) -> list[SeenStandby]:
@@ -58,9 +50,9 @@ async def test_the_status_of_a_bucket_shows_its_standbys_and_how_far_they_are(au
         assert last is not None
         figures = StandbyFigures(epoch=1, round=last - 1, wall_ms=5, lag_ms=70)
         first, second = presence(objects, clock, "b", figures), presence(objects, clock, "c", figures)
-        await first.tell()
+        await first.announce()
         await trio.sleep(90)
-        await second.tell()
+        await second.announce()
         told = seen(objects)
         assert [(one.dir, one.url, one.state) for one in told] == [
             ("b", "http://b", "following"),
@@ -70,7 +62,7 @@ async def test_the_status_of_a_bucket_shows_its_standbys_and_how_far_they_are(au
         assert [one.rounds_behind for one in told] == [status_of(BucketReader(objects)).last_round - last + 1] * 2  # type: ignore[operator]
         assert [one.told_ago_ms for one in told] == [90_000, 0]
         figures.round, figures.state = last, "waiting"
-        await first.tell()
+        await first.announce()
         assert [(one.round, one.state) for one in seen(objects)] == [(last, "waiting"), (last - 1, "following")]
         await first.withdraw()
         assert [one.dir for one in seen(objects)] == ["c"]
@@ -84,25 +76,6 @@ async def test_a_standby_that_owns_the_bucket_now_and_what_is_malformed_are_not_
         assert await bases_for(life).try_take()
         owner = BucketReader(objects).owner()
         assert owner is not None
-        await presence(objects, clock, owner.dir, StandbyFigures()).tell()
+        await presence(objects, clock, owner.dir, StandbyFigures()).announce()
         objects.put_new(standby_name("x"), b"nonsense")
         assert seen(objects) == []
-
-
-async def test_what_a_standby_has_told_goes_after_a_day(autojump_clock: Any) -> None:
-    clock = SimClock()
-    objects = SimObjects(now_ms=clock.now_ms)
-    async with archived(objects, CONFIG, fs=SimFs(), clock=clock) as life:
-        bases = bases_for(life)
-        await life.put("a", durability="fsync")
-        assert await bases.try_take()
-        collector = collector_for(life, bases, wait_ms=0)
-        await presence(objects, ClockADayBack(clock.now_ms), "gone", StandbyFigures()).tell()
-        objects.put_new(standby_name("nonsense"), b"nonsense")
-        await presence(objects, clock, "here", StandbyFigures()).tell()
-        await collector.pass_over()
-        left = {name for name in objects.objects if name.startswith(STANDBYS)}
-        assert left == {standby_name("gone"), standby_name("here")}
-        await trio.sleep(60)
-        await collector.pass_over()
-        assert {name for name in objects.objects if name.startswith(STANDBYS)} == {standby_name("here")}

@@ -55,6 +55,14 @@ def follows(client: Client, topic: str, head: int) -> None:
     until(lambda: diff(client, topic, head)[0] == 200, f"the standby does not get to seq {head} of {topic}")
 
 
+def replicas(client: Client) -> list[Any]:
+    return client.call("GET", "/v0/storage")[1]["replicas"] or []
+
+
+def lists_one(client: Client, kind: str) -> bool:
+    return len(client.call("GET", f"/v0/{kind}")[1][kind]) == 1
+
+
 def check(owner: Daemon, standby: Daemon) -> None:
     """Reads, writes and waits of clients of both."""
     writer, reader = Client(owner.port), Client(standby.port)
@@ -76,6 +84,18 @@ def check(owner: Daemon, standby: Daemon) -> None:
     append(writer, "a", "news")
     waiting.join(60)
     assert [one["data"] for one in found[0][1]["records"]] == ["news"]
+
+    for path in ("consumers/billing", "groups/packers"):
+        assert writer.call("PUT", f"/v0/topics/a/{path}", {})[0] == 201
+    for kind in ("consumers", "groups"):
+        until(partial(lists_one, reader, kind), f"the standby does not list {kind}")
+
+    until(lambda: len(replicas(writer)) == 2, "the owner does not list its standby")
+    own, other = replicas(writer)
+    assert (own["role"], own["state"], own["is_this"]) == ("owner", "owns", True)
+    assert (other["role"], other["url"], other["is_this"]) == ("standby", f"http://127.0.0.1:{standby.port}", False)
+    until(lambda: len(replicas(reader)) == 2, "the standby does not list itself")
+    assert [one["is_this"] for one in replicas(reader)] == [False, True]
 
     status, answer = diff(reader, "a", head + 50, 200)
     assert (status, answer["error"]["code"]) == (503, "behind")

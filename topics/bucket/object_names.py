@@ -85,11 +85,11 @@ def parse_segment(name: str) -> tuple[SegmentName, str] | None:
     return SegmentName(int(found[1], 16), int(found[2]), int(found[3]), int(found[4], 16)), found[5]
 
 
-def standby_name(dir_id: str) -> str:
-    """The name of what a standby tells of itself. `dir_id` is the id of its directory."""
-    return f"{STANDBYS}{dir_id}"
-
-
 def pin_name(uuid: str) -> str:
     """The name of a pin."""
     return f"{PINS}{uuid}"
+
+
+def standby_name(dir_id: str) -> str:
+    """The name of the announcement of the standby with this directory."""
+    return f"{STANDBYS}{dir_id}"

@@ -174,7 +174,8 @@ class StorageCheckpoints(Struct, kw_only=True):
 
 
 class Storage(Struct, kw_only=True):
-    """The storage of the daemon. `cold` is `none`, `directory` or `bucket`."""
+    """The storage of the daemon. `cold` is `none`, `directory` or `bucket`. `replicas` are the daemons that have the
+    bucket, None without one, and before the daemon has read them."""
 
     shards: list[StorageShard]
     tiers: list[StorageTier]
@@ -183,6 +184,7 @@ class Storage(Struct, kw_only=True):
     cold: str
     cold_usable: bool
     bucket: dict[str, Any] | None = None
+    replicas: list[dict[str, Any]] | None = None
 
 
 class ClientConnection(Struct, kw_only=True):

@@ -421,8 +421,10 @@ class Engine:
             self.store.cold.take_time()
         self.status.replay_progress = 1.0
         self.wake_all()
-        if self.time.is_held:
-            return  # a standby: nothing is done by time
+        if self.time.is_held:  # a standby: nothing is done by time
+            for topic in self.registry.topics.values():
+                self.adopt_replayed(topic)
+            return
         self.forwarders.start_all()
         for topic in self.registry.topics.values():
             self.queues.look_after(topic)
@@ -431,6 +433,11 @@ class Engine:
         self.unique_jobs.adopt_all()
         self._consumed.note_all()
         self.tables.trim_all()
+
+    def adopt_replayed(self, topic: Topic) -> None:
+        """List the consumers and groups of a topic that a standby has replayed, each time that it has changed."""
+        self.consumers.adopt(topic)
+        self.groups.adopt(topic)
 
     def start_draining(self) -> None:
         """No new work; long polls end with 503."""

@@ -32,7 +32,14 @@ from topics.sched.governor import Governor
 from topics.sched.workers import Scheduler
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.store import Store
-from topics.telemetry.figures import BucketFigures, DeliveryFigures, EngineFigures, TopicFigures, WalFigures
+from topics.telemetry.figures import (
+    BucketFigures,
+    DeliveryFigures,
+    EngineFigures,
+    ReplicaFigures,
+    TopicFigures,
+    WalFigures,
+)
 
 METRIC_ROUTERS: Final = 1000
 METRIC_CONSUMERS: Final = 1000
@@ -69,6 +76,8 @@ class EngineMetrics:
     ) -> None:
         self.bucket: Callable[[], BucketFigures] | None = None
         """Looks at the archive; set by the daemon if there is a bucket."""
+        self.replicas: Callable[[], list[ReplicaFigures] | None] | None = None
+        """Looks at the daemons that have the bucket; set by the daemon if there is one."""
         self._clock = clock
         self._status = status
         self._registry = registry

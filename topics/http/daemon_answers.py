@@ -211,6 +211,21 @@ class ReclaimState(Struct, kw_only=True):
     interval_ms: int
 
 
+class ReplicaState(Struct, kw_only=True):
+    """A daemon that has the bucket: its owner, or a standby as far as it has told of itself there."""
+
+    role: Literal["owner", "standby"]
+    node: str
+    url: str
+    is_this: bool
+    state: Literal["owns", "stopped", "opening", "following", "waiting", "silent"]
+    epoch: int
+    round: int | None
+    at: int | None
+    lag_ms: int | None
+    heard_ms: int | None
+
+
 class StorageAnswer(Struct, kw_only=True):
     """The answer to `GET /v0/storage`."""
 
@@ -221,6 +236,7 @@ class StorageAnswer(Struct, kw_only=True):
     cold: Literal["none", "directory", "bucket"]
     cold_usable: bool
     bucket: BucketFiguresAnswer | UnsetType = UNSET
+    replicas: list[ReplicaState] | UnsetType | None = UNSET
     performance: Performance
 
 

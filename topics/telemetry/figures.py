@@ -137,6 +137,30 @@ class StandbyFigures:
     """How long the loop was held by applying rounds, in all."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """A daemon that has a bucket: its owner, or a standby as far as it has told of itself."""
+
+    role: Literal["owner", "standby"]
+    node: str
+    """The name of its machine."""
+    url: str
+    """Where it answers; may be empty."""
+    is_this: bool
+    """It is this daemon."""
+    state: Literal["owns", "stopped", "opening", "following", "waiting", "silent"]
+    """`silent`: a standby that was not heard for some time."""
+    epoch: int
+    round: int | None = None
+    """The last round that a standby has applied."""
+    at: int | None = None
+    """When its cut was taken (epoch ms)."""
+    lag_ms: int | None = None
+    """How old what a standby shows may be."""
+    heard_ms: int | None = None
+    """How long ago a standby was heard."""
+
+
 @dataclass(slots=True)
 class CheckpointFigures:
     """The checkpoints since the start of the process."""

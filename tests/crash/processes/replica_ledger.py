@@ -32,7 +32,7 @@ class ReplicaView:
 class ReplicaLedger:
     """One topic that clients append to, and from which nothing is deleted. For any number of threads."""
 
-    def __init__(self, name: str, durability: str) -> None:
+    def __init__(self, name: str, durability: Durability) -> None:
         self.name = name
         self.durability = durability
         self.lost = 0

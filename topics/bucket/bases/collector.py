@@ -48,7 +48,7 @@ from topics.bucket.object_store import MAX_PAGE, ObjectFacts, ObjectMissing, Obj
 from topics.bucket.ownership.owner_format import MAX_OWNER_BYTES, decode_owner
 from topics.bucket.pin_format import MAX_PIN_BYTES, Pin, decode_pin
 from topics.bucket.round_format import MAX_OBJECT_BYTES, decode_round
-from topics.bucket.standby.presence_format import FORGET_MS, MAX_STANDBY_BYTES, decode_presence
+from topics.bucket.standby.announcement import FORGET_MS
 from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
 from topics.telemetry.logs import get_logger
@@ -144,7 +144,7 @@ class BucketCollector:
         unneeded += [name for name in there if name not in needed]
         self._tell_lost(needed - listed)
         unneeded += [name for name, pin in pins.items() if pin.expires + self._retain_ms <= now]
-        unneeded += await self._silent_standbys(now)
+        unneeded += await self._old_announcements(there)
         ripe = self._candidates.ripe(unneeded, self._clock.monotonic_ms())
         if ripe:
             await self._check_owner(epoch)
@@ -205,21 +205,11 @@ class BucketCollector:
             found[one.name] = decode_pin(data.data)
         return found
 
-    async def _silent_standbys(self, now: int) -> list[str]:
-        """What standbys have told of themselves that is older than a day, and what is malformed."""
-        silent = []
-        for one in await self._list(STANDBYS):
-            read = partial(self._archive.objects.get, one.name, MAX_STANDBY_BYTES)
-            try:
-                told = decode_presence((await self._offload.run(Pool.BUCKET_READ, read)).data)
-            except ObjectMissing:
-                continue
-            except (BadObject, ObjectTooLarge):
-                silent.append(one.name)
-                continue
-            if told.told_ms + FORGET_MS <= now:
-                silent.append(one.name)
-        return silent
+    async def _old_announcements(self, there: dict[str, ObjectFacts]) -> list[str]:
+        """The announcements of standbys that have gone: older than the newest object by `FORGET_MS`."""
+        found = await self._list(STANDBYS)
+        newest_ms = max((one.modified_ms for one in (*there.values(), *found)), default=0)
+        return [one.name for one in found if one.modified_ms + FORGET_MS <= newest_ms]
 
     async def _numbers(self) -> list[int]:
         return await base_numbers(self._archive.objects, self._offload)

@@ -105,7 +105,7 @@ class Candidates:
         return sorted(ripe, key=lambda name: (_ORDER.get(name.partition("/")[0], len(_ORDER)), name))
 
 
-_ORDER: Final = {"bases": 0, "rounds": 1, "packs": 2, "segments": 3, "pins": 4}
+_ORDER: Final = {"bases": 0, "rounds": 1, "packs": 2, "segments": 3, "pins": 4, "standbys": 5}
 
 
 def stale_packs(live: Collection[tuple[str, int]], ages: dict[str, tuple[int, int]], *, retain_ms: int) -> set[str]:

@@ -31,7 +31,7 @@ class PinFigures(msgspec.Struct):
 
 
 class SeenStandby(msgspec.Struct):
-    """A standby, by what it has told of itself (`topics.bucket.standby.presence`)."""
+    """A standby, by what it has told of itself (`topics.bucket.standby.announcement`)."""
 
     dir: str
     node: str
@@ -120,7 +120,7 @@ def _standbys(reader: BucketReader, owner: Owner | None, last_round: int) -> lis
         newest_ms = max(newest_ms, reader.head(OWNER).modified_ms)
     return [
         SeenStandby(
-            dir=one.told.dir,
+            dir=one.dir,
             node=one.told.node,
             url=one.told.url,
             state=one.told.state,
@@ -131,7 +131,7 @@ def _standbys(reader: BucketReader, owner: Owner | None, last_round: int) -> lis
             told_ago_ms=newest_ms - one.modified_ms,
         )
         for one in told
-        if one.told is not None and (owner is None or one.told.dir != owner.dir)
+        if owner is None or one.dir != owner.dir
     ]
 
 

@@ -53,7 +53,7 @@ from topics.bucket.object_store import (
 from topics.bucket.ownership.owner_format import MAX_OWNER_BYTES, BucketFormat, Owner, decode_format, decode_owner
 from topics.bucket.pin_format import MAX_PIN_BYTES, Pin, decode_pin
 from topics.bucket.round_format import MAGIC, MAX_OBJECT_BYTES, Round, RoundHead, decode_round
-from topics.bucket.standby.presence_format import FORGET_MS, MAX_STANDBY_BYTES, StandbyPresence, decode_presence
+from topics.bucket.standby.announcement import MAX_ANNOUNCEMENT_BYTES, Announcement, decode_announcement
 
 T = TypeVar("T")
 
@@ -98,15 +98,11 @@ class NumberedObject(NamedTuple):
 
 
 class ToldStandby(NamedTuple):
-    """What a standby has told of itself, and when by the store's clock; `told` is None if it is malformed."""
+    """What the standby of a directory has told of itself, and when by the store's clock."""
 
-    name: str
+    dir: str
     modified_ms: int
-    told: StandbyPresence | None
-
-    def is_silent(self, now_ms: int) -> bool:
-        """Return True if the owner removes it."""
-        return self.told is None or self.told.told_ms + FORGET_MS <= now_ms
+    told: Announcement
 
 
 class BucketReader:
@@ -170,17 +166,13 @@ class BucketReader:
         return found
 
     def standbys(self) -> list[ToldStandby]:
-        """Return what standbys tell of themselves, by name."""
+        """Return what standbys tell of themselves, by directory, without what is malformed."""
         found = []
         for facts in self.listed(STANDBYS):
-            told: StandbyPresence | None = None
-            try:
-                told = decode_presence(self._call(partial(self._objects.get, facts.name, MAX_STANDBY_BYTES)).data)
-            except ObjectMissing:
-                continue
-            except (BadObject, ObjectTooLarge):
-                pass
-            found.append(ToldStandby(facts.name, facts.modified_ms, told))
+            with suppress(ObjectMissing, BadObject, ObjectTooLarge):
+                blob = self._call(partial(self._objects.get, facts.name, MAX_ANNOUNCEMENT_BYTES)).data
+                directory = facts.name.removeprefix(STANDBYS)
+                found.append(ToldStandby(directory, facts.modified_ms, decode_announcement(blob)))
         return found
 
     def rounds(self, first: int = 0) -> Iterator[NumberedObject]:

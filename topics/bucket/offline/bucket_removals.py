@@ -20,6 +20,7 @@ from topics.bucket.object_names import BASES, PACKS, PINS, ROUNDS, SEGMENTS, STA
 from topics.bucket.object_store import ObjectFacts
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.pin_format import Pin
+from topics.bucket.standby.announcement import FORGET_MS
 
 KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS, STANDBYS)
 
@@ -92,12 +93,13 @@ class RemovalSearch:
                 beginnings = self._count_rounds(figures, kept)
                 continue
             expired = {name for name, pin in pins if pin.expires + self._retain_ms <= self._now_ms}
-            expired |= {one.name for one in self._reader.standbys() if one.is_silent(self._now_ms)}
             for one in self._reader.listed(prefix):
                 if prefix == BASES:
                     goes = kept is not None and (number_of(one.name) or 0) not in kept.bases
-                elif prefix in (PINS, STANDBYS):
+                elif prefix == PINS:
                     goes = one.name in expired
+                elif prefix == STANDBYS:
+                    goes = one.modified_ms + FORGET_MS <= newest_ms
                 else:
                     goes = one.name not in named
                     if goes and one.modified_ms >= newest_ms:

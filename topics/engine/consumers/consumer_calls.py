@@ -74,6 +74,11 @@ class ConsumerCalls:
         self._topics = dict.fromkeys(topic for topic in self._registry.topics.values() if topic.consumers is not None)
         self._unused.watch_all()
 
+    def adopt(self, topic: Topic) -> None:
+        """List the consumers of a topic that a standby has replayed. Nothing is done about them by time."""
+        if topic.consumers is not None:
+            self._topics[topic] = None
+
     def __len__(self) -> int:
         for topic in [topic for topic in self._topics if topic.deleted]:
             del self._topics[topic]

@@ -82,6 +82,11 @@ class GroupCalls:
         """Take over the groups of all topics, after a start."""
         self._topics = dict.fromkeys(topic for topic in self._registry.topics.values() if topic.groups is not None)
 
+    def adopt(self, topic: Topic) -> None:
+        """List the groups of a topic that a standby has replayed."""
+        if topic.groups is not None:
+            self._topics[topic] = None
+
     def __len__(self) -> int:
         for topic in [topic for topic in self._topics if topic.deleted]:
             del self._topics[topic]

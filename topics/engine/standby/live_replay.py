@@ -93,7 +93,9 @@ class LiveReplay:
         time: HeldClock,
         status: EngineStatus,
         fs: Fs,
+        on_changed: Callable[[Topic], None],
     ) -> None:
+        """`on_changed` is called with each topic that a cut has changed or made."""
         self.shards: dict[int, RecoveredShard] = {shard.shard: shard for shard in recovered.shards}
         self.reached: dict[int, int] = {
             topic.id: topic.forwarded_to for topic in recovered.topics.values() if topic.forwarded_to
@@ -112,6 +114,7 @@ class LiveReplay:
         self._knows_windows = False
         self._windows = 0
         """What the owner's clock of windows has read last, as far as is known."""
+        self._on_changed = on_changed
         self._stashes: dict[int, list[StashedRecords]] = {
             topic.id: topic.stash for topic in recovered.topics.values() if topic.stash
         }
@@ -168,6 +171,7 @@ class LiveReplay:
         self._note_kept_back()
         self._sources.release()
         for topic in changed:
+            self._on_changed(topic)
             topic.wake()
         self._status.note_cut()
 

@@ -27,6 +27,7 @@ from topics.http.daemon_answers import (
     PressureFigures,
     Rates,
     ReclaimState,
+    ReplicaState,
     ShardState,
     StandbyFiguresAnswer,
     StorageAnswer,
@@ -35,7 +36,7 @@ from topics.http.daemon_answers import (
 )
 from topics.model import Performance
 from topics.runtime.process_limits import resident_bytes
-from topics.telemetry.figures import BucketFigures, Histogram
+from topics.telemetry.figures import BucketFigures, Histogram, ReplicaFigures
 from topics.telemetry.load_window import LoadWindow, quantile_of
 
 LAGGING: Final = 5
@@ -222,8 +223,32 @@ class LoadFigures:
             cold="bucket" if settings.bucket else "none" if store.cold is None else "directory",
             cold_usable=store.cold_dir.is_ours,
             bucket=self._bucket(),
+            replicas=self._replicas(),
             performance=performance,
         )
+
+    def _replicas(self) -> list[ReplicaState] | UnsetType | None:
+        """The daemons that have the bucket; None before the first look, which is had by this."""
+        look = self._engine.metrics.replicas
+        if look is None:
+            return UNSET
+        found = look()
+        return None if found is None else [_replica_of(one) for one in found]
+
+
+def _replica_of(seen: ReplicaFigures) -> ReplicaState:
+    return ReplicaState(
+        role=seen.role,
+        node=seen.node,
+        url=seen.url,
+        is_this=seen.is_this,
+        state=seen.state,
+        epoch=seen.epoch,
+        round=seen.round,
+        at=seen.at,
+        lag_ms=seen.lag_ms,
+        heard_ms=seen.heard_ms,
+    )
 
 
 def _p99_ms(latency: Histogram) -> float | None:

@@ -165,6 +165,25 @@ FIGURE_FACTS: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         "cold": Fact("Where old segments go."),
         "cold_usable": Fact("The cold directory is this daemon's, or there is none."),
         "bucket": Fact("The archive in the bucket; only with one."),
+        "replicas": Fact(
+            "Who has the bucket: its owner, and the standbys that have told of themselves there in the last hour. Only "
+            "with a bucket; null until it was read, which a call has done."
+        ),
+    },
+    daemon_answers.ReplicaState: {
+        "role": Fact("What the daemon is."),
+        "node": Fact("The name of its machine."),
+        "url": Fact("Where it answers; may be empty."),
+        "is_this": Fact("It is the daemon that answers."),
+        "state": Fact(
+            "An owner `owns` the bucket, or has `stopped`; a standby is `opening`, `following`, `waiting` for the "
+            "bucket or its disk, or `silent` because it was not heard for 30 s."
+        ),
+        "epoch": seq("Of the owner; of a standby that of the last round which it has applied."),
+        "round": Fact("The last round that a standby has applied; null of an owner."),
+        "at": Fact("When its cut was taken (ms since the epoch): the time of what a standby shows."),
+        "lag_ms": Fact("How old what a standby shows may be, as it has said (ms)."),
+        "heard_ms": Fact("How long ago a standby has said so (ms). It does every 30 s."),
     },
     daemon_answers.ConnectionState: {
         "id": seq("Its number, in the order of opening."),
