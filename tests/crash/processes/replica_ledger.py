@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.crash.processes.ledger import require
+from topics.model import Durability
 
 
 @dataclass(slots=True)
