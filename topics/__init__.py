@@ -23,8 +23,9 @@
     auth       API keys
     telemetry  log lines, the audit log, figures
     runtime    clocks, worker threads, calls that may hang, limits of the process
+    evidence   Merkle trees, proofs and signed notes; pure, and below all of these
     filters    which records a reader wants; pure, and below all of these
-    model, errors   what requests carry and calls answer; the one error that a client is told
+    model, job_model, errors   what requests carry and calls answer; the one error that a client is told
     raw_bytes  raw bytes as JSON, the data of a record
 
 Imports point downwards in this list and nowhere else, as the contracts in `pyproject.toml` check; `client` imports

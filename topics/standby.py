@@ -102,6 +102,7 @@ async def follow(engine: Engine) -> LiveReplay:
         time=engine.time,
         status=engine.status,
         fs=engine.fs,
+        offload=engine.offload,
     )
 
 
