@@ -23,6 +23,7 @@
     auth       API keys
     telemetry  log lines, the audit log, figures
     runtime    clocks, worker threads, calls that may hang, limits of the process
+    evidence   Merkle trees, proofs and signed notes; pure, and below all of these
     filters    which records a reader wants; pure, and below all of these
     model, job_model   what requests carry and calls answer; of jobs in a module of their own
     errors     the one error that a client is told

@@ -349,6 +349,10 @@ class Settings:
         1000, 0, MAX_COUNT, FILES, "Appends are refused while fewer inodes (files) are free on the disk; 0 is off."
     )
 
+    evidence_key_file: Path | None = _path(
+        None, FILES, "Key that signs evidence (PEM, Ed25519); unset: made in the data directory when it is needed."
+    )
+
     bucket: str = _url(BUCKET, "Bucket that has everything a second time; unset: none.")
     role: str = _choice(
         "owner",

@@ -30,6 +30,7 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "topic_not_empty": 409,
     "not_a_queue": 409,
     "not_a_log": 409,
+    "no_evidence": 409,
     "stage_closed": 409,
     "condition_failed": 409,
     "consumer_owned": 409,

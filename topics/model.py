@@ -91,6 +91,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
     compression: Compression | None = None
+    evidence: bool = False
+    """Whether it keeps a Merkle tree (`docs/spec/evidence.md` section 1)."""
     keep_per_tag: int = 0
     null_ttl_ms: int = 86_400_000
 
@@ -131,6 +133,7 @@ class TopicConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     segment_max_bytes: int | UnsetType | None = UNSET
     segment_max_age_ms: int | UnsetType | None = UNSET
     compression: Compression | UnsetType | None = UNSET
+    evidence: bool | UnsetType = UNSET
     keep_per_tag: int | UnsetType = UNSET
     null_ttl_ms: int | UnsetType = UNSET
 
@@ -569,6 +572,37 @@ class RouterState(msgspec.Struct, frozen=True, kw_only=True):
     forwarded_total: int
     cursor_seq: int
     lag: int
+
+
+class EvidenceResult(msgspec.Struct, kw_only=True):
+    """A signed checkpoint of a topic (`docs/spec/evidence.md` section 1)."""
+
+    topic: str
+    epoch: int
+    origin: str
+    start_seq: int
+    size: int
+    root: str
+    """Base64, like all hashes here."""
+    note: str
+
+
+class InclusionResult(msgspec.Struct, kw_only=True):
+    """The proof that a record is in the tree of the first `size` leaves."""
+
+    seq: int
+    index: int
+    size: int
+    leaf: str
+    hashes: list[str]
+
+
+class ConsistencyResult(msgspec.Struct, kw_only=True):
+    """The proof that a tree is the beginning of a larger one."""
+
+    first: int = msgspec.field(name="from")
+    second: int = msgspec.field(name="to")
+    hashes: list[str]
 
 
 class DeleteRequest(msgspec.Struct, kw_only=True):

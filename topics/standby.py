@@ -105,6 +105,7 @@ async def follow(engine: Engine) -> LiveReplay:
         status=engine.status,
         fs=engine.fs,
         on_changed=engine.adopt_replayed,
+        offload=engine.offload,
     )
 
 

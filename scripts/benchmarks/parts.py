@@ -16,6 +16,7 @@ from benchmarks import (
     checkpoint,
     cold,
     diff,
+    evidence,
     guardrails,
     hostile,
     memory,
@@ -371,6 +372,20 @@ _ALL = (
             *_each(("append-before", "append-beside"), ("p50", "p99", "longest")),
         ),
         minutes=1.5,
+    ),
+    Part(
+        "evidence",
+        "Evidence",
+        "Topics that keep a Merkle tree, and the same topics without one, in turn: processor time of the main thread"
+        " and of the process for each record; checkpoints and proofs.",
+        evidence.run,
+        (
+            *SYNC,
+            *ECHO,
+            *_each(map(str, evidence.BATCHES), ("", "on", "loop", "cpu")),
+            *both("checkpoint", "inclusion", "consistency"),
+        ),
+        minutes=1.2,
     ),
     Part(
         "tables",

@@ -25,6 +25,8 @@ from topics.bucket.base_format import (
     BaseBody,
     BaseHead,
     BlobRef,
+    LeafFileEntry,
+    LeavesEntry,
     PackBuilder,
     SealedFile,
     SegmentEntry,
@@ -48,6 +50,7 @@ from topics.bucket.object_store import ObjectExists
 from topics.bucket.ownership.owner_format import BucketFormat, Owner, encode_format, encode_owner
 from topics.bucket.round_format import NO_HASH, RoundHead, Run, decode_round, encode_round
 from topics.log.span import DELETED
+from topics.storage.evidence.leaf_files import parse_leaf_name
 from topics.storage.files.datadir import parse_segment_file, parse_wal_name, wal_path
 from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.index_format import IDX_DELETED, decode_index, encode_index
@@ -257,13 +260,16 @@ class SmallBucket:
         parts = {decode_part(blob).id: blob for blob in snapshot.topics}
         manifests: set[int] = set()
         segments: dict[int, dict[int, dict[str, bytes]]] = {}
+        trees: dict[int, list[LeafFileEntry]] = {}
         for name, content in contents.items():
             found = re.fullmatch(r"(?:cold:)?topics/([0-9a-f]{16})/(.*)", name)
             if found is None:
                 continue
             topic_id = int(found[1], 16)
-            segment = parse_segment_file(found[2])
-            if segment is None:
+            segment, leaves = parse_segment_file(found[2]), parse_leaf_name(found[2])
+            if leaves is not None:
+                trees.setdefault(topic_id, []).append(LeafFileEntry(*leaves, pack.add(content)))
+            elif segment is None:
                 manifests.add(topic_id)
                 parts[topic_id] = cbor2.loads(content)["manifest"]
             elif not segment[1].endswith(".cold"):
@@ -281,9 +287,13 @@ class SmallBucket:
                 for first, files in sorted(segments.get(topic_id, {}).items())
             ]
             part = pack.add(blob) if blob is not None and len(blob) >= LARGE_PART else blob
-            entries.setdefault(topic_id // PAGE_TOPICS, []).append(
-                TopicEntry(topic_id, part, found_segments, topic_id in manifests)
-            )
+            entry = TopicEntry(topic_id, part, found_segments, topic_id in manifests)
+            if topic_id in trees:
+                assert blob is not None
+                evidence = decode_part(blob).evidence
+                assert evidence is not None
+                entry.leaves = LeavesEntry(evidence[0], trees[topic_id])
+            entries.setdefault(topic_id // PAGE_TOPICS, []).append(entry)
         return [(page, pack.add(encode_page(topics))) for page, topics in sorted(entries.items())]
 
     def _segment(

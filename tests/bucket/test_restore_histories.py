@@ -15,6 +15,7 @@ from tests.bucket.small_bucket import SmallBucket
 from tests.bucket.test_restore import restored
 from tests.everything import EVERYTHING, slow_after
 from tests.simulation.disk import SimFs
+from tests.simulation.evidence_lives import grown
 from tests.simulation.queue_state import nobody_moves
 from tests.simulation.world import COLD, Life, World, settings
 from tests.simulator.caller import Memory
@@ -116,6 +117,7 @@ def dumped(life: Life) -> dict[str, Any]:
             part.origins,
             part.stage,
             part.fences,
+            grown(topic),
         )
     return found
 
@@ -158,6 +160,7 @@ def test_the_histories_have_everything_in_them() -> None:
             counts["groups"] += sum(map(len, shown.groups.values()))
             counts["schedules"] += len(shown.schedules)
             counts["gaps"] += sum(len(view.gaps) for view in shown.views.values())
-            counts["fences"] += sum(bool(part[-1]) for part in parts.values())
+            counts["fences"] += sum(bool(part[7]) for part in parts.values())
+            counts["leaves"] += sum(part[8][1] for part in parts.values() if part[8] is not None)
     assert set(counts) >= {"topics", "queues", "routers", "consumers", "groups", "schedules", "gaps"}
     assert min(counts.values()) > 0, counts

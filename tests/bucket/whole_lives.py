@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import trio
 import trio.testing
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.bucket.archived import ArchivedLife, archived, bucket_settings
 from tests.bucket.simulated_objects import SimObjects
@@ -36,6 +38,7 @@ from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.bucket_restore import Workers
 from topics.bucket.round_format import RoundHead, decode_round
 from topics.config import Settings
+from topics.evidence.signed_note import NoteSigner
 from topics.model import (
     AppendRequest,
     CheckedAppend,
@@ -48,7 +51,12 @@ from topics.model import (
     TransactionRequest,
 )
 from topics.storage.files.datadir import DataDir
+from topics.storage.files.fs import write_atomic
 from topics.storage.offline.verify import Verification
+
+KEY = Path("/keys/evidence.pem")
+"""The key of all daemons of the bucket."""
+SIGNER = NoteSigner(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 
 CONFIG = bucket_settings(
     wal_file_bytes=16 << 10,
@@ -61,6 +69,7 @@ CONFIG = bucket_settings(
     bucket_base_ms=2000,
     bucket_retain_ms=4000,
     segment_compression="zstd",
+    evidence_key_file=KEY,
 )
 COLLECTED_MS = 1000
 """What nobody needs goes so long after it was found."""
@@ -83,6 +92,9 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.clock = SimClock(self.now_ms, up_ms=self.up_ms)
+        if not self.fs.exists(str(KEY)):
+            self.fs.mkdir(str(KEY.parent))
+            write_atomic(self.fs, str(KEY), SIGNER.to_pem())
 
     def left(self) -> Machine:
         """What the process leaves if it is killed now."""
@@ -155,7 +167,7 @@ async def make_topics(whole: WholeLife) -> None:
     """Topics of all classes, a router, a queue, a consumer."""
     life = whole.life
     for name in CLASSES:
-        await life.put(name, durability=name)
+        await life.put(name, durability=name, evidence=name == "fsync")
     await life.put("copies", durability="disk", cap_records=20)
     await life.put("q", durability="fsync", type="queue")
     await life.engine.routers.put("r", RouterPatch(source="disk", dest="copies", start="earliest"))

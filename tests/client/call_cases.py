@@ -9,6 +9,7 @@ from topics.client import (
     calls,
     consumer_calls,
     daemon_calls,
+    evidence_calls,
     group_calls,
     job_calls,
     latest_calls,
@@ -700,6 +701,17 @@ CASES = {
     ),
     "delete_fence": said(calls.delete_fence("a", "b/c d"), "DELETE /v0/topics/a/fences/b/c d", repeatable=False),
     "seal": said(calls.seal("a"), "POST /v0/topics/a/seal", repeatable=True),
+    "evidence": said(evidence_calls.evidence("a"), "GET /v0/topics/a/evidence", repeatable=True),
+    "inclusion": said(
+        evidence_calls.inclusion("a", 7, size=9),
+        "GET /v0/topics/a/evidence/inclusion",
+        [("seq", "7"), ("size", "9")],
+        repeatable=True,
+    ),
+    "consistency": said(
+        evidence_calls.consistency("a", 7), "GET /v0/topics/a/evidence/consistency", [("from", "7")], repeatable=True
+    ),
+    "evidence_key": said(evidence_calls.evidence_key(), "GET /v0/evidence/key", repeatable=True),
     "delete_stage": said(calls.delete_stage("a", "s:1"), "DELETE /v0/topics/a/stages/s:1", repeatable=False),
     "create_watch": said(
         calls.create_watch(WATCHED),

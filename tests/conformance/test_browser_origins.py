@@ -286,6 +286,8 @@ EVERY_ROUTE = [
     ("POST", "/v0/topics/jobs/groups/g/jobs/cancel"),
     ("POST", "/v0/topics/jobs/redrive"),
     ("GET", "/v0/topics/jobs/redrive"), ("DELETE", "/v0/topics/jobs/redrive"),
+    ("GET", "/v0/topics/jobs/evidence"), ("GET", "/v0/topics/jobs/evidence/inclusion"),
+    ("GET", "/v0/topics/jobs/evidence/consistency"), ("GET", "/v0/evidence/key"),
 ]  # fmt: skip
 
 

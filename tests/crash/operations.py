@@ -12,6 +12,7 @@ from tests.crash.completion_operations import COMPLETION_OPERATIONS
 from tests.crash.condition_operations import CONDITION_OPERATIONS
 from tests.crash.consumer_operations import CONSUMER_OPERATIONS
 from tests.crash.copy_operations import COPY_OPERATIONS
+from tests.crash.evidence_operations import EVIDENCE_OPERATIONS
 from tests.crash.group_operations import GROUP_OPERATIONS
 from tests.crash.job_operations import JOB_OPERATIONS
 from tests.crash.redrive_operations import REDRIVE_OPERATIONS
@@ -37,6 +38,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *TRANSACTION_OPERATIONS,
     *REDRIVE_OPERATIONS,
     *SCHEDULE_OPERATIONS,
+    *EVIDENCE_OPERATIONS,
     *TABLE_OPERATIONS,
     *SALVAGE_OPERATIONS,
 )

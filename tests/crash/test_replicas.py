@@ -10,13 +10,14 @@ import pytest
 from tests.crash.processes.ledger import Fault
 from tests.crash.processes.replica_ledger import ReplicaJobs, ReplicaLedger, ReplicaView
 from tests.crash.processes.replicas import ReplicaPlan, torment_replicas
+from topics.model import Durability
 
 
 def view(records: dict[int, int], gaps: list[tuple[int, int, str]] | None = None) -> ReplicaView:
     return ReplicaView(records, gaps or [], max([*records, *(last for _, last, _ in gaps or [])], default=0))
 
 
-def ledger(durability: str = "remote", acked: int = 3) -> ReplicaLedger:
+def ledger(durability: Durability = "remote", acked: int = 3) -> ReplicaLedger:
     """A topic in which so many records are acked: number n at seq n + 1."""
     made = ReplicaLedger("t", durability)
     if acked:

@@ -36,6 +36,7 @@ from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine import Engine
 from topics.engine.engine_metrics import EngineMetrics
+from topics.engine.evidence.evidence_calls import EvidenceCalls
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
@@ -110,6 +111,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     Deletions: ("delete_records", "trim"),
     FenceRemovals: ("remove",),
     TopicSeals: ("seal",),
+    EvidenceCalls: ("key",),
     StageLifecycle: ("append", "delete"),
     StageCommits: ("commit",),
     Transactions: ("append",),
@@ -163,6 +165,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     Redrives: ("ended", "get", "start", "stop", "stop_all"),
     Deletions: ("is_ready",),
     Reads: ("read", "record", "wait_for_news"),
+    EvidenceCalls: ("checkpoint", "consistency", "inclusion"),
     LatestReads: ("one", "page"),
     Exports: ("open",),
     TopicStates: ("of", "page"),

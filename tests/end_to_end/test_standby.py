@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import shutil
 import threading
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +18,9 @@ import pytest
 from tests.bucket.servers import BUCKET, moto_server
 from tests.end_to_end.test_cold_hangs import metric, until
 from tests.end_to_end.test_sigkill import Client, Daemon
+from topics.evidence.checkpoint_note import SignedCheckpoint, TreeHead
+from topics.evidence.proofs import check_consistency
+from topics.evidence.signed_note import NoteSigner, VerifierKey
 
 
 @contextmanager
@@ -161,6 +166,37 @@ def test_a_standby_follows_over_s3_and_waits_for_the_first_base(tmp_path: Path) 
 TAKEOVER = {"TOPICS_ROLE": "standby", "TOPICS_BUCKET_TAKEOVER": "1", "TOPICS_BUCKET_LEASE_MS": "3000"}
 
 
+def get(daemon: Daemon, path: str) -> str:
+    """The body of an answer, once there is one."""
+    found: list[str] = []
+
+    def answered() -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=30)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        found.append(answer.read().decode())
+        return answer.status == 200
+
+    until(answered, f"no answer to {path}")
+    return found[-1]
+
+
+def checkpoint(daemon: Daemon, topic: str, at_least: int = 0) -> TreeHead:
+    """A checkpoint that covers so many records, verified."""
+    key = VerifierKey.parse(get(daemon, "/v0/evidence/key"))
+    path = f"/v0/topics/{topic}/evidence"
+    until(lambda: SignedCheckpoint.parse(get(daemon, path)).checkpoint.size >= at_least, f"{topic} is not covered")
+    return SignedCheckpoint.parse(get(daemon, path)).verify(key)
+
+
+def check_grown(daemon: Daemon, topic: str, earlier: TreeHead) -> None:
+    """A daemon proves that the log of an earlier checkpoint has only grown."""
+    now = checkpoint(daemon, topic, earlier.size)
+    assert now.origin == earlier.origin
+    proof = json.loads(get(daemon, f"/v0/topics/{topic}/evidence/consistency?from={earlier.size}&to={now.size}"))
+    check_consistency(earlier.size, earlier.root, now.size, now.root, list(map(b64decode, proof["hashes"])))
+
+
 def role_of(daemon: Daemon) -> str:
     ready = Client(daemon.port).call("GET", "/v0/ready")
     return "none" if ready[0] != 200 else "standby" if "standby" in ready[1] else "owner"
@@ -174,7 +210,9 @@ def owns(daemon: Daemon) -> bool:
 def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> None:
     """Both have the same settings: whoever is first owns the bucket. Then the owner is killed, again and again."""
     (tmp_path / "bucket").mkdir()
-    with pair(tmp_path, f"file://{tmp_path}/bucket", {}) as (one, other):
+    key = tmp_path / "evidence-key.pem"
+    key.write_bytes(NoteSigner.generate().to_pem())
+    with pair(tmp_path, f"file://{tmp_path}/bucket", {"TOPICS_EVIDENCE_KEY_FILE": str(key)}) as (one, other):
         one.end()
         for daemon in (one, other):
             daemon.settings.update(TAKEOVER)
@@ -185,7 +223,9 @@ def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> No
         other.start()
         assert (role_of(one), role_of(other)) == ("owner", "standby")
         client = Client(one.port)
-        assert client.call("PUT", "/v0/topics/r", {"durability": "remote"})[0] in (200, 201)
+        for name, durability in (("r", "remote"), ("e", "fsync")):
+            config = {"durability": durability, "evidence": True}
+            assert client.call("PUT", f"/v0/topics/{name}", config)[0] in (200, 201)
         remote: list[Any] = []
         head = 0
         for turn in range(3):
@@ -193,8 +233,15 @@ def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> No
                 head = append(client, "r", [turn, i])
                 remote.append([turn, i])
             append(client, "d", *({"turn": turn, "i": i} for i in range(200)))
+            follows(Client(other.port), "e", append(client, "e", *range(30)))
+            heads = [checkpoint(one, "r", head), checkpoint(one, "e", 1)]
+            for topic, earlier in zip("re", heads, strict=True):
+                check_grown(other, topic, earlier)
+            append(client, "e", "not in the bucket, perhaps")
             one.kill()
             until(partial(owns, other), "nobody takes over")
+            for topic, earlier in zip("re", heads, strict=True):
+                check_grown(other, topic, earlier)
             client = Client(other.port)
             records = diff(client, "r", 0)[1]["records"]
             assert [record["data"] for record in records] == remote

@@ -151,7 +151,7 @@ def test_a_limit_of_segments_has_the_range_of_the_setting_of_the_daemon(field: s
 def test_fields_that_most_topics_lack_are_not_on_disk() -> None:
     """Parts of topics without them are byte for byte what they were before there were such fields."""
     later = {"schema", "segment_max_events", "segment_max_bytes", "segment_max_age_ms", "compression"}
-    later |= {"keep_per_tag", "null_ttl_ms"}
+    later |= {"evidence", "keep_per_tag", "null_ttl_ms"}
     later |= {"retry", "rate", "priority_aging_ms", "max_in_flight", "order_by", "completed", "max_in_flight_per_key"}
     assert set(config_to_wire(TopicConfig())) == set(TopicConfig.__struct_fields__) - later
     assert config_to_wire(resolve(segment_max_age_ms=0))["segment_max_age_ms"] == 0

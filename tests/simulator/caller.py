@@ -19,6 +19,7 @@ from tests.simulator.transactions import Transaction
 from tests.simulator.truth import Truth
 from topics.engine.operations.export import ExportEnd, ExportRequest
 from topics.errors import ApiError
+from topics.evidence.checkpoint_note import TreeHead
 from topics.filters.record_filter import Filter
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Memory:
         """Of a consumer's owner, by actor, epoch and name."""
         self.finished: dict[tuple[str, int, str], int] = {}
         """How far an actor has read at a consumer's position, likewise."""
+        self.checkpoints: list[TreeHead] = []
+        """Of topics with evidence, in the order in which they came."""
 
 
 class Caller:

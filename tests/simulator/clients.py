@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from tests.simulation import forgery
+from tests.simulation.evidence_lives import checkpoint_of
 from tests.simulation.model import numbered, view_of
 from tests.simulation.world import Life
 from tests.simulator.actors import Actor
@@ -287,6 +288,13 @@ class Clients(ChangeSteps, ConsumerSteps, GroupSteps, ScheduleSteps):
             topic = self.engine.registry.topics.get(instance.name)
             if topic is not None and self._is(instance):
                 self.truth.deletion_answered(instance, deletion, topic.log.head_seq)
+
+    async def do_audit(self, _actor: str, what: Mapping[str, Any]) -> None:
+        """Get a checkpoint of a topic with evidence, and keep it."""
+        with self._refusable():
+            head = await checkpoint_of(self.life, what["topic"])
+            self._alive()
+            self.memory.checkpoints.append(head)
 
     async def do_look(self, _actor: str, what: Mapping[str, Any]) -> None:
         """Read all of a topic."""

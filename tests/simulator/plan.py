@@ -172,6 +172,9 @@ class _Maker:
         self.wishes = random.Random(f"filters {seed}")
         self.habits = random.Random(f"consumers {seed}")
         self.tables = random.Random(f"tables {seed}")
+        self.proofs = random.Random(f"evidence {seed}")
+        self.proved = [name for name in (*PLAIN, *QUEUES) if self.proofs.random() < 0.25]
+        """Topics that have evidence if their owner makes them."""
         self.consumed = [name for name in PLAIN if self.habits.random() < 0.3]
         """Topics of which what all consumers have finished is deleted, unless somebody changes that."""
         self.made = list(PLAIN)
@@ -430,6 +433,21 @@ class _Maker:
             config = {"keep_per_tag": rng.choice((0, 1, 1, 2))}
             at = rng.randrange(1, len(owner.steps) + 1)
             owner.steps.insert(at, Step("topic", 0, {"topic": name, "config": config}))
+        return self.proving(name, owner)
+
+    def proving(self, name: str, owner: Actor) -> Actor:
+        """The same owner, who keeps checkpoints of a topic with evidence. Drawn by itself, as `hang` is."""
+        if name not in self.proved:
+            return owner
+        for step in owner.steps:
+            config = step.what.get("config", {})
+            makes = step.do == "again" or (step.do == "topic" and step is owner.steps[0])
+            if makes:
+                config["evidence"] = True
+            if makes or "durability" in config:
+                config["durability"] = "fsync"
+        for _ in range(3):
+            owner.steps.insert(self.proofs.randrange(1, len(owner.steps) + 1), Step("audit", 0, {"topic": name}))
         return owner
 
     def producer(self, name: str, number: int) -> Actor:
@@ -451,7 +469,7 @@ class _Maker:
 
         config = {"type": "queue", **self.config(queue=True)}
         first = [Step("topic", 0, {"topic": name, "config": config})] if number == 0 else []
-        return self.actor(f"{name}-producer", 10, step, first)
+        return self.proving(name, self.actor(f"{name}-producer", 10, step, first))
 
     def undertaker(self, number: int) -> Actor:
         """Keeps the topic for dead letters, and writes to it now and then."""

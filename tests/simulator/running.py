@@ -21,6 +21,7 @@ import trio
 
 from tests.engine.walks import SlowOffload
 from tests.simulation.disk import UNLIMITED, Fault, Op, SimFs
+from tests.simulation.evidence_lives import Heads, proved, tiny_blocks
 from tests.simulation.model import View, view_of
 from tests.simulation.offload import InlineOffload
 from tests.simulation.queue_state import nobody_buries, nobody_moves
@@ -116,7 +117,8 @@ class Shown:
 
 def run(plan: Plan) -> Figures:
     """Run a plan. Raises `Broken`, or whatever the daemon has raised that it should not have."""
-    return _Run(plan).run()
+    with tiny_blocks():
+        return _Run(plan).run()
 
 
 class _Run:
@@ -128,6 +130,8 @@ class _Run:
         self.memory = Memory()
         self.figures = Figures()
         self.offset_ms = 0
+        self.heads: list[Heads] = []
+        """The checkpoints of topics with evidence that each recovery has shown."""
         self.decayed: Counter[str] = Counter()
         self.decayed_logs: set[str] = set()
         """Files of the log that were damaged, in any life."""
@@ -270,6 +274,8 @@ class _Run:
         self._go_on(self.world.after("kill" if before.end_seed % 2 else "drop"), 0, 0)
         again = self._see(self.world)
         _assert_same(shown, again, "a second recovery shows something else")
+        if self.heads[-1] != self.heads[-2]:
+            broken(f"a second recovery has come to other trees: {self.heads[-2]}, {self.heads[-1]}")
         self.truth.consumers_restarted(shown.consumers, shown.views, fate, self.offset_ms)
         self.truth.restarted(shown.views, shown.routers, fate)
         self.truth.jobs.restarted(shown.states, self.truth.tick())
@@ -345,6 +351,7 @@ class _Run:
         async def look(life: Life) -> None:
             with nobody_moves(life):
                 found.append(await shown_by(life))
+                self.heads.append(await self._audited(life))
                 self.truth.outcomes.checked["lists"] += await check_lists(life)
                 life.engine.status.phase = "draining"
 
@@ -355,6 +362,17 @@ class _Run:
             broken(f"{world.fs.open_files} files are left open")
         self.figures.recoveries += 1
         return found[0]
+
+    async def _audited(self, life: Life) -> Heads:
+        """Prove every record of topics with evidence, and that nothing contradicts a checkpoint that somebody has
+        kept. Return the checkpoints."""
+        renewed = self.world.settings.recovery == "salvage"
+        heads = await proved(life, self.memory.checkpoints, renewed=renewed)
+        if renewed:
+            self.memory.checkpoints.clear()
+        self.memory.checkpoints += heads.values()
+        self.truth.checked["trees"] += len(heads)
+        return heads
 
     # -- damage ------------------------------------------------------------------------------------------------------
 
@@ -415,6 +433,8 @@ class _Run:
             if life.engine.settings.cold_dir is not None:
                 await life.relocator.pass_over()
             shown.append(await shown_by(life))
+            with nobody_moves(life):
+                await self._audited(life)
 
         assert self._run_life(self.world, rest, end="stop")
         self.world = self.world.after("drop")

@@ -46,6 +46,9 @@ _MOST: Final = 1 << 64
 MAX_BASE_BYTES: Final = 256 << 20
 """Of a base as it is stored, and inflated."""
 
+MOST_LEAVES: Final = 1 << 20
+"""Leaves of one file at most; the daemon writes fewer."""
+
 BASE_FORMAT: Final = 2
 """Of the bases that this version writes, as `ROUND_FORMAT` is of rounds: 1 has snapshots and segments of FORMAT 2 at
 most, 2 of FORMAT 3."""
@@ -107,6 +110,21 @@ class SegmentEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     deleted: BlobRef | None = None
 
 
+class LeafFileEntry(NamedTuple):
+    """A `.mrk` file of a topic: the seq of its first leaf, how many leaves it has, and the file as a blob."""
+
+    first_seq: int
+    leaves: int
+    content: BlobRef
+
+
+class LeavesEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The leaves of the Merkle tree of a topic. `tree` is its uuid."""
+
+    tree: str
+    files: list[LeafFileEntry]
+
+
 class TopicEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """One topic in a page. `part` is its `TopicPart`, encoded, or the blob with it; None for a deleted topic of which
     copies elsewhere still need segments."""
@@ -116,6 +134,8 @@ class TopicEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     segments: list[SegmentEntry] = []
     has_manifest: bool = False
     """True if the part is a file of its own, too (`topic.cbor`)."""
+    leaves: LeavesEntry | None = None
+    """Its leaves, if it has evidence and some are on disk."""
 
 
 class BaseHead(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -197,6 +217,10 @@ def decode_page(content: bytes) -> list[TopicEntry]:
             check_ref(topic.part)
         for entry in topic.segments:
             _check_segment(entry)
+        for file in topic.leaves.files if topic.leaves is not None else ():
+            check_ref(file.content)
+            if not 0 < file.first_seq < _MOST or not 0 < file.leaves <= MOST_LEAVES:
+                raise BadObject("it has a file of leaves that cannot be")
     return topics
 
 

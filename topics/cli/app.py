@@ -51,6 +51,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "tail": "topics.cli.records.record_commands:tail",
     "delete": "topics.cli.records.record_commands:delete",
     "seal": "topics.cli.topic_commands:seal",
+    "evidence": "topics.cli.evidence_commands:evidence",
     "fence": "topics.cli.fence_commands:fence",
     "router": "topics.cli.router_commands:router",
     "consumer": "topics.cli.consumer_commands:consumer",

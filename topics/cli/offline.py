@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from topics.storage.files.progress import Progress
     from topics.storage.offline.directory_facts import DirectoryFacts, ShardFacts, TopicFacts
     from topics.storage.offline.frame_dump import FrameFacts
+    from topics.storage.offline.verify_trees import KeptCheckpoint
 
 EXIT_DAMAGE: Final = 1
 HOLES_SHOWN: Final = 20
@@ -51,20 +53,34 @@ def _common(command: Command) -> Command:
 
 
 @click.command(
-    epilog=examples("topics verify /var/lib/topics", "topics verify /backup/data --cold-dir /backup/cold --json")
+    epilog=examples(
+        "topics verify /var/lib/topics",
+        "topics verify /backup/data --cold-dir /backup/cold --json",
+        "topics verify /var/lib/topics --against orders.checkpoint",
+    )
 )
 @_common
+@click.option(
+    "--against",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Compare a topic with evidence with a checkpoint that was kept elsewhere. Repeatable.",
+)
 @click.pass_obj
-def verify(options: CommandOptions, directory: str, cold_dir: str | None, in_use: bool) -> None:
+def verify(
+    options: CommandOptions, directory: str, cold_dir: str | None, in_use: bool, against: tuple[str, ...]
+) -> None:
     """Look for damage in a data directory: every checksum, indexes and tags against data, continuity, floors against
-    segments, zero tails. Changes nothing.
+    segments, zero tails, Merkle trees. Changes nothing.
 
     Exit code 1 if there is damage. Notes alone are no damage: what the next start clears away, what nobody needs.
     """
     from topics.storage.offline.verify import Verification  # noqa: PLC0415
 
     fs = _open(directory, in_use=in_use)
-    verification = Verification(fs, directory, cold_dir, in_use=in_use)
+    kept = [kept_checkpoint(path) for path in against]
+    verification = Verification(fs, directory, cold_dir, in_use=in_use, against=kept)
     counts: Counter[str] = Counter()
     with _quiet(), shown_progress(verification.progress, "verify"):
         for finding in verification.findings():
@@ -85,6 +101,22 @@ def verify(options: CommandOptions, directory: str, cold_dir: str | None, in_use
         )
     if counts["damage"]:
         sys.exit(EXIT_DAMAGE)
+
+
+def kept_checkpoint(path: str) -> KeptCheckpoint:
+    """Return the checkpoint in a file: a note, or what `topics evidence prove` has written. Its signature is not
+    checked: whoever keeps the file knows where it is from."""
+    from topics.evidence.proof_file import note_in  # noqa: PLC0415
+    from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
+    from topics.storage.offline.verify_trees import KeptCheckpoint, is_about_topic  # noqa: PLC0415
+
+    try:
+        checkpoint = note_in(Path(path).read_bytes()).checkpoint
+    except (BadSignedNote, OSError) as error:
+        raise UsageRefusal(f"--against {path}: {error}") from None
+    if not is_about_topic(checkpoint):
+        raise UsageRefusal(f"--against {path}: its origin, {checkpoint.origin[:200]!r}, is not that of a topic")
+    return KeptCheckpoint(path, checkpoint)
 
 
 @click.command(
@@ -310,6 +342,10 @@ def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
         jobs = f"{group.queue.ready:,} ready, {group.queue.leased:,} leased, {group.queue.delayed:,} delayed"
         more = f"{group.queue.parked:,} parked; {group.queue.dead_lettered:,} dead-lettered, {group.missed:,} missed"
         yield f"    group {group.name}: floor {group.floor}, {group.runs:,} runs above it; {jobs}, {more}"
+    if topic.evidence is not None:
+        tree = topic.evidence
+        in_files = f", {tree.stored:,} of them in files" if tree.stored != tree.leaves else ""
+        yield f"    evidence: tree {tree.tree} from seq {tree.start_seq}, {tree.leaves:,} leaves{in_files}"
     for name, token in sorted(topic.fences.items()):
         yield f"    fence {printable(name)}: {token}"
     for router in topic.routers:

@@ -354,6 +354,11 @@ _CONFIG_OPTIONS: Final = (
         type=click.Choice(["zstd", "off", DAEMON]),
         help="Whether sealed segments are compressed; `daemon` for its setting.",
     ),
+    click.option(
+        "--evidence/--no-evidence",
+        default=None,
+        help="Keep a Merkle tree, which proves that nothing was rewritten (--durability fsync).",
+    ),
 )
 """An option for each setting of a topic that can be changed, named after its field in the interface."""
 

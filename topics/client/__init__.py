@@ -7,6 +7,7 @@
     daemon_results            the types of their answers
     consumer_calls            the calls on named consumers
     schedule_calls            the calls on schedules
+    evidence_calls            the calls about evidence
     group_calls               the calls on groups of a log
     pause_calls               pausing queues and groups
     job_calls                 looking at jobs, retrying and cancelling them
@@ -14,6 +15,7 @@
     latest_calls              the newest records of tags, and a table with its changes
     consumption               the state of `consume`: what is finished, and who owns the consumer
     results                   the types of the answers
+    evidence_results          those of the calls about evidence
     job_results               those of the calls about many jobs
     latest_results            those of the newest records of tags
     transport                 the request of a call, the result or error of an answer

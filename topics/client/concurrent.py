@@ -19,6 +19,7 @@ from topics.client import (
     consumer_calls,
     consumption,
     daemon_calls,
+    evidence_calls,
     group_calls,
     job_calls,
     latest_calls,
@@ -254,6 +255,13 @@ class AsyncClient(BaseClient):
     delete_records = _method(calls.delete_records)
     delete_fence = _method(calls.delete_fence)
     seal = _method(calls.seal)
+
+    # -- evidence ----------------------------------------------------------------------------------------------------
+
+    evidence = _method(evidence_calls.evidence)
+    inclusion = _method(evidence_calls.inclusion)
+    consistency = _method(evidence_calls.consistency)
+    evidence_key = _method(evidence_calls.evidence_key)
 
     # -- records in bulk ---------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class TopicSettings(TypedDict, total=False):
     keep_per_tag: int
     null_ttl_ms: int
     compression: Literal["zstd", "off"] | None
+    evidence: bool
     retention: Literal["limits", "consumed"]
     order_by: Literal["tag", "node"] | None
 

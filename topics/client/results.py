@@ -221,6 +221,7 @@ class TopicConfig(Struct, kw_only=True):
     segment_max_bytes: int | None = None
     segment_max_age_ms: int | None = None
     compression: Literal["zstd", "off"] | None = None
+    evidence: bool = False
     keep_per_tag: int = 0
     null_ttl_ms: int = 86_400_000
 

@@ -8,6 +8,7 @@ restored_topics    deletes what a restore of some topics leaves out
 registry           the live topics by name and id, their totals, and the clocks that they are judged by
 topic_totals       what topics and commits keep over all topics
 topic              a live topic, and `Commit`: a change on its way through its shard
+foreseen           what a pending commit will do to the tags of its topic
 transaction        a transaction until its end: its commits are published or undone together
 commits            queues a decided change at its shard if that can take it, and bounds the waits of clients for changes
 reach              whether a standby has got as far as a reader has
@@ -29,6 +30,7 @@ groups/            groups of a log: making, changing, listing, deleting them
 consumers/         named consumers: their calls, and reads at their positions
 tables/            topics that keep the newest records of each tag
 schedules/         records that are appended by the clock
+evidence/          Merkle trees: checkpoints and proofs
 forwarding/        routers at work
 standby/           the topics of a standby, which follow the log of another daemon
 delivery/          watch sessions and streams

@@ -14,6 +14,7 @@ a client should see:
     consumers        named consumers                            consumer_reads reads at their positions
     schedules        records appended by the clock              firings       the task that appends them
     groups           groups of a log                            redrives      dead letters back to their queues
+    evidence         checkpoints and proofs
     registry         which topics there are, totals, the clock  keys          idempotency keys over all topics
     ceilings         reserves of seqs                           loader        what is not in memory
     store            the shards and their files                 metrics       figures for whoever scrapes
@@ -44,6 +45,8 @@ from topics.engine.consumers.unused import UnusedConsumers
 from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine_metrics import EngineMetrics
+from topics.engine.evidence.evidence_calls import EvidenceCalls
+from topics.engine.evidence.tree_growth import TreeGrowth
 from topics.engine.forwarding.forwarders import Forwarders
 from topics.engine.forwarding.router_lifecycle import RouterLifecycle
 from topics.engine.groups.group_calls import GroupCalls
@@ -164,6 +167,7 @@ class Engine:
         self._make_routing(self.file_holds)
         self._make_jobs()
         self._make_answers()
+        self._make_evidence()
 
     def _make_records(self) -> None:
         """Topics, and what is done to their records."""
@@ -183,6 +187,7 @@ class Engine:
             loader=loader,
             tables=self.tables,
             background=self._background,
+            offload=self._offload,
         )
         self.unique_jobs = UniqueJobs(settings, self.clock, registry, commits=commits, loader=loader, keys=self.keys)
         judge = Judge(registry, commits=commits, loader=loader)
@@ -237,6 +242,7 @@ class Engine:
             stage_lifecycle=self.stages,
             loader=loader,
             background=self._background,
+            offload=self._offload,
         )
 
     def _make_delivery(self) -> None:
@@ -370,6 +376,11 @@ class Engine:
             governor=self.governor,
             restarts=self.restarts,
         )
+
+    def _make_evidence(self) -> None:
+        """Merkle trees."""
+        self.registry.common.hash_soon = TreeGrowth(self._background, self._offload).hash_soon
+        self.evidence = EvidenceCalls(self.registry, self.store, fs=self._fs, offload=self._offload)
 
     def _make_consumers(self) -> None:
         """Positions that the daemon keeps for readers."""

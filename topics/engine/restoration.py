@@ -91,7 +91,7 @@ def replayed_view(topic: Topic) -> RecoveredTopic:
     found.incoming = dict(topic.incoming or {})
     found.stage, found.used_at = topic.stage, topic.used_at
     found.fences = dict(topic.fences.published) if topic.fences is not None else {}
-    found.consumers = topic.consumers
+    found.consumers, found.tree = topic.consumers, topic.tree
     if topic.groups is not None:
         found.groups = {name: one.state for name, one in topic.groups.by_name.items()}
     return found
@@ -158,6 +158,7 @@ def _set_state(topic: Topic, found: RecoveredTopic) -> None:
     topic.origins = found.origins
     topic.fences = Fences(found.fences) if found.fences else None
     topic.consumers = found.consumers
+    topic.tree = found.tree
 
 
 def _match_part(topic: Topic, registry: Registry) -> None:

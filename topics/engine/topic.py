@@ -18,10 +18,13 @@ import trio
 
 from topics.conditions.fences import Fences
 from topics.consumers.consumers import Consumers
+from topics.engine.foreseen import Foreseen
 from topics.engine.group_queue import TopicGroups
 from topics.engine.job_queue import JobQueue
 from topics.engine.topic_totals import TopicTotals
 from topics.errors import ApiError
+from topics.evidence.merkle import Leaves
+from topics.evidence.topic_tree import TopicTree
 from topics.log.bucket_ceiling import BucketCeiling
 from topics.log.copies import CopyTable
 from topics.log.dedupe_window import DedupeWindow
@@ -114,6 +117,7 @@ class Topic:
         "synced_seq",
         "touched_ms",
         "transactions",
+        "tree",
         "undecided",
         "unwritten",
         "used_at",
@@ -194,6 +198,8 @@ class Topic:
         """Its groups, once it has had one."""
         self.transactions: TransactionKeys | None = None
         """The transactions that it remembers by their keys: those whose first topic it is."""
+        self.tree: TopicTree | None = None
+        """Its Merkle tree, if it has evidence."""
         self.deleted = False
         self.counted_records = 0
         self.counted_bytes = 0
@@ -492,28 +498,6 @@ class Fanout(Generic[F]):
         return self is other
 
 
-class Foreseen:
-    """What a pending commit will do to the tags of its topic: conditions are judged as if it were published."""
-
-    __slots__ = ("floor", "newest", "removes", "tags")
-
-    def __init__(
-        self,
-        tags: Sequence[str | None] | None = None,
-        floor: int = 0,
-        removes: Callable[[int], bool] | None = None,
-    ) -> None:
-        self.tags = tags
-        """The tags of its records; None if no record has one."""
-        self.floor = floor
-        """Records below it are evicted."""
-        self.removes = removes
-        """Whether it deletes a published record, by seq; None if it deletes none."""
-        self.newest: dict[str | None, int] | None = None
-        """The newest record with each tag, of this commit and those before it; published ones may be among them. Made
-        when conditions are judged, and then kept with the newest commit that has tags; None for others."""
-
-
 class Commit:
     """A change on its way through a shard. The writer owns it from `submit` on; a caller who goes away changes
     nothing."""
@@ -522,6 +506,7 @@ class Commit:
         "_clock_ns",
         "answerable",
         "apply",
+        "bodies",
         "bytes",
         "commit_point",
         "data",
@@ -538,6 +523,7 @@ class Commit:
         "held",
         "last_seq",
         "leans",
+        "leaves",
         "needs",
         "offset",
         "on_fail",
@@ -598,6 +584,10 @@ class Commit:
         """Whether nobody minds if it is written a little later."""
         self.leans: Leans = ()
         """Where the bytes end that its copies are made of."""
+        self.leaves: Leaves | None = None
+        """The leaves of its records, if they are not those of its Append frames."""
+        self.bodies: Sequence[bytes] = ()
+        """The bodies of its Append frames once they are written, if its topic has evidence."""
         self.last_seq = last_seq
         self.records = records
         self.sizes = sizes
@@ -640,6 +630,8 @@ class Commit:
         topic = self.topic
         self.file, self.offset = file.file_id, offset
         self.end = LogPosition(file.ordinal, offset + len(self.data))
+        if topic.tree is not None and self.leaves is None:
+            self.bodies = self.data.bodies[: self.records]
         self.data = NOTHING
         self.written_ns = file.written_ns
         topic.blocks.written_seq = max(topic.blocks.written_seq, self.last_seq)
@@ -716,9 +708,18 @@ class Commit:
             if topic.unwritten is None:
                 topic.unwritten = deque()
             topic.unwritten.append(self)
+        if topic.tree is not None and self.records:
+            self._grow(topic.tree)
         self.result = self.apply(self)
         if topic.working is None:
             self.finish()
+
+    def _grow(self, tree: TopicTree) -> None:
+        """Add the leaves of its records to the topic's tree."""
+        tree.publish(self.last_seq - self.records + 1, self.leaves or self.bodies, self.bytes)
+        self.bodies = ()
+        if tree.is_due and self.topic.common.hash_soon is not None:
+            self.topic.common.hash_soon(self.topic)
 
     def finish(self) -> None:
         """Let those go on who wait for it."""

@@ -26,6 +26,7 @@ class TopicTotals:
         "copying",
         "delayed",
         "fetch",
+        "hash_soon",
         "in_doubt",
         "is_fenced",
         "is_synced",
@@ -48,6 +49,8 @@ class TopicTotals:
         """The same for the reclaimer, as far as they have segments."""
         self.fetch: Callable[[Topic, tuple[Span, ...]], None] | None = None
         """Starts loading columns that a topic needs before it can go on publishing; ends in `Topic.resume`."""
+        self.hash_soon: Callable[[Topic], None] | None = None
+        """Told that many leaves of a topic's tree wait to be hashed."""
         self.news: Callable[[Topic | Fanout[Any]], None] | None = None
         """Told that a topic has somebody to be served, or that there is something to be forwarded."""
         self.copying: dict[Topic, None] = {}

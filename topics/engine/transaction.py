@@ -26,6 +26,7 @@ import trio
 from topics.engine.commits import Commits
 from topics.engine.topic import Commit, Topic
 from topics.errors import ApiError
+from topics.evidence.topic_tree import blanks
 from topics.storage.store import ReplayStart
 from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import FrameType, UnsealedFrames, encode_control
@@ -241,6 +242,7 @@ class Transaction:
         def publish(batch: ControlBatch) -> None:
             if member.error is None:
                 member.apply, member.needs, member.held = member.undo, None, None
+                member.leaves = blanks(member.records)  # nobody has ever seen these records
                 member.ready = True
                 member.topic.settle()
             self._note_decided(batch)

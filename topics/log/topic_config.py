@@ -64,6 +64,9 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _MAY_BE_NULL: Final = frozenset({"order_by", "compression"})
 
+EVIDENCE_CLASSES: Final = frozenset({"fsync", "remote"})
+"""The classes of topics with evidence: what was published there is on disk."""
+
 TARGETS: Final = ("dead_letter", "completed")
 """Fields that name another topic, to which the daemon appends. That is not the topic itself, and not `ephemeral`."""
 
@@ -73,6 +76,7 @@ _LATER: Final[Mapping[str, object]] = {
     "segment_max_bytes": None,
     "segment_max_age_ms": None,
     "compression": None,
+    "evidence": False,
     "retry": None,
     "priority_aging_ms": TopicConfig().priority_aging_ms,
     "max_in_flight": 0,
@@ -161,7 +165,13 @@ def resolve_config(
     # If a body has both, `durability` wins over `durable`; `durable` alone sets the class, whatever it was before.
     if "durability" not in present and "durable" in present:
         present["durability"] = "fsync" if present["durable"] else "disk"
-    present["durable"] = present.get("durability", base.durability) in SYNCED_CLASSES
+    durability = present.get("durability", base.durability)
+    if present.get("evidence") is False and base.evidence:
+        raise invalid("evidence", "cannot be switched off: what was published with it must stay provable")
+    if present.get("evidence", base.evidence) and durability not in EVIDENCE_CLASSES:
+        classes = " or ".join(sorted(EVIDENCE_CLASSES.intersection(_CHOICES["durability"])))
+        raise invalid("durability", f"a topic with evidence is {classes}")
+    present["durable"] = durability in SYNCED_CLASSES
     return _intern(msgspec.structs.replace(base, **present))
 
 

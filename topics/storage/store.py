@@ -17,12 +17,14 @@ import msgspec
 
 from topics.config import Settings
 from topics.errors import ApiError
+from topics.evidence.signed_note import BadSignedNote
 from topics.model import SYNCED_CLASSES
 from topics.runtime.clock import Clock
 from topics.runtime.instant import Instant
 from topics.runtime.offload import Offload, Pool
 from topics.runtime.window_clock import WindowClock, resumed
 from topics.storage.cold.cold_directory import ColdDirectory
+from topics.storage.evidence.key_file import EvidenceKey, new_tree_id
 from topics.storage.files.datadir import (
     DataDir,
     DataDirError,
@@ -52,6 +54,7 @@ from topics.storage.recovery.verdicts import (
     drop_stages,
     note_damage,
     note_decisions,
+    renew_trees,
     secure_end,
     settle_queues,
 )
@@ -116,6 +119,7 @@ class Store:
         self.cold = self.cold_dir.store
         self.tiers = SegmentTiers(DirectorySegmentStore(fs, self.datadir.root), self.cold, objects)
         self.manifests = Manifests(fs, self.datadir, offload, self.tiers.hot)
+        self.evidence_key = EvidenceKey(fs, self.datadir, settings.evidence_key_file, has_bucket=bool(settings.bucket))
         self.progress = Progress()
         self.snapshot_number = 0
         self.salvaged = False
@@ -244,6 +248,7 @@ class Store:
             note_damage(recovered, verdicts, shards)
             note_decisions(recovered, verdicts, shards)
             drop_stages(recovered, verdicts, shards)
+        self._renew_trees(recovered, verdicts, shards)
         if restored_now:
             log.warning("directory_restored", directory=self.datadir.root, seqs_skipped=restored_copy.SKIPPED_SEQS)
         log_found(recovered, verdicts, (self._clock.perf_ns() - began_ns) / 1e6, salvaged=self.salvaged)
@@ -272,16 +277,46 @@ class Store:
         witness.begin()
         if recovered.new_layout:
             self._remove_old_layout(shards, recovered.starts[0].ordinal)
+        if self.salvaged:  # what says that a topic was at work may be lost
+            trees = {topic.id for topic in recovered.topics.values() if topic.tree is not None}
+            at_work |= trees & recovered.directories
         for topic_id in at_work:
             topic = recovered.topics.get(topic_id)
             if topic is not None:
-                tidy_topic(fs, self.datadir, topic_id, topic.segments)
+                tidy_topic(fs, self.datadir, topic_id, topic.segments, topic.tree)
         if self._rebuilt:
             set_unknown_aside(fs, self.datadir, recovered.topics.keys() | recovered.copied_topics)
         remove_unknown_topics(self.tiers.hot, recovered.topics.keys() | recovered.copied_topics)
         self.cold_dir.join_at_start(recovered)
         recovered.columns.forget_all()
         return recovered
+
+    def _renew_trees(self, recovered: RecoveredState, verdicts: dict[int, list[Verdict]], shards: int) -> None:
+        """Begin new histories of Merkle trees, of which leaves may be lost: nothing of them may contradict a checkpoint
+        from before."""
+        renewed = renew_trees(
+            recovered,
+            verdicts,
+            shards,
+            every=self.restored or self._rebuilt,
+            new_id=partial(new_tree_id, self._fs),
+            key=self._present_key,
+        )
+        if renewed:
+            log.warning(
+                "evidence_begun_anew",
+                topics=renewed,
+                reason="the directory is a copy" if self.restored else "salvage may have lost leaves",
+                consequence="their checkpoints have another origin from now on",
+            )
+
+    def _present_key(self) -> str | None:
+        """Return the hash of the key that signs checkpoints now, None if it cannot be read."""
+        try:
+            return self.evidence_key.load().hash
+        except (OSError, BadSignedNote) as error:
+            log.error("evidence_key_unusable", problem=str(error))
+            return None
 
     def _recover(self) -> RecoveredState:
         for directory in self._shard_directories():
@@ -500,6 +535,10 @@ class Store:
         """Return True if some or all appends are refused because the disk has no room."""
         return self.space.shortage is not None or any(writer.stall.refusal is not None for writer in self.writers)
 
+    def new_tree_id(self) -> str:
+        """Return a uuid for a Merkle tree."""
+        return new_tree_id(self._fs)
+
     def failed(self, shard: int) -> bool:
         """Return True if a shard is read-only."""
         return self.writers[shard].failed is not None
@@ -608,7 +647,8 @@ def follow(writer: FollowedShard, shard: RecoveredShard) -> None:
 def tidy_all(fs: Fs, datadir: DataDir, recovered: RecoveredState) -> None:
     """Remove files that belong to no segment, in the directories of all topics. Blocking. Raises OSError."""
     for topic_id in sorted(recovered.directories & recovered.topics.keys()):
-        tidy_topic(fs, datadir, topic_id, recovered.topics[topic_id].segments)
+        topic = recovered.topics[topic_id]
+        tidy_topic(fs, datadir, topic_id, topic.segments, topic.tree)
 
 
 def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[str, Any]]]:
@@ -627,5 +667,8 @@ def verdicts_frames(verdicts: list[Verdict]) -> list[tuple[FrameType, int, dict[
         for first, last, reason in verdict.copies:
             hole_within = {"first": first, "last": last, "reason": reason, "within": True}
             out.append((FrameType.HOLE, verdict.topic_id, hole_within))
+        if verdict.tree is not None:
+            renewed = {"tree": verdict.tree.tree, "key": verdict.tree.key}
+            out.append((FrameType.EVIDENCE, verdict.topic_id, renewed))
         out.append((FrameType.HEAD_WATERMARK, verdict.topic_id, {"ceiling": verdict.ceiling}))
     return out

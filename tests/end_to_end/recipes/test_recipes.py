@@ -45,7 +45,7 @@ NOT_RUN: Final = {
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert len(RECIPES) == 20
+    assert len(RECIPES) == 22
     for title, blocks in RECIPES.items():
         assert {block.language for block in blocks} <= {"sh", "python", ""}, title
         assert all(block.file for block in blocks if block.language == "python")
@@ -62,6 +62,8 @@ def test_every_block_says_what_it_is() -> None:
         "Priority lanes",
         "Back-pressure by limits",
         "Publish and subscribe",
+        "Audit log that an outsider can check",
+        "Redaction",
         "Outbox",
         "Log shipping",
         "Read model",

@@ -13,6 +13,7 @@ from tests.simulation.test_recovery_rules import lived
 from tests.simulation.wal_content import scan_of
 from tests.simulation.world import Life, quiet
 from tests.storage.made import COLD, ROOT, made
+from topics.model import TopicConfigPatch
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.offline.directory_facts import DirectoryFacts, TopicFacts
 from topics.storage.offline.frame_dump import FrameFacts
@@ -206,3 +207,23 @@ def test_what_a_shortened_file_does_not_have_is_said_to_be_missing_and_bad_bytes
     kinds = [(frame.type, frame.offset, frame.bytes) for frame in found if frame.type != "Record"]
     assert kinds == [("BadBytes", mine[1].offset, mine[1].bytes), ("MissingBytes", cut, length - cut)]
     assert [frame.seq for frame in found if frame.type == "Record"] == [frame.seq for frame in [mine[0], *mine[2:-2]]]
+
+
+def test_the_tree_of_a_topic_with_evidence_is_told() -> None:
+    async def script(life: Life, client: Client) -> None:
+        await client.create("plain", durability="fsync")
+        await client.create("proved", durability="fsync")
+        await client.append("proved", 2)
+        await life.engine.topic_lifecycle.put("proved", TopicConfigPatch(evidence=True))
+        await client.append("proved", 3)
+        await life.compactor.checkpoint()
+        await client.append("proved", 1)
+
+    fs = lived(script).fs.after_process_kill()
+    for in_use, leaves in ((False, 4), (True, 3)):
+        found = facts(fs, None, in_use=in_use)
+        assert topic_of(found, "plain").evidence is None
+        evidence = topic_of(found, "proved").evidence
+        assert evidence is not None
+        assert (evidence.start_seq, evidence.leaves, evidence.stored) == (3, leaves, 3)
+        assert len(evidence.tree) == 32

@@ -19,6 +19,8 @@ import msgspec
 from topics.bucket.base_format import (
     PAGE_TOPICS,
     BlobRef,
+    LeafFileEntry,
+    LeavesEntry,
     SealedFile,
     SegmentEntry,
     TopicEntry,
@@ -43,6 +45,7 @@ from topics.bucket.bases.segment_reads import (
 from topics.bucket.bases.uploads import Uploads
 from topics.bucket.object_names import PackName, SegmentKind, SegmentName, segment_name
 from topics.runtime.offload import Offload, Pool
+from topics.storage.evidence.leaf_files import LeavesDamaged, decode_leaf_file, file_bytes
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.base_capture import BaseCapture, CapturedSegment, CapturedTopic
 from topics.storage.segments.segment_reader import NO_COLD, ColdNeeded, SegmentTiers
@@ -163,7 +166,7 @@ class BaseContent:
         known = {
             topic.id: note.fingerprint
             for topic in topics
-            if topic.segments
+            if (topic.segments or topic.leaves)
             and (note := self._known.topic(topic.id)) is not None
             and self._is_same(topic, note, note.fingerprint)
         }
@@ -184,7 +187,7 @@ class BaseContent:
 
     async def _topic(self, topic: CapturedTopic, examined: _Examined) -> TopicEntry:
         is_large = len(topic.part) > LARGE_PART
-        if not topic.segments and not is_large:
+        if not topic.segments and not is_large and not topic.leaves:
             return TopicEntry(topic.id, topic.part, [], topic.has_manifest)
         note = self._known.topic(topic.id)
         if note is None or not self._is_same(topic, note, examined.fingerprint):
@@ -198,10 +201,34 @@ class BaseContent:
                 await self._segment(one, old.get((one.segment.first, one.salt or 0)), examined.deletions)
                 for one in topic.segments
             ]
-            note = TopicNote(part, segments, examined.fingerprint)
+            leaves = await self._leaves(topic, note.leaves if note is not None else None)
+            note = TopicNote(part, segments, examined.fingerprint, leaves)
         self.result.note(topic.id, note)
         part_or_blob = note.part if note.part is not None else topic.part
-        return TopicEntry(topic.id, part_or_blob, [one.entry for one in note.segments], topic.has_manifest)
+        entries = [one.entry for one in note.segments]
+        return TopicEntry(topic.id, part_or_blob, entries, topic.has_manifest, note.leaves)
+
+    async def _leaves(self, topic: CapturedTopic, old: LeavesEntry | None) -> LeavesEntry | None:
+        """The entry of the leaves of a topic: leaves of one tree never change, so files that the base before has are
+        not read."""
+        if not topic.leaves:
+            return None
+        known: dict[tuple[int, int], LeafFileEntry] = {}
+        if old is not None and old.tree == topic.tree:
+            known = {(file.first_seq, file.leaves): file for file in old.files if self._is_wanted(file.content)}
+        files = []
+        for file in topic.leaves:
+            entry = known.get((file.first_seq, file.leaves))
+            if entry is None:
+                read = partial(self._tiers.hot.read_range, topic.id, file.name, 0, file_bytes(file.leaves))
+                content = await self._offload.run(Pool.HOT_READ, read)
+                try:
+                    decode_leaf_file(content, file)
+                except LeavesDamaged as error:
+                    raise OSError(errno.EIO, str(error)) from error
+                entry = LeafFileEntry(file.first_seq, file.leaves, await self._packs.add(content))
+            files.append(entry)
+        return LeavesEntry(topic.tree, files)
 
     def _is_same(self, topic: CapturedTopic, note: TopicNote, fingerprint: bytes) -> bool:
         """Return True if the base before says of a topic what this one has to say."""
@@ -356,7 +383,7 @@ def _examined(topics: Sequence[CapturedTopic], known: Mapping[int, bytes]) -> di
     """What the parts say, but for those of which the fingerprint is known. In a worker thread."""
     found: dict[int, _Examined] = {}
     for topic in topics:
-        noted = topic.segments or len(topic.part) > LARGE_PART
+        noted = topic.segments or topic.leaves or len(topic.part) > LARGE_PART
         fingerprint = hashlib.blake2b(topic.part, digest_size=20).digest() if noted else UNKNOWN
         deletions: Mapping[int, SegmentDeletions] = {}
         if topic.segments and known.get(topic.id) != fingerprint:

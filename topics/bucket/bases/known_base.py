@@ -17,6 +17,7 @@ from topics.bucket.base_format import (
     MAX_BASE_BYTES,
     Base,
     BlobRef,
+    LeavesEntry,
     SegmentEntry,
     TopicEntry,
     decode_base,
@@ -52,6 +53,7 @@ class TopicNote(msgspec.Struct, array_like=True):
     segments: list[SegmentNote]
     fingerprint: bytes = UNKNOWN
     """Of its part, if this process has made the note."""
+    leaves: LeavesEntry | None = None
 
 
 class KnownPage(msgspec.Struct):
@@ -73,7 +75,7 @@ class KnownBase:
 
     def note(self, topic_id: int, note: TopicNote) -> None:
         """Note a topic, if there is something to be noted."""
-        if note.segments or note.part is not None:
+        if note.segments or note.part is not None or note.leaves is not None:
             self._topics[topic_id] = _ENCODER.encode(note)
             self._looked_up = (-1, {})
 
@@ -117,6 +119,8 @@ class KnownBase:
 def _refs(note: TopicNote) -> Iterator[BlobRef]:
     if note.part is not None:
         yield note.part
+    for file in note.leaves.files if note.leaves is not None else ():
+        yield file.content
     for one in note.segments:
         yield from one.entry.pieces
         if one.entry.deleted is not None:
@@ -173,4 +177,4 @@ async def load_or_nothing(objects: ObjectStore, offload: Offload, base: Base) ->
 
 def _note_of(topic: TopicEntry) -> TopicNote:
     part = topic.part if isinstance(topic.part, BlobRef) else None
-    return TopicNote(part, [SegmentNote(entry) for entry in topic.segments])
+    return TopicNote(part, [SegmentNote(entry) for entry in topic.segments], leaves=topic.leaves)

@@ -133,6 +133,7 @@ class BucketCheck:
 
     def _note_blobs(self, topic: TopicEntry, base: str) -> None:
         refs = [topic.part, *(entry.deleted for entry in topic.segments)]
+        refs += [file.content for file in topic.leaves.files] if topic.leaves is not None else []
         for ref in [*refs, *(piece for entry in topic.segments for piece in entry.pieces)]:
             if isinstance(ref, BlobRef):
                 self._note_blob(ref, base)

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from topics.bucket.base_format import Base, BlobRef
 from topics.bucket.object_names import base_name
-from topics.bucket.offline.base_pages import BasePages, SegmentPlan
+from topics.bucket.offline.base_pages import BasePages, LoadedTopic, SegmentPlan
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.restored_segments import RestoredSegments
+from topics.storage.evidence.leaf_files import LeafFile
 from topics.storage.files.datadir import DataDir
-from topics.storage.files.fs import Fs, write_all
+from topics.storage.files.fs import Fs, join, write_all
 from topics.storage.files.progress import Progress
 from topics.storage.snapshots.snapshot import encode_manifest
 
@@ -59,12 +60,13 @@ class RestoredTopics:
         active = [plan for plan in plans if plan.entry.data is None]
         self._progress.total += sum(plan.size for plan in plans)
         for topic in loaded:
-            if topic.plans or topic.entry.has_manifest:
+            if topic.plans or topic.entry.has_manifest or topic.entry.leaves is not None:
                 self._fs.mkdir(self._datadir.topic_dir(topic.entry.id))
             if topic.entry.has_manifest and topic.part is not None:
                 path = self._datadir.manifest_path(topic.entry.id, topic.generation)
                 with self._fs.open(path, exclusive=True) as file:
                     write_all(file, encode_manifest(topic.part), 0)
+        self._write_leaves(loaded)
         self._write_pieces(active)
         for plan in active:
             self.segments.finish_active(plan)
@@ -73,6 +75,20 @@ class RestoredTopics:
         return RestoredPage(
             [topic.part for topic in there if topic.part is not None], sealed, [one.name for one in there]
         )
+
+    def _write_leaves(self, topics: list[LoadedTopic]) -> None:
+        """Write the leaves of Merkle trees."""
+        places: dict[BlobRef, list[str]] = {}
+        for topic in topics:
+            for file in topic.entry.leaves.files if topic.entry.leaves is not None else ():
+                name = LeafFile(file.first_seq, file.leaves).name
+                places.setdefault(file.content, []).append(join(self._datadir.topic_dir(topic.entry.id), name))
+        self._progress.total += sum(ref.size for ref in places)
+        for ref, content in self._reader.blobs(places, self._base):
+            for path in places[ref]:
+                with self._fs.open(path, exclusive=True) as target:
+                    write_all(target, content, 0)
+            self._note(len(content))
 
     def _write_pieces(self, plans: list[SegmentPlan]) -> None:
         """Write the `.data` of active segments. The same content may belong to several places."""

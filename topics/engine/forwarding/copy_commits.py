@@ -14,13 +14,16 @@ from typing import NamedTuple
 
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
+from topics.engine.foreseen import Foreseen
 from topics.engine.forwarding.forwarder import Forwarder, WorkBeforeStep
 from topics.engine.forwarding.source_columns import CopyColumns, SourceColumns, columns_of_copies
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends, eviction_frames, placed, publish_records
 from topics.engine.record_columns import encode_blocks, utf8
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
+from topics.evidence.merkle import Leaves
+from topics.evidence.record_leaf import leaves_of
 from topics.log.block import Block
 from topics.log.copies import CopyKind, Origin, each_kind
 from topics.log.missing_columns import missing_below
@@ -191,7 +194,11 @@ class CopyCommits:
         sent_total = forwarder.sent_total + forwarded.copies
         appended = decided.appended if decided is not None else None
         recipe = decided.recipe if decided is not None else None
-        payload = encode_forwarded(forwarded._replace(total=sent_total), recipe, self._store.files.place_of)
+        leaves: bytes | None = None
+        if dest.tree is not None and decided is not None and recipe is not None:
+            leaves = _leaves(dest, seqs, decided.columns)
+        forwarded = forwarded._replace(total=sent_total, leaves=leaves)
+        payload = encode_forwarded(forwarded, recipe, self._store.files.place_of)
         entries = [(FrameType.FORWARDED, payload)]
         if decided is not None and not dest.ephemeral:
             entries += eviction_frames(dest, decided.watermark, decided.kept)
@@ -210,6 +217,8 @@ class CopyCommits:
             sizes=decided.columns.made.sizes if decided is not None else None,
             frame_lens=appended.frame_lens if appended is not None else None,
         )
+        if leaves is not None:
+            commit.leaves = Leaves(leaves)
         if decided is not None:
             if decided.watermark:
                 commit.needs = partial(missing_below, dest.log.index, decided.watermark)
@@ -312,6 +321,20 @@ def _columns(forwarder: Forwarder, taken: SourceColumns, chosen: Sequence[int]) 
     datas = taken.datas if every else [taken.datas[i] for i in chosen]
     nodes, tags = some(taken.nodes, changes.drop_node), some(taken.tags, changes.drop_tag)
     return _CopiedRecords(datas, nodes, tags, columns_of_copies(forwarder.source, taken, chosen, changes))
+
+
+def _leaves(dest: Topic, seqs: CopySeqs, columns: _CopiedRecords) -> bytes:
+    """Return the leaves of the copies in the Merkle tree of the dest. Their frame has them, because the records that it
+    points to may be gone before anybody has read them for the dest."""
+    return leaves_of(
+        dest.id,
+        seqs.first,
+        seqs.ts,
+        columns.datas,
+        nodes=columns.nodes,
+        tags=columns.tags,
+        metas=columns.made.metas,
+    )
 
 
 def _flags(columns: _CopiedRecords) -> bytes:

@@ -20,5 +20,6 @@ delete            deletions by seq and by tag
 null_expiry       deleting records whose data is null, after their time
 topic_lifecycle   creating, reconfiguring and deleting topics
 stage_lifecycle   creating, filling and dropping stages
+stage_leaves      the leaves of the records of stages, computed before they have their seqs
 stage_commits     publishing the records of stages in their topic
 """

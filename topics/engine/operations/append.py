@@ -20,6 +20,7 @@ import trio
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits, time_commit, unlogged_floor
+from topics.engine.foreseen import Foreseen
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.append_attachment import AppendAttachment
@@ -40,7 +41,7 @@ from topics.engine.record_columns import (
 )
 from topics.engine.registry import Registry
 from topics.engine.tables.kept_records import KeptRecords, keep_frame
-from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.log.block import Block
 from topics.log.missing_columns import missing_below

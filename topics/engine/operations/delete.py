@@ -16,9 +16,10 @@ import trio
 
 from topics.config import Settings
 from topics.engine.commits import Commits, deletion_batch, time_commit
+from topics.engine.foreseen import Foreseen
 from topics.engine.loader import Loader
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError
 from topics.log.missing_columns import missing_below, missing_to_delete
 from topics.log.span import LIVE, NotLoaded, Span

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import deletion_frames
+from topics.engine.foreseen import Foreseen
 from topics.engine.group_queue import GroupQueue
 from topics.engine.operations.append import Appends, eviction_frames, fence_frame, placed, publish_records
 from topics.engine.operations.delete import is_among
@@ -22,7 +23,7 @@ from topics.engine.operations.large_batches import LargeBatch
 from topics.engine.operations.new_jobs import enqueue_event, enqueue_frame, publish_jobs
 from topics.engine.record_columns import AppendColumns, encode_blocks, utf8
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.engine.transaction import MemberCommit
 from topics.groups.group_events import group_event_to_wire
 from topics.log.block import Block

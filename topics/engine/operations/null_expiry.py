@@ -13,9 +13,10 @@ from functools import partial
 from typing import Final
 
 from topics.engine.commits import Commits, deletion_batch
+from topics.engine.foreseen import Foreseen
 from topics.engine.operations.delete import Deletions, is_among
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError
 from topics.log.dumped_values import little_endian
 from topics.log.missing_columns import missing_to_delete

@@ -35,13 +35,15 @@ from topics.engine.commits import Commits, time_commit
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends, eviction_frames, fence_frame, waits_for_pending
 from topics.engine.operations.judge import FoundTags, publish_fence, raise_fence
+from topics.engine.operations.stage_leaves import StageLeaves, hash_ahead, stage_columns
 from topics.engine.operations.stage_lifecycle import StageLifecycle
-from topics.engine.record_columns import BLOCK_RECORDS, encode_blocks, index_flags
+from topics.engine.record_columns import encode_blocks, index_flags
 from topics.engine.registry import Registry, settled
 from topics.engine.tables.kept_records import NULL
 from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, invalid, topic_not_found
-from topics.log.block import Block, RecordColumns, block_with
+from topics.evidence.merkle import Leaves
+from topics.log.block import Block, RecordColumns
 from topics.log.copies import PLAIN, CopyKind, CopyTable
 from topics.log.missing_columns import missing_below
 from topics.log.span import FLAG_DERIVED, SPAN_RECORDS, NotLoaded, Span
@@ -50,6 +52,7 @@ from topics.log.tables.kept_tags import KeptChange
 from topics.model import CommitResult, Conditions, Fence, Performance
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
+from topics.runtime.offload import Offload
 from topics.storage.segments.copy_frames import CopyRecipe, encode_staged
 from topics.storage.segments.tags_format import SegmentTags
 from topics.storage.segments.topic_segments import Segment, SegmentSet
@@ -129,6 +132,7 @@ class StageCommits:
         stage_lifecycle: StageLifecycle,
         loader: Loader,
         background: BackgroundTasks,
+        offload: Offload,
     ) -> None:
         self._clock = clock
         self._registry = registry
@@ -139,6 +143,7 @@ class StageCommits:
         self._stage_lifecycle = stage_lifecycle
         self._loader = loader
         self._background = background
+        self._offload = offload
         self._in_flight: dict[tuple[int, str], trio.Event] = {}
         """Events for the ends of the commits in flight, by topic id and key."""
 
@@ -342,26 +347,14 @@ class StageCommits:
 
     async def _read(self, stage: Topic) -> list[_StagePiece]:
         """Return the contents of a stage, for a target that has its records in memory only."""
-        log = stage.log
         pieces: list[_StagePiece] = []
-        loaded: list[Block] = []
-        position = 1
-        while position <= log.head_seq:
-            block = stage.blocks.find(position) or block_with(loaded, position)
-            if block is None:
-                loaded = await self._loader.load(stage, position, log.head_seq)
-                if stage.deleted or log.count != log.head_seq:
-                    raise ApiError("stage_not_found", f"stage {stage.name!r} has lost records")
-                continue
-            last = min(block.last_seq, position + BLOCK_RECORDS - 1)
-            columns = block.columns(position, last)
+        async for columns in stage_columns(stage, self._loader):
             sizes = array("I", map(len, columns.datas))
             if columns.metas is not None:
                 sizes = array("I", map(add, sizes, map(len, columns.metas)))
             flags = index_flags(len(sizes), columns.nodes, columns.tags)
             here = {i for i, data in enumerate(columns.datas) if data == NULL}
             pieces.append(_StagePiece(None, set(), b"", sizes, sum(sizes), flags, columns.tags, columns, here))
-            position = last + 1
             await trio.lowlevel.checkpoint()
         return pieces
 
@@ -385,6 +378,7 @@ class StageCommits:
         waited = 0.0
         tags: FoundTags = {}
         kept: KeptChange | None = None
+        leaves: StageLeaves | None = None
         barred = False
         try:
             while True:
@@ -409,6 +403,12 @@ class StageCommits:
                     barred = True
                     kept = await self._kept(target, pieces)
                     continue
+                if sizes and target.tree is not None and leaves is None:
+                    if not barred:
+                        target.barrier = trio.Event()
+                        barred = True
+                    leaves = await hash_ahead(target, stages, self._registry.now_ms(), self._loader, self._offload)
+                    continue
                 try:
                     watermark = self._appends.watermark(target, sizes, kept) if sizes else 0
                     if sizes and target.config.discard == "reject":
@@ -420,7 +420,7 @@ class StageCommits:
             if waited:
                 perf.throttle_wait_ms = waited
             fence = raise_fence(target, conditions) if conditions is not None else None
-            return self._send(target, stages, key, pieces, sizes, nbytes, watermark, kept, fence)
+            return self._send(target, stages, key, pieces, sizes, nbytes, watermark, kept, fence, leaves)
         except BaseException:
             self._appends.kept.take_back(target, kept)
             raise
@@ -445,10 +445,13 @@ class StageCommits:
         watermark: int,
         kept: KeptChange | None,
         fence: Fence | None,
+        leaves: StageLeaves | None,
     ) -> tuple[Commit, _DecidedCommit]:
-        """Queue the batch, in one step of the loop: from here on the commit is the target's."""
+        """Queue the batch, in one step of the loop: from here on the commit is the target's. `leaves` fit."""
         count = len(sizes)
         ts, at = max(self._registry.now_ms(), target.last_ts), self._registry.windows.now_ms()
+        if leaves is not None:
+            ts = leaves.ts
         first_seq, last_seq = target.assigned + 1, target.assigned + count
         commit_point = CommitPoint.SYNCED
         if count:
@@ -458,7 +461,7 @@ class StageCommits:
         seq = first_seq
         for piece in pieces:
             if piece.recipe is not None:
-                payloads.append((FrameType.FORWARDED, piece.payload, seq))
+                payloads.append((FrameType.FORWARDED, self._with_leaves(piece, seq - first_seq, leaves), seq))
                 seq += len(piece.flags)
                 # The source files must stay from now on, before the copies are published.
                 target.copy_table().need(piece.files, last_seq)
@@ -487,12 +490,22 @@ class StageCommits:
         )
         if watermark:
             commit.needs = partial(missing_below, target.log.index, watermark)
+        if leaves is not None:
+            commit.leaves = Leaves(leaves.leaves)
         commit.held = trio.Event()
         commit.on_fail = commit.held.set
         if kept is not None:
             commit.also_on_fail(partial(self._appends.kept.take_back, target, kept))
         self._commits.send(commit)
         return commit, decided
+
+    def _with_leaves(self, piece: _StagePiece, at: int, leaves: StageLeaves | None) -> bytes:
+        """Return the payload of the frame of a piece, whose first record is number `at` of the commit."""
+        if leaves is None or piece.recipe is None:
+            return piece.payload
+        some = leaves.part(at, len(piece.flags))
+        stage_id = piece.recipe.kinds[0][1].topic_id
+        return dump_payload(encode_staged(stage_id, piece.recipe, self._store.files.place_of, some))
 
     async def _index(self, target: Topic, decided: _DecidedCommit) -> None:
         """Build the index columns that publication puts in place. All commits before this one are published, and no

@@ -27,6 +27,7 @@ from topics.engine.registry import Registry
 from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
+from topics.evidence.topic_tree import TopicTree, TreeIdentity
 from topics.log.block import Block, block_with
 from topics.log.bucket_ceiling import BucketCeiling
 from topics.log.copies import Origin
@@ -39,6 +40,7 @@ from topics.log.topic_config import config_to_wire, resolve_config, targets_of
 from topics.log.topic_log import SeqRun
 from topics.model import SYNCED_CLASSES, TopicConfig, TopicConfigPatch
 from topics.runtime.background import BackgroundTasks
+from topics.runtime.offload import Offload
 from topics.storage.segments.topic_segments import SegmentSet
 from topics.storage.store import Store
 from topics.storage.wal import frames
@@ -67,6 +69,7 @@ class TopicLifecycle:
         loader: Loader,
         tables: TopicTables,
         background: BackgroundTasks,
+        offload: Offload,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -77,6 +80,7 @@ class TopicLifecycle:
         self._loader = loader
         self._tables = tables
         self._background = background
+        self._offload = offload
         self.on_gone: Callable[[Topic], list[str]] | None = None
         """Called when a topic is deleted; returns the names of the routers that are deleted with it."""
         self.on_changed: Callable[[Topic], None] | None = None
@@ -173,8 +177,11 @@ class TopicLifecycle:
             return True, await self._background.finish(work, wait)
 
     def check_targets(self, name: str, config: TopicConfig) -> None:
-        """Refuse a config with which a dead-letter topic, or one for results, would be ephemeral: it must survive a
-        restart (`docs/spec/semantics.md` section 6)."""
+        """Refuse evidence without a key that may sign it; and a config with which a dead-letter topic, or one for
+        results, would be ephemeral: it must survive a restart (`docs/spec/semantics.md` section 6)."""
+        present = self._registry.topics.get(name)
+        if config.evidence and (present is None or not present.config.evidence):
+            self._store.evidence_key.check_may_begin()
         if config.durability == "ephemeral":
             fields = {field for _, field in self._targets.get(name, ())}
             for _, other in self._intended:
@@ -187,6 +194,11 @@ class TopicLifecycle:
             becomes = any(of == named and other.durability == "ephemeral" for of, other in self._intended)
             if becomes or (target is not None and target.ephemeral):
                 raise invalid(field, f"{named!r} is ephemeral")
+
+    async def _new_tree(self, start_seq: int) -> TreeIdentity:
+        """Return a new Merkle tree whose first leaf is that of `start_seq`. Raises `503 not_ready` without a key."""
+        signer = await self._store.evidence_key.signer(self._offload)
+        return TreeIdentity(self._store.new_tree_id(), start_seq, signer.hash)
 
     async def create(self, name: str, config: TopicConfig) -> bool:
         """Make a topic, synced, and return True. Or wait for the task that is making it and return False; the caller
@@ -260,6 +272,10 @@ class TopicLifecycle:
                 created["bucket_ceiling"] = bucket_ceiling
                 topic.bucket_ceiling = BucketCeiling(bucket_ceiling, self._registry.monotonic_ms())
             entries = [(FrameType.TOPIC_CREATE, created)]
+            if config.evidence:
+                tree = await self._new_tree(1)
+                entries.append((FrameType.EVIDENCE, tree_frame(tree)))
+                topic.tree = TopicTree(tree)
 
             def apply(batch: ControlBatch) -> None:
                 topic.ceiling.set(ceiling)
@@ -268,7 +284,7 @@ class TopicLifecycle:
 
             batch = ControlBatch(
                 seal_batch(entries, topic_id=topic_id, ts=now, opened=False),
-                1,
+                len(entries),
                 topic_id=topic_id,
                 wants_sync=True,
                 wants_archive=topic.is_remote,
@@ -338,6 +354,10 @@ class TopicLifecycle:
             trims = bool(config.keep_per_tag) and not 0 < old.keep_per_tag <= config.keep_per_tag
             below = 0 if trims else await self._below(topic, config)
             entries = self._update_entries(topic, config, ceiling, below) + self._tables.null_frames(nulls)
+            tree: TreeIdentity | None = None
+            if config.evidence and not old.evidence:
+                tree = await self._new_tree(topic.assigned + 1)
+                entries.append((FrameType.EVIDENCE, tree_frame(tree)))
 
             def apply(batch: ControlBatch) -> None:
                 topic.on_disk.applied_end = batch.end
@@ -347,6 +367,8 @@ class TopicLifecycle:
                 if (reserved := entries_ceiling(entries)) is not None:
                     topic.bucket_ceiling = BucketCeiling(reserved, self._registry.monotonic_ms())
                 self._apply_config(topic, config, ceiling)
+                if tree is not None:
+                    topic.tree = TopicTree(tree)
                 self._tables.settle(topic, nulls)
                 topic.change(partial(self._latch, topic, below))
 
@@ -505,6 +527,11 @@ class TopicLifecycle:
             lens.extend(one.frame_lens)
         topic.log.index.place(first, batch.file_id, offsets_of(batch.offset, lens), lens)
         topic.blocks.written_seq = max(topic.blocks.written_seq, last)
+
+
+def tree_frame(tree: TreeIdentity) -> dict[str, Any]:
+    """Return the payload of the frame that begins a Merkle tree."""
+    return {"tree": tree.tree, "start": tree.start_seq, "key": tree.key}
 
 
 def entries_ceiling(entries: Sequence[tuple[FrameType, Mapping[str, Any]]]) -> int | None:

@@ -17,13 +17,14 @@ import trio
 
 from topics.config import Settings
 from topics.engine.commits import Commits
+from topics.engine.foreseen import Foreseen
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
 from topics.engine.operations.append_attachment import AppendAttachment
 from topics.engine.operations.judge import publish_fence
 from topics.engine.registry import Registry
-from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.log.span import NotLoaded
 from topics.model import Fence, UniqueJob
 from topics.queue.lease_events import KeyEvent

@@ -19,12 +19,13 @@ from typing import Any
 import trio
 
 from topics.engine.commits import Commits, deletion_batch
+from topics.engine.foreseen import Foreseen
 from topics.engine.group_queue import GroupQueue, TopicGroups, group_not_found
 from topics.engine.job_queue import JobQueue
 from topics.engine.loader import Loader
 from topics.engine.operations.delete import is_among
 from topics.engine.registry import Registry, settled
-from topics.engine.topic import Commit, CommitPoint, Foreseen, Topic
+from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError, topic_not_found
 from topics.groups.group_events import group_event_to_wire
 from topics.log.dumped_values import little_endian

@@ -33,6 +33,7 @@ from topics.log.dumped_values import whole
 from topics.queue.leases import Leases
 from topics.runtime.held_clock import HeldClock
 from topics.runtime.instant import Instant
+from topics.runtime.offload import Offload, Pool
 from topics.storage.cache.index_cache import IndexCache
 from topics.storage.files.fs import Fs
 from topics.storage.recovery.copy_replay import CopyReplay
@@ -94,6 +95,7 @@ class LiveReplay:
         status: EngineStatus,
         fs: Fs,
         on_changed: Callable[[Topic], None],
+        offload: Offload,
     ) -> None:
         """`on_changed` is called with each topic that a cut has changed or made."""
         self.shards: dict[int, RecoveredShard] = {shard.shard: shard for shard in recovered.shards}
@@ -115,6 +117,7 @@ class LiveReplay:
         self._windows = 0
         """What the owner's clock of windows has read last, as far as is known."""
         self._on_changed = on_changed
+        self._offload = offload
         self._stashes: dict[int, list[StashedRecords]] = {
             topic.id: topic.stash for topic in recovered.topics.values() if topic.stash
         }
@@ -123,7 +126,13 @@ class LiveReplay:
 
     async def prepare(self, cut: Sequence[FileBatches]) -> None:
         """Do what a cut needs of the disk before it is applied. Raises OSError, ApiError."""
-        await self._sources.write_missing([batch for one in cut for batch in one.batches])
+        batches = [batch for one in cut for batch in one.batches]
+        await self._sources.write_missing(batches)
+        topics = self._registry.by_id
+        of_topics = ((topics.get(batch.rows[0][4]), batch) for batch in batches)
+        proved = [batch for topic, batch in of_topics if topic is not None and topic.tree is not None]
+        if proved:
+            await self._offload.run(Pool.CPU, partial(_hash_records, proved))
 
     def apply(self, cut: Sequence[FileBatches], wall_ms: int, window_ms: int) -> None:
         """Apply a cut, which was taken at `wall_ms` (epoch ms), in this step. `window_ms` is what the owner's clock of
@@ -252,3 +261,9 @@ class LiveReplay:
             registry.common.delayed.pop(topic, None)
         registry.common.delayed.update(dict.fromkeys(delayed))
         self._delayed = delayed
+
+
+def _hash_records(batches: Sequence[FrameBatch]) -> None:
+    """Hash what trees need of a cut, apart from those that begin in it. In a worker thread."""
+    for batch in batches:
+        batch.hash_records()

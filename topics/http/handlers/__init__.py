@@ -11,6 +11,7 @@ queues          claim, ack, nack, extend, and the stream `/work`
 jobs            looking at jobs, retrying and cancelling them
 consumers       named consumers
 redrives        dead letters back to their queues
+evidence        checkpoints and proofs
 schedules       schedules
 groups          groups of a log
 streams         server-sent events

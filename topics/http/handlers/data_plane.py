@@ -26,6 +26,7 @@ from topics.http.calls import (
 from topics.http.connections.exchange import ClientGone
 from topics.http.grants import Grant
 from topics.http.handlers.consumers import ConsumerHandlers
+from topics.http.handlers.evidence import EvidenceHandlers
 from topics.http.handlers.groups import GroupHandlers
 from topics.http.handlers.jobs import JobHandlers
 from topics.http.handlers.latest import LatestHandlers
@@ -65,6 +66,7 @@ class DataPlane:
         schedules = ScheduleHandlers(engine)
         groups = GroupHandlers(engine)
         redrives = RedriveHandlers(engine)
+        evidence = EvidenceHandlers(engine)
         self._stages = Stages(engine)
         self._raw_bytes = RawBytes(engine, self._stages)
         self.handlers: Mapping[str, Handler] = {
@@ -125,6 +127,10 @@ class DataPlane:
             "group_pause": queues.pause,
             "group_resume": queues.resume,
             "group_work": queues.work,
+            "evidence": evidence.checkpoint,
+            "inclusion": evidence.inclusion,
+            "consistency": evidence.consistency,
+            "evidence_key": evidence.key,
             "get_topic": states.get_topic,
             "health": states.health,
             "healthz": states.health,

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from topics.http import answer_types
 from topics.http.openapi.daemon_operations import DAEMON_OPERATIONS
+from topics.http.openapi.evidence_operations import EVIDENCE_OPERATIONS
 from topics.http.openapi.fact import TOPIC, U64
 from topics.http.openapi.job_operations import JOB_OPERATIONS
 from topics.http.openapi.operation import (
@@ -261,6 +262,7 @@ _OPERATIONS |= {
         ok(answer_types.SealedAnswer, "The segments are sealed, and on disk."),
         codes=("topic_not_found", "read_only", "not_owner"),
     ),
+    **EVIDENCE_OPERATIONS,
     "diff_post": Operation(
         RECORDS,
         "Read records",

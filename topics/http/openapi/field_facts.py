@@ -17,6 +17,7 @@ from topics.engine.delivery.prefix_wishes import MOST_PREFIXES
 from topics.groups.group_events import MAX_UNFINISHED
 from topics.http import answer_types
 from topics.http.openapi.daemon_facts import DAEMON_FACTS
+from topics.http.openapi.evidence_facts import EVIDENCE_FACTS
 from topics.http.openapi.fact import FILTER, NOT_EMPTY, ROUTER, TOPIC, U64, Fact, clamped, seq, setting
 from topics.http.openapi.figure_facts import FIGURE_FACTS
 from topics.http.openapi.job_facts import JOB_FACTS, OF_DERIVED_JOBS
@@ -189,6 +190,10 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     ),
     "segment_max_events": _limit("segment_max_events", "Records of a segment"),
     "segment_max_bytes": _limit("segment_max_bytes", "Bytes of a segment's records"),
+    "evidence": Fact(
+        "Keep a Merkle tree over all records, which proves that none was rewritten. Only with `durability` `fsync`; it "
+        "cannot be switched off again."
+    ),
     "segment_max_age_ms": _limit("segment_max_age_ms", "Age at which a segment is sealed; 0 is off"),
     "compression": Fact(
         "Whether sealed segments are compressed (`zstd`) or not (`off`); null for the daemon's setting."
@@ -756,6 +761,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
     },
     answer_types.RouterListAnswer: {"routers": Fact("In the order of their names.")},
     answer_types.RouterDeletedAnswer: {"deleted": Fact("False if there was no such router.")},
+    **EVIDENCE_FACTS,
     answer_types.SealedAnswer: {"segments": seq("The number of segments that the topic has now.")},
     answer_types.ShardPosition: {
         "shard": seq("Number of the shard."),

@@ -44,7 +44,7 @@ class Parameter:
     schema: Mapping[str, Any]
     place: str = "query"
     required: bool = False
-    example: str | None = None
+    example: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ job_requests          lists of jobs, retries, cancellations
 consumer_requests     named consumers
 schedule_requests     schedules
 group_requests        groups of a log
+evidence_requests    proofs
 watch_requests        watches, streams and subscriptions
 line_batches          dividing the lines of an upload into batches
 """

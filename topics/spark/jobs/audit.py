@@ -21,6 +21,7 @@ import click
 import msgspec
 
 from topics.cli.failures import EXIT_FAILED, UsageRefusal
+from topics.cli.offline import kept_checkpoint
 from topics.cli.output import count, print_line, printable, size
 from topics.log.span import Span
 from topics.spark.session import JobOptions, spark_options
@@ -32,6 +33,8 @@ from topics.storage.offline.verify_divided import DividedVerification, SegmentWo
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from topics.storage.offline.verify_trees import KeptCheckpoint
 
 MAX_TASKS: Final = 10_000
 """Each segment is a task of its own up to here; of more, several share one."""
@@ -64,15 +67,23 @@ class Audit(NamedTuple):
         return damaged(self.findings) or any(segment.status == "damage" for segment in self.segments)
 
 
-def run(spark: SparkSession, path: str, cold: str | None = None, *, in_use: bool = False) -> Audit:
+def run(
+    spark: SparkSession,
+    path: str,
+    cold: str | None = None,
+    *,
+    in_use: bool = False,
+    against: Sequence[KeptCheckpoint] = (),
+) -> Audit:
     """Look at a data directory, or a copy of one as `scripts/copy` makes it. Changes nothing.
 
-    `in_use`: a daemon may work on it, and what it replaces meanwhile is looked at again. Raises Refused if it is no
+    `in_use`: a daemon may work on it, and what it replaces meanwhile is looked at again. `against`: checkpoints of
+    topics with evidence that were kept elsewhere. Raises Refused if it is no
     data directory, or is in use and may not be; OSError if the disk does not answer.
     """
     fs = OsFs()
     root, cold = _data_directory(fs, path, cold, in_use=in_use)
-    verification = DividedVerification(fs, root, cold, in_use=in_use)
+    verification = DividedVerification(fs, root, cold, in_use=in_use, against=against)
     with _quiet():
         findings = list(verification.findings())
     work = verification.work
@@ -233,22 +244,32 @@ def _times(number: int, what: str) -> str:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a row for each segment: lines of JSON to a name in .json, else Parquet.",
 )
+@click.option(
+    "--against",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Compare a topic with evidence with a checkpoint that was kept elsewhere. Repeatable.",
+)
 @click.option("--in-use", is_flag=True, help="Go on although a daemon works on the directory.")
 @spark_options
 @click.pass_obj
-def command(options: JobOptions, path: str, cold: str | None, report: Path | None, in_use: bool) -> None:
+def command(
+    options: JobOptions, path: str, cold: str | None, report: Path | None, against: tuple[str, ...], in_use: bool
+) -> None:
     """Look for damage in a data directory, its segments in parallel: checksums, order of seqs, indexes and tags against
-    the data, floors. Changes nothing.
+    the data, floors, Merkle trees. Changes nothing.
 
     Exit code 1 if there is damage. Notes alone are no damage.
     """
     if report is not None and not report.absolute().parent.is_dir():
         raise UsageRefusal(f"--report {report}: its directory does not exist")
+    kept = [kept_checkpoint(file) for file in against]
     # Executors do not share our working directory.
     path, cold = os.path.abspath(path), os.path.abspath(cold) if cold is not None else None
     _data_directory(OsFs(), path, cold, in_use=in_use)  # refused before a session is made
     with options.session("audit") as spark:
-        found = run(spark, path, cold, in_use=in_use)
+        found = run(spark, path, cold, in_use=in_use, against=kept)
     if report is not None:
         write_report(found.segments, report)
     show(found)

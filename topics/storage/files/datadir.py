@@ -123,6 +123,11 @@ class DataDir:
         return join(self.meta_dir, "reserve.cbor")
 
     @property
+    def evidence_key_path(self) -> str:
+        """The key that signs checkpoints of Merkle trees, unless a setting names another file."""
+        return join(self.meta_dir, "evidence-key.pem")
+
+    @property
     def wal_dir(self) -> str:
         """The WAL of all shards."""
         return join(self.root, "wal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from topics.storage.evidence.leaf_files import LeafFile
 from topics.storage.segments.topic_segments import Segment, Tier
 from topics.storage.wal.wal_files import LogPosition
 
@@ -29,6 +30,10 @@ class CapturedTopic(NamedTuple):
     has_manifest: bool
     segments: tuple[CapturedSegment, ...]
     """Those that have files, by their first seq."""
+    tree: str = ""
+    """The uuid of its Merkle tree, if it has evidence."""
+    leaves: tuple[LeafFile, ...] = ()
+    """The files with the leaves of that tree."""
 
 
 class BaseCapture(NamedTuple):

@@ -18,9 +18,12 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from topics.config import Settings
+from topics.evidence.topic_tree import TopicTree
 from topics.runtime.offload import Offload, Pool
+from topics.storage.evidence.leaf_files import LeafFile, parse_leaf_name
+from topics.storage.evidence.leaf_writer import needed_files
 from topics.storage.files.datadir import DataDir, segment_name
-from topics.storage.files.fs import Fs
+from topics.storage.files.fs import Fs, join
 from topics.storage.maintenance.base_capture import CapturedSegment, CapturedTopic
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
@@ -138,6 +141,8 @@ class CheckpointFiles:
             names += await self._cold_deletions(s for s in segments if s.packed and s.tier == "cold")
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
+        for topic_id, leaves in (await self._leaf_files(moment.topics)).items():
+            names += [join(_RELATIVE.topic_dir(topic_id), file.name) for file in leaves]
         names += await self._offload.run(Pool.FILES, partial(self._foreign_files, moment.foreign))
         cold = [
             (topic.id, s.first)
@@ -194,6 +199,21 @@ class CheckpointFiles:
                 path = _RELATIVE.segment_path(segment.topic_id, segment.first, kind)
                 names.append(f"cold:{path}" if cold else path)
         return names
+
+    async def _leaf_files(self, topics: Iterable[LiveTopic]) -> dict[int, list[LeafFile]]:
+        """Return the files with those leaves of Merkle trees that the parts on disk count, by topic id. Raises
+        OSError."""
+        trees = [(topic.id, topic.tree) for topic in topics if topic.tree is not None and topic.tree.stored.size]
+        return await self._offload.run(Pool.FILES, partial(self._listed_leaves, trees)) if trees else {}
+
+    def _listed_leaves(self, trees: Iterable[tuple[int, TopicTree]]) -> dict[int, list[LeafFile]]:
+        """In a worker thread."""
+        found: dict[int, list[LeafFile]] = {}
+        for topic_id, tree in trees:
+            names = self._fs.listdir(self._store.datadir.topic_dir(topic_id))
+            needed = needed_files(names, tree)
+            found[topic_id] = sorted(file for name in needed if (file := parse_leaf_name(name)) is not None)
+        return found
 
     def _foreign_files(self, foreign: Iterable[tuple[int, int]]) -> list[str]:
         """Return `.data` of segments of deleted topics, or the pointers to those in a bucket. Runs in a worker
@@ -253,11 +273,14 @@ class CheckpointFiles:
     async def topics_of(self, moment: Moment, named: NamedFiles) -> list[CapturedTopic]:
         """Return the topics with their parts as they are on disk, and what files they have. Raises OSError."""
         found: list[CapturedTopic] = []
+        leaves = await self._leaf_files(moment.topics)
         for i, (topic, generation, segments) in enumerate(self._topics(moment, named, held=True), 1):
             part = topic.on_disk.newest_part
             if part is not None:
                 taken = tuple(map(_captured, segments))
-                found.append(CapturedTopic(topic.id, part, generation is not None, taken))
+                tree = topic.tree.identity.tree if topic.tree is not None else ""
+                files = tuple(leaves.get(topic.id, ()))
+                found.append(CapturedTopic(topic.id, part, generation is not None, taken, tree, files))
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
         found.sort(key=lambda topic: topic.id)

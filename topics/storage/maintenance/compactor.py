@@ -530,7 +530,7 @@ class Compactor:
                 kind, payload = FrameType.EVICT_WATERMARK, {"below": floor, "reason": "ttl"}
                 logged = partial(_note_floor, topic, floor)
             elif ephemeral or not topic.on_disk.is_behind_log:
-                if topic.id not in self._store.manifests and not ephemeral:
+                if topic.id not in self._store.manifests and not ephemeral and topic.tree is None:
                     continue  # it has no manifest, and will not get one
                 kind, payload = FrameType.CHECKPOINT_MARK, {}
             else:

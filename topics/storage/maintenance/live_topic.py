@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import trio
 
+from topics.evidence.topic_tree import TopicTree
 from topics.log.copies import CopyTable
 from topics.runtime.instant import Instant
 from topics.schedules.schedules import Schedules
@@ -56,6 +57,8 @@ class LiveTopic(SpanOwner, Protocol):
 
     copies: CopyTable | None
     on_disk: DiskState
+    tree: TopicTree | None
+    """Its Merkle tree, if it has evidence."""
 
     @property
     def queue(self) -> LiveQueue | None:

@@ -16,6 +16,8 @@ from topics.log.dumped_spans import grow_dump, set_unflagged, summary_first
 from topics.log.record_index import RawRun
 from topics.log.span import Span
 from topics.runtime.instant import Instant
+from topics.storage.evidence.leaf_checkpoint import CapturedTree
+from topics.storage.evidence.leaf_writer import StoredLeaves
 from topics.storage.maintenance.live_topic import LiveCommit, LiveTopic
 from topics.storage.maintenance.named_files import NOTHING, NamedFiles
 from topics.storage.segments.flag_patches import FlagPatch
@@ -92,6 +94,13 @@ class TopicCapture:
         if self.ephemeral:
             self.runs = _with_place(self.runs)
         self.part = topic.dump_part()
+        self.tree: CapturedTree | None = None
+        """Its Merkle tree, if it has one."""
+        if topic.tree is not None:
+            topic.tree.fill(self.head_seq)
+            self.tree = CapturedTree(topic.id, topic.tree, topic.tree.published)
+        self.new_leaves: StoredLeaves | None = None
+        """The leaves of the tree that are in files once the part counts, if these are more than before."""
         self.queue: FrozenQueue | None = None
         if topic.queue is not None:
             self.queue = topic.queue.freeze(instant(), keeps_jobs=not self.ephemeral)
@@ -154,6 +163,13 @@ class TopicCapture:
             return True
         age_ms = self.limits.age_ms
         return segment.salt is None or (bool(age_ms) and self.now_ms - segment.opened_ms >= age_ms)
+
+    def note_leaves(self, new: StoredLeaves | None) -> None:
+        """Say in the part which leaves of the tree are in files: `new`, or those that were before."""
+        assert self.tree is not None
+        tree = self.tree.tree
+        self.new_leaves = new
+        self.part.evidence = tree.to_wire(*(new or StoredLeaves(tree.stored, tree.blank_runs)))
 
     def complete_part(self, generation: int) -> Iterator[None]:
         """Say in the part what its segments are, once everything is written. `generation` is that of the manifest that

@@ -25,6 +25,7 @@ from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
 from topics.runtime.turns import Turns
 from topics.storage.cache.index_cache import IndexCache
+from topics.storage.evidence.leaf_checkpoint import LeafCheckpoint
 from topics.storage.files.fs import Fs
 from topics.storage.files.unsynced_files import UnsyncedFiles
 from topics.storage.maintenance.deletion_flags import DeletionFlags
@@ -85,6 +86,7 @@ class TopicCheckpoints:
         self._small = SmallTopics(self._files, frames, self.work, offload)
         self._growth = SegmentGrowth(source, store.tiers, self._files, frames, notes, work=self.work, offload=offload)
         self.flags = DeletionFlags(store.datadir, fs, offload)
+        self._leaves = LeafCheckpoint(store.datadir, fs, offload)
         self.stuck: set[LiveTopic] = set()
         """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. What it may name must
         not be written again before the one from before is on disk in its place (`Manifests.supersede`), which the next
@@ -138,7 +140,7 @@ class TopicCheckpoints:
         """Remove hot files of this topic that its part does not name. The caller holds its `hot_lock`. Raises
         OSError."""
         segments = list(topic.segment_set.segments) if topic.segment_set is not None else []
-        tidy = partial(tidy_topic, self._fs, self._store.datadir, topic.id, segments)
+        tidy = partial(tidy_topic, self._fs, self._store.datadir, topic.id, segments, topic.tree)
         await self._offload.run(Pool.FILES, tidy)
 
     # -- capturing ---------------------------------------------------------------------------------------------------
@@ -194,6 +196,8 @@ class TopicCheckpoints:
                 if not one.written:
                     await self._growth.write(one, files)
                     await self.flags.write(one, files)
+                if one.tree is not None:
+                    one.note_leaves(await self._leaves.write(one.tree, files))
         async with self._synced_behind() as files:
             await self.flags.write_indexes(captures, files)
         for one in captures:
@@ -208,6 +212,9 @@ class TopicCheckpoints:
             for one in captures:
                 await self._settle(one)
                 await self.work.give_way()
+            if named is NOTHING:
+                grown = (one for one in captures if one.new_leaves is not None and not one.topic.deleted)
+                await self._leaves.clear([one.tree for one in grown if one.tree is not None])
 
     @asynccontextmanager
     async def _synced_behind(self) -> AsyncIterator[UnsyncedFiles]:
@@ -241,7 +248,7 @@ class TopicCheckpoints:
         todo = [
             ManifestWrite(one.topic.id, one.encoded, one.part.generation)
             for one in captures
-            if not one.topic.deleted and (one.part.segments or one.topic.id in manifests)
+            if not one.topic.deleted and (one.part.segments or one.tree is not None or one.topic.id in manifests)
         ]
         try:
             await manifests.write(todo, remove_outdated=named is NOTHING)
@@ -258,6 +265,8 @@ class TopicCheckpoints:
         topic = capture.topic
         topic.on_disk.set_part(capture.encoded, LogPosition(*capture.part.end))
         topic.on_disk.seals_done = max(topic.on_disk.seals_done, capture.seals)
+        if capture.tree is not None and capture.new_leaves is not None:
+            capture.tree.tree.note_stored(*capture.new_leaves)
         if topic.deleted:
             return
         segment_set = topic.segment_set

@@ -100,6 +100,18 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceFacts:
+    """The Merkle tree of a topic: its uuid, the seq of its first leaf, how many leaves it has, and how many of them are
+    in `.mrk` files. `key` is the hash of the key that signs its checkpoints."""
+
+    tree: str
+    start_seq: int
+    leaves: int
+    stored: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFacts:
     """One topic. `unstored` counts records that are in the WAL only; `derived` those of them that are copies pointing
     to frames of other topics. `keeps_origins`: a router into it is `exactly_once`."""
@@ -123,6 +135,7 @@ class TopicFacts:
     queue: QueueFacts | None
     groups: list[GroupFacts]
     fences: dict[str, int]
+    evidence: EvidenceFacts | None
     holes: list[StoredHole]
     segments: list[SegmentFacts]
 

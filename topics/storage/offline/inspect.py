@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from topics.evidence.topic_tree import TopicTree
 from topics.groups.group import Group
 from topics.log.span import FLAG_DERIVED
 from topics.log.topic_log import TopicLog
@@ -27,6 +28,7 @@ from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
 from topics.storage.offline.directory_facts import (
     DirectoryFacts,
+    EvidenceFacts,
     GroupFacts,
     QueueFacts,
     RouterFacts,
@@ -275,6 +277,7 @@ class _KnownTopic(NamedTuple):
     queue: Leases | None
     groups: dict[str, Group]
     fences: dict[str, int]
+    tree: TopicTree | None
 
 
 def _known_at_start(topic: RecoveredTopic) -> _KnownTopic:
@@ -290,6 +293,7 @@ def _known_at_start(topic: RecoveredTopic) -> _KnownTopic:
         topic.queue,
         topic.groups,
         topic.fences,
+        topic.tree,
     )
 
 
@@ -307,6 +311,7 @@ def _known_of_part(part: StoredPart) -> _KnownTopic:
         part.queue,
         part.groups,
         found.fences,
+        TopicTree.from_wire(found.evidence) if found.evidence is not None else None,
     )
 
 
@@ -349,9 +354,16 @@ def _topic(known: _KnownTopic, names: Mapping[int, str], shards: int) -> TopicFa
         queue=_queue(known.queue, log.count) if known.queue is not None else None,
         groups=[_group(group, log) for _, group in sorted(known.groups.items())],
         fences=known.fences,
+        evidence=_evidence(known.tree, log) if known.tree is not None else None,
         holes=holes_of(log.dump(raw=False)),
         segments=[_segment(segment, log) for segment in known.segments],
     )
+
+
+def _evidence(tree: TopicTree, log: TopicLog) -> EvidenceFacts:
+    identity = tree.identity
+    leaves = max(log.head_seq + 1 - identity.start_seq, tree.published)
+    return EvidenceFacts(identity.tree, identity.start_seq, leaves, tree.stored.size, identity.key)
 
 
 def _queue(queue: Leases, count: int) -> QueueFacts:

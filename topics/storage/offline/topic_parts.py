@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from topics.conditions.fences import fences_of
 from topics.consumers.consumers import Consumers
+from topics.evidence.topic_tree import TopicTree
 from topics.groups.group import Group
 from topics.log.stages import CommitKeys
 from topics.log.topic_config import config_from_wire
@@ -83,6 +84,10 @@ def load_part(path: str, part: TopicPart) -> StoredPart:
             raise ValueError("a queue has no groups")
         if any(group.finished.last > log.head_seq for group in groups.values()):
             raise ValueError("a group has finished more than there is")
+        if (part.evidence is not None) is not config.evidence:
+            raise ValueError("a topic with evidence has a Merkle tree, and nothing else has")
+        if part.evidence is not None and TopicTree.from_wire(part.evidence).next_seq != log.head_seq + 1:
+            raise ValueError("its Merkle tree does not end at its head")
         return StoredPart(path, part, config, log, segments, routers, origins, queue, groups)
     except (TypeError, ValueError) as error:
         raise SnapshotDamaged(f"the part of topic {part.id} contradicts itself: {error}") from error

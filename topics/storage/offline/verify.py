@@ -2,7 +2,7 @@
 
 Responsible for the directory as a whole: FORMAT, snapshots and manifests, which of two parts of a topic counts, which
 files belong to which topic. `verify_wal` checks the logs, `verify_segments` single segments, `verify_routers` the
-frames that copies point to, and `verify_start` runs recovery.
+frames that copies point to, `verify_start` runs recovery, and `verify_trees` checks Merkle trees.
 
 Theory of operation. Snapshots first: the newest valid one says where replay begins. Then the logs, against the
 positions that snapshots and manifests name; they tell which topics have changed since. Then the frames that copies
@@ -18,13 +18,16 @@ checkpoint has counted, unknown files, LOCK, CURRENT and `*.tmp` are not read.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import cbor2
 import xxhash
 
+from topics.evidence.topic_tree import TopicTree
 from topics.log.span import Span
+from topics.storage.evidence.leaf_files import parse_leaf_name
+from topics.storage.evidence.leaf_writer import needed_files
 from topics.storage.files.datadir import (
     DataDir,
     DataDirError,
@@ -48,8 +51,9 @@ from topics.storage.offline.verify_pointers import pointed_firsts, pointer_findi
 from topics.storage.offline.verify_routers import CopyCheck
 from topics.storage.offline.verify_segments import SegmentCheck
 from topics.storage.offline.verify_start import verify_start
+from topics.storage.offline.verify_trees import KeptCheckpoint, SegmentLeaves, TreeCheck, checked, tree_check
 from topics.storage.offline.verify_wal import LogCheck, LogFacts, LogReference, PartFacts, ShardLogFacts
-from topics.storage.recovery.recovered_state import shard_of
+from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic, shard_of
 from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DELETED_SUFFIX, DirectorySegmentStore
@@ -78,7 +82,19 @@ at most."""
 class Verification:
     """One run over a directory. `findings` can be iterated once; `progress` tells how far it has got."""
 
-    def __init__(self, fs: Fs, root: str, cold: str | None = None, *, in_use: bool = False) -> None:
+    def __init__(
+        self,
+        fs: Fs,
+        root: str,
+        cold: str | None = None,
+        *,
+        in_use: bool = False,
+        against: Sequence[KeptCheckpoint] = (),
+    ) -> None:
+        """`against` are checkpoints that were kept elsewhere."""
+        self._against = against
+        self._recovered: Mapping[int, RecoveredTopic] | None = None
+        """The topics as the next start will have them; None if it is not known."""
         self.progress = Progress()
         self._fs = ReadOnlyFs(fs, self.progress)
         self._datadir = DataDir(root)
@@ -122,6 +138,7 @@ class Verification:
         yield from self._kept_aside()
         if not self._in_use:
             yield from self._start()
+        yield from checked(self._fs, self._tree_checks(), self._against)
 
     def _sizes(self) -> Iterator[int]:
         """Yield the sizes of all files that are read, once each."""
@@ -412,7 +429,11 @@ class Verification:
 
     def _check(self, topic_id: int, found: StoredPart) -> SegmentCheck:
         ahead = topic_id in self._facts.since
-        return SegmentCheck(self._tiers, topic_id, self._path_of(topic_id), holes_of(found.part.log), ahead=ahead)
+        leaves = None
+        if found.part.evidence is not None:
+            leaves = SegmentLeaves(self._fs, self._datadir.topic_dir(topic_id), topic_id, found.part.evidence)
+        holes = holes_of(found.part.log)
+        return SegmentCheck(self._tiers, topic_id, self._path_of(topic_id), holes, ahead=ahead, leaves=leaves)
 
     def _replaced(self, topic_id: int, found: StoredPart, i: int) -> Iterator[Finding]:
         """Check a segment again that looks damaged while the daemon works: its files may have been replaced."""
@@ -449,6 +470,10 @@ class Verification:
             elif segment.tier == "cold":
                 hot.update(segment_name(segment.first, kind) for kind in ("idx.cold", "tags.cold", "object"))
                 cold.update(segment_name(segment.first, kind) for kind in ("data", "idx", "tags", "del"))
+        if found is not None and found.part.evidence is not None:
+            directory = self._datadir.topic_dir(topic_id)
+            tree = TopicTree.from_wire(found.part.evidence)
+            hot.update(needed_files(self._fs.listdir(directory), tree))
         for place, wanted in ((self._datadir, hot), (self._cold_dir, cold)):
             if place is None:
                 continue
@@ -456,6 +481,8 @@ class Verification:
             for name in self._fs.listdir(directory):
                 if name not in wanted and not name.endswith(TEMPORARY_SUFFIX):
                     what = "a segment that the part does not have" if parse_segment_file(name) else "an unknown name"
+                    if parse_leaf_name(name) is not None:
+                        what = "leaves that nobody needs"
                     yield Finding(join(directory, name), None, what, "note")
         if self._cold_dir is not None and self._fs.exists(self._cold_dir.manifest_path(topic_id)):
             path, copy, problem = self._manifest(self._cold_dir, topic_id)
@@ -488,6 +515,8 @@ class Verification:
                 yield from self._clock_mark()
             elif name == "witness":
                 continue  # an unreadable witness proves nothing, which is safe
+            elif join(datadir.meta_dir, name) == datadir.evidence_key_path:
+                continue  # an unreadable key refuses checkpoints, and says so
             elif join(datadir.meta_dir, name) in (datadir.bucket_path, datadir.salvaged_path):
                 continue  # an unreadable note about the bucket refuses a start with one, and says what to do
             elif join(datadir.meta_dir, name) == datadir.restore_path:
@@ -519,7 +548,25 @@ class Verification:
     def _start(self) -> Iterator[Finding]:
         """Report what the next start would say."""
         newest, stopped = self._newest, self._facts.stopped
-        yield from verify_start(self._fs, self._datadir, self._tiers, lambda topic_id: newest(topic_id)[0], stopped)
+
+        def note(recovered: RecoveredState) -> None:
+            self._recovered = recovered.topics
+
+        yield from verify_start(
+            self._fs, self._datadir, self._tiers, lambda topic_id: newest(topic_id)[0], stopped, note
+        )
+
+    # -- Merkle trees --------------------------------------------------------------------------------------------------
+
+    def _tree_checks(self) -> Iterator[TreeCheck]:
+        """Yield what checks the tree of each topic that has one."""
+        recovered = self._recovered or {}
+        for topic_id in sorted({*self._tiers.hot.topics(), *self._parts, *recovered}):
+            if self._is_there(topic_id):
+                directory, part = self._datadir.topic_dir(topic_id), self._newest(topic_id)[0]
+                check = tree_check(self._fs, directory, topic_id, part, recovered.get(topic_id))
+                if check is not None:
+                    yield check
 
 
 def _span_of(found: StoredPart, i: int) -> Span | None:

@@ -19,6 +19,7 @@ from topics.storage.offline.finding import Finding
 from topics.storage.offline.topic_parts import StoredHole, StoredPart, holes_of
 from topics.storage.offline.verify import Verification
 from topics.storage.offline.verify_segments import SegmentCheck
+from topics.storage.offline.verify_trees import KeptCheckpoint, SegmentLeaves
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DirectorySegmentStore
 from topics.storage.segments.topic_segments import Segment
@@ -37,6 +38,8 @@ class SegmentWork(NamedTuple):
     holes: list[StoredHole]
     ahead: bool
     is_front: bool
+    tree: list[Any] | None = None
+    """The Merkle tree that the part has, if the topic has evidence."""
 
     def loaded(self) -> Segment:
         """Return the segment."""
@@ -53,7 +56,10 @@ class SegmentWork(NamedTuple):
         reading = ReadOnlyFs(fs, Progress())
         cold = DirectorySegmentStore(reading, self.cold) if self.cold is not None else None
         tiers = SegmentTiers(DirectorySegmentStore(reading, self.root), cold)
-        check = SegmentCheck(tiers, self.topic_id, self._path_of, self.holes, ahead=self.ahead)
+        leaves = None
+        if self.tree is not None:
+            leaves = SegmentLeaves(reading, DataDir(self.root).topic_dir(self.topic_id), self.topic_id, self.tree)
+        check = SegmentCheck(tiers, self.topic_id, self._path_of, self.holes, ahead=self.ahead, leaves=leaves)
         span = Span.load(self.span) if self.span is not None else None
         return list(check.findings(self.loaded(), span, is_front=self.is_front))
 
@@ -65,8 +71,16 @@ class SegmentWork(NamedTuple):
 class DividedVerification(Verification):
     """Verifies everything but the segments. When `findings` has been iterated, `work` lists the segments."""
 
-    def __init__(self, fs: Fs, root: str, cold: str | None = None, *, in_use: bool = False) -> None:
-        super().__init__(fs, root, cold, in_use=in_use)
+    def __init__(
+        self,
+        fs: Fs,
+        root: str,
+        cold: str | None = None,
+        *,
+        in_use: bool = False,
+        against: Sequence[KeptCheckpoint] = (),
+    ) -> None:
+        super().__init__(fs, root, cold, in_use=in_use, against=against)
         self.work: list[SegmentWork] = []
         self._root = root
         self._divides = True
@@ -87,9 +101,9 @@ class DividedVerification(Verification):
         cold = self._cold_dir.root if self._cold_dir is not None else None
         holes = holes_of(found.part.log)
         ahead = topic_id in self._facts.since
-        return _SegmentNotes(
-            self.work, SegmentWork(self._root, cold, topic_id, found.part.name, [], None, holes, ahead, False)
-        )
+        name, tree = found.part.name, found.part.evidence
+        work = SegmentWork(self._root, cold, topic_id, name, [], None, holes, ahead, is_front=False, tree=tree)
+        return _SegmentNotes(self.work, work)
 
 
 class _SegmentNotes(SegmentCheck):

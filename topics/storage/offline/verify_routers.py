@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
+from topics.evidence.record_leaf import LEAF_BYTES, record_leaf
 from topics.log.copies import MAX_HOPS, CopyKind, each_kind, stamped
 from topics.log.span import FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 from topics.storage.files.datadir import DataDir, wal_path
@@ -251,6 +252,7 @@ class CopyCheck:
             places += [(kind, owner, first)] * count
         self.needed.update(owner for kind, owner, _ in places if kind == "segment")
         problems: list[tuple[int, Place, str, Severity]] = []
+        leaves, ts = payload.get("leaves"), scan.frames[0].ts
         opened = read_recipe(self._fs, self._tiers, self._files, recipe)
         if self._stand_ins.use(recipe, at.topic_id, at.seq, opened):
             self.needed.add(stand_in_id(at.topic_id))
@@ -263,6 +265,8 @@ class CopyCheck:
                 problems.append((i, places[i], *self._missing(places[i], offset, size)))
             elif (recipe.sizes[i], recipe.flags[i]) != _look(record, kind, origin_seq):
                 problems.append((i, places[i], "and that frame is not what was copied", "damage"))
+            elif leaves is not None and leaves[i * LEAF_BYTES : (i + 1) * LEAF_BYTES] != _leaf(at, i, record, kind, ts):
+                problems.append((i, places[i], "and that record was rewritten: its leaf is another one", "damage"))
         for severity in (DAMAGE, NOTE):
             wanted = [problem for problem in problems if problem[3] == severity]
             found = [(at.position.offset, text) for text in self._sentences(at, topic, recipe.offsets, wanted)]
@@ -312,6 +316,20 @@ class CopyCheck:
         """Return the path of a segment's `.data`, None if there is none."""
         paths = (root.segment_path(topic_id, first, "data") for root in self._roots)
         return next(filter(self._fs.exists, paths), None)
+
+
+def _leaf(at: RecipePlace, i: int, record: OpenedRecord, kind: CopyKind, ts: int) -> bytes:
+    """Return the leaf of copy `i` of a recipe, in the Merkle tree of the dest."""
+    changes = kind.changes
+    return record_leaf(
+        at.topic_id,
+        at.seq + i,
+        ts,
+        b"" if changes.drop_node else record.node,
+        b"" if changes.drop_tag else record.tag,
+        stamped(record.meta, kind.topic_id, record.origin.seq, changes.stamp),
+        record.data,
+    )
 
 
 def _look(record: OpenedRecord, kind: CopyKind, origin_seq: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.offline.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
 from topics.storage.offline.topic_parts import StoredHole
+from topics.storage.offline.verify_trees import SegmentLeaves
 from topics.storage.segments.data_files import deletions_path
 from topics.storage.segments.deletion_file import decode_deletions, deletions_are_whole
 from topics.storage.segments.index_format import (
@@ -137,8 +138,11 @@ class SegmentCheck:
         holes: Sequence[StoredHole],
         *,
         ahead: bool,
+        leaves: SegmentLeaves | None = None,
     ) -> None:
         self._tiers = tiers
+        self._leaves = leaves
+        """What compares records with their leaves, if the topic has evidence."""
         self._topic_id = topic_id
         self._path_of = path_of
         """Returns the path for people of a name in a tier."""
@@ -209,8 +213,12 @@ class SegmentCheck:
         last_seq, last_ts, outside = segment.first - 1, 0, 0
         for rows in self._windows(place, end, slots, layout):
             yield from self._rows(place.path, rows, last_seq, last_ts)
+            if self._leaves is not None:
+                self._leaves.compare(place.read, rows)
             last_seq, last_ts = rows.seq[-1], rows.ts[-1]
             outside += slots.put(rows)
+        if self._leaves is not None:
+            yield from self._leaves.findings(place.path)
         for start, stop in slots.bad:
             yield Finding(place.path, start, self._lost(slots, start, stop), "damage")
         if outside:

@@ -21,10 +21,15 @@ from topics.storage.wal.frames import UnknownFrameType
 
 
 def verify_start(
-    fs: Fs, datadir: DataDir, tiers: SegmentTiers, part_of: Callable[[int], StoredPart | None], stopped: Collection[int]
+    fs: Fs,
+    datadir: DataDir,
+    tiers: SegmentTiers,
+    part_of: Callable[[int], StoredPart | None],
+    stopped: Collection[int],
+    found: Callable[[RecoveredState], None],
 ) -> Iterator[Finding]:
     """Yield the problems. `part_of` returns the newer part of a topic id; `stopped` are the shards whose log ends in a
-    clean stop. Blocking."""
+    clean stop; `found` is told of the topics, unless a start is refused. Blocking."""
     root = datadir.root
     try:
         recovered = replay.recover(fs, datadir, tiers, Progress())
@@ -35,6 +40,7 @@ def verify_start(
     except Exception as error:  # any exception that recovery does not expect
         yield Finding(root, None, f"a start fails: {error!r}", "damage")
     else:
+        found(recovered)
         for topic in recovered.topics.values():
             for first, last, reason in holes_of(topic.log.dump(raw=False)):
                 if reason == "corrupt":

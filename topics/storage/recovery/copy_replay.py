@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from topics.evidence.merkle import Leaves
 from topics.log.copies import PLAIN, CopyKind, CopyTable, Origin, each_kind
 from topics.log.span import FLAG_DERIVED
 from topics.routing.router_state import kept_origins
@@ -22,6 +23,7 @@ from topics.storage.segments.copy_frames import (
     decode_recipe,
     holds,
     is_staged,
+    leaves_in,
     read_recipe,
 )
 from topics.storage.segments.stand_ins import StandIns, missing_in
@@ -82,6 +84,8 @@ class CopyReplay:
             self._columns.add_hole(topic, frame.seq, frame.seq, "source_trim")
             return
         self._copy(topic, frame, recipe)
+        if topic.tree is not None:
+            topic.tree.publish(frame.seq, Leaves(leaves_in(payload, len(recipe.flags))))
 
     def _move_router(self, topic: RecoveredTopic, payload: dict[str, Any]) -> bool:
         """Move the cursor. Return True if the frame stands for a hole in the source."""

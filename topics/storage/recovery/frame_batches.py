@@ -7,9 +7,10 @@ needs. A batch that is cut off by the end of the file is left out. `shard_replay
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+from topics.storage.evidence.frame_leaves import leaves_of_bodies
 from topics.storage.files.fs import File
 from topics.storage.files.progress import Progress
 from topics.storage.wal import frames
@@ -21,16 +22,26 @@ Extras = dict[int, Any]
 """The parts of bodies that replay needs. By frame offset: the tag of an Append, the payload of any other frame. By the
 bitwise inverse of the offset: the origin of an Append."""
 
+_APPEND = int(FrameType.APPEND)
 _FILE_END = int(FrameType.FILE_END)
 _SHARD_OPEN = int(FrameType.SHARD_OPEN)
+
+
+class Window(NamedTuple):
+    """Bytes of a file, from an offset on."""
+
+    base: int
+    window: bytes
 
 
 class FrameBatch:
     """One or more whole batches of one topic, or one batch about the shard."""
 
-    __slots__ = ("controls", "extras", "file", "rows")
+    __slots__ = ("_hashed", "controls", "extras", "file", "leaves", "rows", "windows")
 
-    def __init__(self, file: WalFile, rows: list[Row], controls: int, extras: Extras) -> None:
+    def __init__(
+        self, file: WalFile, rows: list[Row], controls: int, extras: Extras, windows: Sequence[Window] = ()
+    ) -> None:
         self.file = file
         """The file it was read from."""
         self.rows = rows
@@ -39,6 +50,33 @@ class FrameBatch:
         """How many rows are not Appends."""
         self.extras = extras
         """The parts of bodies of these frames, and of others."""
+        self.windows = windows
+        """The bytes that have these frames, until `take_leaves` or `forget_bytes`."""
+        self.leaves = b""
+        """The leaves of its Appends, if `take_leaves` was called."""
+        self._hashed: list[Row] | None = None
+        """The frames that `leaves` are of."""
+
+    def hash_records(self) -> None:
+        """Hash the records of its Appends ahead of `take_leaves`. May be called in a worker thread."""
+        self.leaves = leaves_of_bodies(self._body(row) for row in self.rows if row[2] == _APPEND)
+        self._hashed = self.rows
+
+    def take_leaves(self) -> None:
+        """Have the leaves of its Appends, for the Merkle tree of their topic, unless they are known; and forget the
+        bytes."""
+        if self._hashed is not self.rows:
+            self.hash_records()
+        self.forget_bytes()
+
+    def _body(self, row: Row) -> bytes:
+        at, end = row[0] + 4, row[0] + 4 + row[1] - frames.CHECKSUM_BYTES
+        base, window = next(one for one in self.windows if one.base <= at and end <= one.base + len(one.window))
+        return window[at - base : end - base]
+
+    def forget_bytes(self) -> None:
+        """Forget the bytes of the frames. A batch that is kept back would keep whole windows of the log in memory."""
+        self.windows = ()
 
     @property
     def first(self) -> Frame:
@@ -95,21 +133,26 @@ class FrameBatches:
         """Yield the batches. Raises UnknownFrameType, OSError, and any exception for a malformed payload."""
         extras: Extras = {}
         begun = FrameBatch(self._file, [], 0, extras)
+        windows: list[Window] = []
         for scan, window, base in scans(self._handle, self._file.head, self.at, self.size):
             extras.update(_extras(scan, window, base))
-            for batch in self._whole(scan, begun, extras):
+            windows.append(Window(base, window))
+            for batch in self._whole(scan, begun, extras, windows):
                 self.count += batch.weight
                 self.batch_at = batch.end
                 self.ended = batch.ends_file
                 yield batch
             begun = _begun(scan, begun)
+            windows = [one for one in windows if begun.rows and one.base + len(one.window) > begun.rows[0][0]]
             extras = begun.extras = {at: extras[at] for row in begun.rows for at in (row[0], ~row[0]) if at in extras}
             self._progress.done += scan.stop - self.at
             self.at, self.reason = scan.stop, scan.reason
             if self.ended:
                 return
 
-    def _whole(self, scan: LogScan, begun: FrameBatch, extras: Extras) -> Iterator[FrameBatch]:
+    def _whole(
+        self, scan: LogScan, begun: FrameBatch, extras: Extras, windows: Sequence[Window]
+    ) -> Iterator[FrameBatch]:
         """Yield the batches that end in a window; `begun` has the frames of the first one from earlier windows.
 
         Neighbouring batches of one topic's Appends are joined: replaying them together costs a fraction. The first one
@@ -121,7 +164,7 @@ class FrameBatches:
             while k < len(controls) and controls[k] < ends[0]:
                 k += 1
             begin, i = ends[0], 1
-            yield FrameBatch(file, begun.rows + rows[:begin], begun.controls + k, extras)
+            yield FrameBatch(file, begun.rows + rows[:begin], begun.controls + k, extras, windows)
         while i < len(ends):
             end = ends[i]
             k_begin = k
@@ -133,7 +176,7 @@ class FrameBatches:
                 while i + 1 < len(ends) and ends[i + 1] <= limit and rows[end][4] == topic_id:
                     i += 1
                     end = ends[i]
-            yield FrameBatch(file, rows[begin:end], k - k_begin, extras)
+            yield FrameBatch(file, rows[begin:end], k - k_begin, extras, windows)
             begin = end
             i += 1
 

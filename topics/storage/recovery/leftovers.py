@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from topics.evidence.topic_tree import TopicTree
+from topics.storage.evidence.leaf_writer import needed_files
 from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_name, segment_name
 from topics.storage.files.fs import Fs, join
 from topics.storage.recovery.substitute_snapshot import DAMAGED_SUFFIX
@@ -22,8 +24,11 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 
-def tidy_topic(fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segment]) -> None:
-    """Remove hot files that belong to no segment of the topic's part, and cut files to the length that the part counts.
+def tidy_topic(
+    fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segment], tree: TopicTree | None = None
+) -> None:
+    """Remove hot files that belong to no segment of the topic's part, nor have leaves of its `tree` that no other file
+    has, and cut files to the length that the part counts.
 
     Does not ask the cold store: the hot `.data` of a segment that is cold stays until its cold copy has been seen
     (`tidy_cold`).
@@ -36,6 +41,8 @@ def tidy_topic(fs: Fs, datadir: DataDir, topic_id: int, segments: Sequence[Segme
             continue
         kinds = ("data", "idx", "tags", "del") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold", "object")
         wanted.update(segment_name(segment.first, kind) for kind in kinds)
+    if tree is not None:
+        wanted.update(needed_files(names, tree))
     removed = False
     for name in names:
         if name not in wanted:

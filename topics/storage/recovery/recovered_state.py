@@ -17,6 +17,7 @@ import cbor2
 
 from topics.consumers.consumers import Consumers
 from topics.errors import ApiError
+from topics.evidence.topic_tree import TopicTree
 from topics.groups.group import Group
 from topics.log.copies import CopyTable, Origin
 from topics.log.dedupe_window import DedupeWindow
@@ -129,12 +130,14 @@ class RecoveredTopic:
         "name",
         "origins",
         "part",
+        "proved_from",
         "queue",
         "rewritten",
         "segments",
         "stage",
         "stash",
         "transactions",
+        "tree",
         "used_at",
     )
 
@@ -182,6 +185,10 @@ class RecoveredTopic:
         """Its groups, by name."""
         self.transactions: TransactionKeys | None = None
         """The keys of transactions whose first topic it is."""
+        self.tree: TopicTree | None = None
+        """Its Merkle tree, if it has evidence."""
+        self.proved_from = LogPosition(-1, 0)
+        """Where its Merkle tree got its present uuid, or a place behind it."""
         self.forwarded_to = 0
         """The highest seq that a router has copied or skipped, or that a consumer or group has finished or held. So it
         existed, even if the log does not have it any more."""

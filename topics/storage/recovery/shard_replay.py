@@ -73,6 +73,9 @@ class BatchReplay:
         if batch.rows:
             topic.part = None
             topic.end = LogPosition(file.ordinal, batch.end)
+            if topic.tree is not None:
+                batch.take_leaves()
+            batch.forget_bytes()
             self._transactions.take(topic, shard, batch)
 
 

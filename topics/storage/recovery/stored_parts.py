@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from topics.conditions.fences import fences_of
 from topics.consumers.consumers import Consumers
+from topics.evidence.topic_tree import TopicTree
 from topics.log.dedupe_window import DedupeWindow
 from topics.log.stages import CommitKeys, StageTarget
 from topics.log.topic_config import config_from_wire
@@ -104,7 +105,7 @@ class StoredParts:
             self.generations[topic.id] = max(part.generation, self.generations.get(topic.id, 0))
         topic.ceiling = part.ceiling
         topic.bucket_ceiling = part.bucket_ceiling
-        topic.end = LogPosition(*part.end)
+        topic.end = topic.proved_from = LogPosition(*part.end)
         topic.last_write, topic.last_read = part.last_write, part.last_read
         topic.keys = DedupeWindow.load(part.keys) if part.keys else None
         topic.incoming = {router.name: router for router in map(Router.load, part.routers)}
@@ -121,6 +122,7 @@ class StoredParts:
         if part.groups is not None:
             self._clock.note_window(groups_dumped_at(part.groups))
             topic.groups = load_groups(part.groups, self._clock.started)
+        topic.tree = TopicTree.from_wire(part.evidence) if part.evidence is not None else None
         topic.transactions = TransactionKeys.load(part.transactions) if part.transactions else None
         # A manifest may be newer than the snapshot, and the frames that it covers are not read.
         self._clock.note_write(part.last_ts)

@@ -16,10 +16,13 @@ from typing import Any, Final
 from topics.conditions.fences import fences_of
 from topics.consumers import consumer_events
 from topics.consumers.consumers import Consumers
+from topics.evidence.merkle import Leaves
+from topics.evidence.record_leaf import BLANK
+from topics.evidence.topic_tree import TopicTree, identity_of
 from topics.groups.group import Group
 from topics.groups.group_events import DeleteGroupEvent, PutGroupEvent, group_event_from_wire
 from topics.log.dedupe_window import DedupeWindow
-from topics.log.dumped_values import from_little_endian, whole
+from topics.log.dumped_values import from_little_endian, text, whole
 from topics.log.stages import CommitKeys
 from topics.log.tag_match import parse_match
 from topics.log.topic_config import config_from_wire
@@ -90,6 +93,7 @@ class TopicReplay:
             FrameType.TRANSACTION: self._remember_transaction,
             FrameType.TRANSACTION_DECISION: _nothing,  # `transaction_replay` has taken note
             FrameType.SCHEDULE: _nothing,  # and `schedule_replay`
+            FrameType.EVIDENCE: self._begin_tree,
             FrameType.KEEP: self._take_away,
         }
 
@@ -124,6 +128,7 @@ class TopicReplay:
         earlier evictions by ttl. Raises like `apply`."""
         appends = [row for row in batch.rows if row[2] == _APPEND]
         if appends:
+            batch.leaves = BLANK * len(appends)  # nobody has ever seen these records
             self._append(topic, shard, batch, appends)
             seqs = range(appends[0][5], appends[-1][5] + 1)
             self._columns.run(topic, partial(topic.log.delete_seqs, seqs))
@@ -167,11 +172,21 @@ class TopicReplay:
             bytes([flag & _INDEXED_FLAGS for flag in flags]),
             tags,
         )
+        if topic.tree is not None:
+            topic.tree.publish(seqs[0], Leaves(batch.leaves))
         if with_origin:
             note_origins(topic, seqs[0], [extras.get(~offset) for offset in offsets])
         shard.last_seqs[topic.id] = seqs[-1]
         topic.last_write = times[-1]
         self._clock.note_write(times[-1])
+
+    def _begin_tree(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
+        """Begin the Merkle tree of the topic; or give it another uuid, because leaves may have been lost."""
+        if "start" in payload:
+            topic.tree = TopicTree(identity_of(payload["tree"], payload["start"], payload["key"]))
+        elif topic.tree is not None:
+            topic.tree.renewed(text(payload["tree"]), text(payload["key"]))
+        topic.proved_from = topic.end
 
     def _evict(self, topic: RecoveredTopic, frame: Frame, payload: Payload) -> None:
         self._columns.run(topic, partial(topic.log.evict_below, payload["below"], payload["reason"]))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from topics.evidence.topic_tree import TreeIdentity
 from topics.log.stages import StageTarget
 from topics.model import SYNCED_CLASSES
 from topics.storage.files.fs import TEMPORARY_SUFFIX, File, Fs, copy_bytes, parent
@@ -22,6 +23,7 @@ from topics.storage.recovery.recovered_state import (
 )
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
 from topics.storage.wal.frame_search import FrameSearch, LogFile
+from topics.storage.wal.wal_files import LogPosition
 
 
 class Verdict(NamedTuple):
@@ -36,6 +38,8 @@ class Verdict(NamedTuple):
     """Copies that are lost, and records that are damaged."""
     decisions: Sequence[TransactionDecision] = ()
     """The decisions about transactions that were in doubt, in the order of their seqs."""
+    tree: TreeIdentity | None = None
+    """What its Merkle tree is from now on; None if it stays what it was."""
     dropped: str | None = None
     """The name of the stage if the verdict drops a stage, else None. With a name, the other fields have no meaning."""
 
@@ -141,6 +145,37 @@ def note_decisions(recovered: RecoveredState, verdicts: dict[int, list[Verdict]]
             others = verdicts.setdefault(shard_of(topic.id, shards), [])
             i = _place_of(others, topic)
             others[i] = others[i]._replace(decisions=[*others[i].decisions, decision])
+
+
+def renew_trees(
+    recovered: RecoveredState,
+    verdicts: dict[int, list[Verdict]],
+    shards: int,
+    *,
+    every: bool,
+    new_id: Callable[[], str],
+    key: Callable[[], str | None],
+) -> int:
+    """Give a new uuid to each Merkle tree some of whose leaves may have been lost since it has its present one: to
+    `every` tree of a copy; else to those of topics in whose shard salvage has given up a range. Add that to the
+    verdicts. Return how many there are. `key` returns the hash of the present key, None if that cannot be read."""
+    given_up: dict[int, LogPosition] = {}
+    for shard in recovered.shards:
+        for filler in shard.fillers:
+            place = LogPosition(filler.ordinal, filler.start)
+            given_up[shard.shard] = max(place, given_up.get(shard.shard, place))
+    renewed = 0
+    for topic in recovered.topics.values():
+        number = shard_of(topic.id, shards)
+        if topic.tree is None or not (every or given_up.get(number, LogPosition(-1, 0)) >= topic.proved_from):
+            continue
+        topic.tree.renewed(new_id(), key() or topic.tree.identity.key)
+        topic.part = None
+        others = verdicts.setdefault(number, [])
+        i = _place_of(others, topic)
+        others[i] = others[i]._replace(tree=topic.tree.identity)
+        renewed += 1
+    return renewed
 
 
 def _place_of(verdicts: list[Verdict], topic: RecoveredTopic) -> int:

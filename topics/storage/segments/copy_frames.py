@@ -17,6 +17,7 @@ from itertools import pairwise
 from operator import add
 from typing import Any, Final, NamedTuple
 
+from topics.evidence.record_leaf import LEAF_BYTES
 from topics.log.copies import CopyChanges, CopyKind, CopyRun, run_of, stamped
 from topics.log.dumped_values import from_little_endian, little_endian
 from topics.log.frame_ranges import FrameRange
@@ -67,6 +68,9 @@ class ForwardedFrame(NamedTuple):
     """How many copies the router has made since its creation, these included."""
     chosen: Sequence[int] = ()
     trims: bool = False
+    leaves: bytes | None = None
+    """The leaves of the copies in the Merkle tree of the dest, one after the other, if it has one and the frame a
+    recipe."""
 
 
 def encode_forwarded(
@@ -90,13 +94,29 @@ def encode_forwarded(
     if recipe is not None:
         assert place_of is not None
         payload.update(_encode_recipe(recipe, place_of))
+        if forwarded.leaves is not None:
+            payload["leaves"] = forwarded.leaves
     return payload
 
 
-def encode_staged(stage_id: int, recipe: CopyRecipe, place_of: Callable[[int], Place]) -> dict[str, Any]:
-    """Return the payload of a Forwarded frame of a commit of stages, which no router has made."""
+def encode_staged(
+    stage_id: int, recipe: CopyRecipe, place_of: Callable[[int], Place], leaves: bytes | None = None
+) -> dict[str, Any]:
+    """Return the payload of a Forwarded frame of a commit of stages, which no router has made. `leaves` as in
+    `ForwardedFrame`."""
     first, n = recipe.origin_seqs[0], len(recipe.flags)
-    return {"source": stage_id, "from": first, "to": first + n - 1, "count": n, **_encode_recipe(recipe, place_of)}
+    payload = {"source": stage_id, "from": first, "to": first + n - 1, "count": n, **_encode_recipe(recipe, place_of)}
+    if leaves is not None:
+        payload["leaves"] = leaves
+    return payload
+
+
+def leaves_in(payload: Mapping[str, Any], count: int) -> bytes:
+    """Return the leaves of so many copies. Raises ValueError if the payload does not have them."""
+    leaves = payload.get("leaves")
+    if not isinstance(leaves, bytes) or len(leaves) != count * LEAF_BYTES:
+        raise ValueError("a Forwarded frame into a topic with evidence lacks the leaves of its copies")
+    return leaves
 
 
 def is_staged(payload: Mapping[str, Any]) -> bool:

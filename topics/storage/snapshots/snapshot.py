@@ -108,6 +108,8 @@ class TopicPart(msgspec.Struct, kw_only=True):
     """Its groups (`FrozenGroups.dump`)."""
     transactions: list[list[Any]] = []
     """The remembered transactions (`TransactionKeys.dump`)."""
+    evidence: list[Any] | None = None
+    """Its Merkle tree (`TopicTree.to_wire`)."""
 
 
 USUAL_PART: Final[Sequence[tuple[str, Any]]] = (
@@ -128,6 +130,7 @@ USUAL_PART: Final[Sequence[tuple[str, Any]]] = (
     ("consumers", None),
     ("groups", None),
     ("transactions", []),
+    ("evidence", None),
 )
 USUAL_CONFIG: Final[dict[str, Any]] = {
     "type": "log",

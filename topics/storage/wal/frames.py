@@ -69,6 +69,7 @@ class FrameType(IntEnum):
     TRANSACTION_DECISION = 23
     GROUP = 24
     SCHEDULE = 25
+    EVIDENCE = 26
     KEEP = 27
     BUCKET_CEILING = 28
 

@@ -1,0 +1,172 @@
+"""Leaves on disk: what checkpoints write in whatever portions is read as the tree that it is, and no file goes that is
+needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.simulation.disk import SimFs
+from tests.simulation.evidence_lives import tiny_blocks
+from topics.evidence.merkle import GrowingTree, Leaves
+from topics.evidence.proofs import check_consistency, check_inclusion, prove_consistency, prove_inclusion
+from topics.evidence.record_leaf import BLANK, LEAF_BYTES
+from topics.evidence.topic_tree import PendingLeaves, TopicTree, TreeIdentity
+from topics.storage.evidence.leaf_files import LeavesDamaged, decode_leaf_file, encode_leaf_file, parse_leaf_name
+from topics.storage.evidence.leaf_reader import LeafDirectory, RootCache, TreeReader
+from topics.storage.evidence.leaf_writer import LeafWriter, StoredLeaves, needed_files, remove_obsolete
+from topics.storage.files.unsynced_files import UnsyncedFiles
+
+ROOT = "/topics"
+TOPIC = f"{ROOT}/1"
+IDENTITY = TreeIdentity("0" * 32, 7, "key")
+Portion = tuple[int, int]
+"""How many leaves of records, and blank ones behind them."""
+
+PORTIONS = st.lists(st.tuples(st.integers(0, 21), st.sampled_from((0, 0, 1, 7, 40))), min_size=1, max_size=9)
+
+
+@pytest.fixture(autouse=True)
+def small() -> Iterator[None]:
+    with tiny_blocks():
+        yield
+
+
+class Life:
+    """A topic whose leaves are written by several checkpoints."""
+
+    def __init__(self) -> None:
+        self.fs = SimFs()
+        self.fs.mkdir(ROOT)
+        self.stored = StoredLeaves(GrowingTree(), ())
+        self.flat: list[bytes] = []
+
+    def checkpoint(self, portion: Portion, *, tidies: bool = True) -> None:
+        count, blank = portion
+        fresh = [sha256(b"%d" % (len(self.flat) + i)).digest() for i in range(count)]
+        self.flat += [*fresh, *[BLANK] * blank]
+        files = UnsyncedFiles(self.fs, ROOT, most=64)
+        if count or blank:
+            writer = LeafWriter(self.fs, TOPIC, IDENTITY, self.stored, files)
+            self.stored = writer.write([Leaves(b"".join(fresh), blank)])
+        files.sync()
+        if tidies and self.flat:
+            remove_obsolete(self.fs, TOPIC, IDENTITY, len(self.flat))
+
+    @property
+    def tree(self) -> TopicTree:
+        return TopicTree(IDENTITY, self.stored.tree, self.stored.blank_runs)
+
+    def reader(self) -> TreeReader:
+        pending = PendingLeaves(len(self.flat), ())
+        return TreeReader(LeafDirectory(self.fs, TOPIC), IDENTITY, self.stored.blank_runs, pending, RootCache())
+
+    def check(self) -> None:
+        """Every leaf, and proofs of some of them and between some sizes."""
+        size = len(self.flat)
+        whole = grown(self.flat)
+        assert (self.stored.tree.size, self.stored.tree.root) == (size, whole.root)
+        for index in range(size):
+            assert self.reader().leaf(index) == self.flat[index]
+        for index in range(0, size, 5):
+            path = prove_inclusion(self.reader(), index, size)
+            check_inclusion(self.flat[index], index, size, path, whole.root)
+        for first in range(1, size, 6):
+            path = prove_consistency(self.reader(), first, size)
+            check_consistency(first, grown(self.flat[:first]).root, size, whole.root, path)
+
+
+def grown(leaves: list[bytes]) -> GrowingTree:
+    tree = GrowingTree()
+    tree.add(Leaves(b"".join(leaves)))
+    return tree
+
+
+@given(PORTIONS)
+def test_leaves_are_read_as_they_were_written(portions: list[Portion]) -> None:
+    life = Life()
+    for portion in portions:
+        life.checkpoint(portion)
+    if life.flat:
+        life.check()
+
+
+@given(PORTIONS, st.integers(0, 8))
+def test_a_part_that_is_older_than_the_files_finds_its_leaves(portions: list[Portion], at: int) -> None:
+    """A manifest cannot be read, and the snapshot has an older part. What is not needed goes, and the checkpoints come
+    again."""
+    life = Life()
+    older = 0
+    part = life.stored
+    for number, portion in enumerate(portions):
+        life.checkpoint(portion)
+        if number == at:
+            older, part = len(life.flat), life.stored
+    later, life.flat, life.stored = life.flat, life.flat[:older], part
+    if not later:
+        return
+    names = life.fs.listdir(TOPIC)
+    for name in set(names) - needed_files(names, life.tree):
+        life.fs.unlink(f"{TOPIC}/{name}")
+    if life.flat:
+        life.check()
+    for number, portion in enumerate(portions):
+        if number > at:
+            life.checkpoint(portion)
+    if older:
+        assert life.flat == later
+        life.check()
+
+
+def test_files_stay_few() -> None:
+    life = Life()
+    for _ in range(50):
+        life.checkpoint((1, 0))
+    names = [name for name in life.fs.listdir(TOPIC) if parse_leaf_name(name)]
+    assert len(names) <= 50 // 8 + 4
+    life.check()
+
+
+def test_a_damaged_file_is_passed_over_where_another_one_has_its_leaves() -> None:
+    life = Life()
+    for _ in range(4):
+        life.checkpoint((3, 0), tidies=False)
+    sizes = {name: parse_leaf_name(name) for name in life.fs.listdir(TOPIC)}
+    block = next(name for name, file in sizes.items() if file is not None and file.leaves == 8)
+    life.fs.flip_bit(f"{TOPIC}/{block}", 40, 1)
+    reader = life.reader()
+    assert [reader.leaf(index) for index in range(6)] == life.flat[:6]
+    with pytest.raises(LeavesDamaged, match=block):
+        reader.leaf(7)
+    life.checkpoint((1, 0))
+
+
+def test_damaged_roots_of_subtrees_cost_nothing() -> None:
+    life = Life()
+    life.checkpoint((24, 0))
+    name = sorted(life.fs.listdir(TOPIC))[0]
+    life.fs.flip_bit(f"{TOPIC}/{name}", len(life.fs.read(f"{TOPIC}/{name}")) - 12, 1)
+    life.check()
+
+
+@pytest.mark.parametrize("at", [0, 9, 17, 25, 24 + 5 * LEAF_BYTES, 24 + 5 * LEAF_BYTES + 3])
+def test_one_changed_byte_of_a_file_is_noticed(at: int) -> None:
+    blob = bytearray(encode_leaf_file(9, BLANK * 5))
+    file = parse_leaf_name(f"seg-{9:020d}-5.mrk")
+    assert file is not None
+    assert decode_leaf_file(bytes(blob), file) == BLANK * 5
+    blob[at] ^= 4
+    with pytest.raises(LeavesDamaged):
+        decode_leaf_file(bytes(blob), file)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["seg-1-5.mrk", f"seg-{9:020d}-0.mrk", f"seg-{9:020d}-05.mrk", f"seg-{9:020d}.mrk", f"seg-{9:020d}-5.mrk.tmp"],
+)
+def test_other_names_are_of_no_leaves(name: str) -> None:
+    assert parse_leaf_name(name) is None

@@ -1,0 +1,43 @@
+"""Hashing the leaves of records that were published, beside everything else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from topics.engine.topic import Topic
+from topics.evidence.topic_tree import TopicTree
+from topics.runtime.background import BackgroundTasks
+from topics.runtime.offload import Offload
+from topics.storage.evidence.leaf_hashes import hash_queued, hashed
+
+MOST_QUEUED_BYTES: Final = 16 << 20
+"""When so many bytes of records wait to be hashed, worker threads do not keep up: then the loop hashes, which slows the
+appends down."""
+
+
+class TreeGrowth:
+    """Hashes when much is queued. Made once by the engine. What little is queued is hashed by whoever needs it: a
+    checkpoint, or a call."""
+
+    def __init__(self, background: BackgroundTasks, offload: Offload) -> None:
+        self._background = background
+        self._offload = offload
+        self._at_work: set[Topic] = set()
+
+    def hash_soon(self, topic: Topic) -> None:
+        """Hash what is queued for a topic soon, unless that is being done."""
+        tree = topic.tree
+        assert tree is not None
+        if tree.queued_bytes >= MOST_QUEUED_BYTES:
+            work = tree.work()
+            tree.done(work, hashed(work))
+        elif topic not in self._at_work and self._background.running:
+            self._at_work.add(topic)
+            self._background.start_soon(self._hash, topic, tree)
+
+    async def _hash(self, topic: Topic, tree: TopicTree) -> None:
+        try:
+            while tree.is_due:
+                await hash_queued(tree, self._offload)
+        finally:
+            self._at_work.discard(topic)

@@ -1,0 +1,77 @@
+"""The key that signs checkpoints, and its file (`docs/spec/evidence.md` section 1).
+
+Without `TOPICS_EVIDENCE_KEY_FILE` it is in `meta/` of the data directory, made when it is first needed. It is not among
+the files that a copy or a bucket takes. A file that the setting names is never made: daemons that share a bucket share
+the key, and none of them may replace it by one of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from topics.errors import ApiError, invalid
+from topics.evidence.signed_note import BadSignedNote, NoteSigner
+from topics.runtime.offload import Offload, Pool
+from topics.storage.files.datadir import DataDir
+from topics.storage.files.fs import Fs, write_atomic
+
+SALTS: Final = 4
+"""So many random numbers of 64 bits are a key."""
+
+
+class EvidenceKey:
+    """The key of one daemon. Read, or made, when it is first asked for, and then kept."""
+
+    def __init__(self, fs: Fs, datadir: DataDir, key_file: Path | None, *, has_bucket: bool) -> None:
+        self._fs = fs
+        self._key_file = str(key_file) if key_file is not None else None
+        self._path = self._key_file or datadir.evidence_key_path
+        self.has_bucket = has_bucket
+        """True if the log is written to a bucket, or will be when that is open."""
+        self._signer: NoteSigner | None = None
+
+    def check_may_begin(self) -> None:
+        """Raise `400 invalid_request` if no topic may have evidence: the daemons of a bucket have to share a key."""
+        if self.has_bucket and self._key_file is None:
+            raise invalid(
+                "evidence",
+                "with a bucket it needs TOPICS_EVIDENCE_KEY_FILE, the key that all daemons of the bucket share",
+            )
+
+    async def signer(self, offload: Offload) -> NoteSigner:
+        """Return the key. Raises `503 not_ready` if its file cannot be read or made."""
+        if self._signer is None:
+            try:
+                self._signer = await offload.run(Pool.FILES, self.load)
+            except (OSError, BadSignedNote) as error:
+                raise ApiError("not_ready", f"the key that signs checkpoints cannot be used: {error}") from error
+        return self._signer
+
+    def load(self) -> NoteSigner:
+        """Return the key. Blocking. Raises OSError, BadSignedNote."""
+        try:
+            pem = self._fs.read(self._path)
+        except FileNotFoundError:
+            if self._key_file is not None:
+                raise
+            return self._make()
+        try:
+            return NoteSigner.from_pem(pem)
+        except BadSignedNote as error:
+            raise BadSignedNote(f"{self._path}: {error}") from error
+
+    def _make(self) -> NoteSigner:
+        seed = b"".join(self._fs.salt().to_bytes(8, "little") for _ in range(SALTS))
+        signer = NoteSigner(Ed25519PrivateKey.from_private_bytes(seed))
+        write_atomic(self._fs, self._path, signer.to_pem())
+        return signer
+
+
+def new_tree_id(fs: Fs) -> str:
+    """Return a uuid for a tree: version 4, as 32 hex digits."""
+    number = fs.salt() << 64 | fs.salt()
+    number = number & ~(0xF << 76) | 4 << 76
+    return f"{number & ~(0x3 << 62) | 2 << 62:032x}"
