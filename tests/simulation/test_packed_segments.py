@@ -368,6 +368,28 @@ def test_a_failure_of_one_file_delays_no_other_and_is_not_tried_for_ever() -> No
     assert World(config=replace(PACKED, cold_dir=None)).live(scenario)
 
 
+def test_a_full_disk_delays_packing_and_is_not_taken_for_a_file_that_fails() -> None:
+    async def scenario(life: Life) -> None:
+        for name in ("t", "u"):
+            await life.engine.topic_lifecycle.put(name, TopicConfigPatch(durability="fsync"))
+            for _ in range(31):
+                await append(life, name, b'"x"')
+        await life.compactor.checkpoint()
+        full = life.fs.inject(Fault(error=28, name="pwrite", path="*.data.tmp", times=None))
+        before = {path for path in life.fs.tree() if "/topics/" in path}
+        with pytest.raises(OSError, match="space"):
+            await life.reclaimer.packer.pass_over()
+        assert full.hits == 1
+        assert {path for path in life.fs.tree() if "/topics/" in path} == before, "nothing is left of the attempt"
+        assert await life.reclaimer.packer.pass_over() == 0
+        assert full.hits == 1
+        life.fs.faults.remove(full)
+        await trio.sleep(61)
+        assert await life.reclaimer.packer.pass_over() == 6
+
+    assert World(config=replace(PACKED, cold_dir=None)).live(scenario)
+
+
 @pytest.mark.parametrize("tier", ["hot", "cold"])
 @pytest.mark.parametrize("damage", ["another file", "its list and its index"])
 def test_a_damaged_segment_that_cannot_be_flagged_keeps_no_topic_from_being_stored(damage: str, tier: str) -> None:
