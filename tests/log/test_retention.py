@@ -8,7 +8,7 @@ import pytest
 
 from tests.log.logs import caps, extent, log_of, told
 from tests.log.stored_logs import checkpoint, spans_asked_for
-from topics.log.retention import eviction_watermark, expire, has_room
+from topics.log.retention import eviction_watermark, expire, has_room, watermark_beside
 
 
 def test_a_record_expires_when_it_is_older_than_the_ttl_and_not_when_as_old() -> None:
@@ -78,3 +78,20 @@ def test_times_of_whole_segments_are_in_their_summaries() -> None:
     log.stored.all()[0].detach()
     assert expire(log, 2600, 600) == 0
     assert driven.asked == [1]
+
+
+def test_records_that_have_died_since_they_were_to_be_taken_away_make_no_room() -> None:
+    """A commit of stages decides in slices what it takes away, and about caps later."""
+    log = log_of(10)
+    taken, sizes = array("Q", [1, 2, 5, 11]), array("I", [10] * 4)
+    new = array("I", [10] * 3)
+    assert watermark_beside(log, caps(9, 0), new, taken, sizes) == 0
+    assert watermark_beside(log, caps(6, 0), new, taken, sizes) == 7
+    log.evict_below(3, "ttl")
+    log.add_hole(5, 5, "corrupt")
+    log.delete_seqs([8])
+    assert log.count == 6
+    for config in (caps(6, 0), caps(0, 60)):
+        watermark = watermark_beside(log, config, new, taken, sizes)
+        assert watermark == 5, "3 and 4 go; 6, 7, 9, 10 and two new ones stay"
+    assert watermark_beside(log, caps(8, 0), new, taken, sizes) == 0

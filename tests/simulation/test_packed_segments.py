@@ -82,6 +82,11 @@ async def everything_packed(life: Life) -> None:
     await life.compactor.checkpoint()
 
 
+async def delete(life: Life, name: str, seq: int) -> None:
+    calls = life.engine.deletions
+    await calls.delete_records(name, seq + 1, None, Performance(), after_seq=seq - 1)
+
+
 async def seqs_of(life: Life, name: str = "t") -> list[int]:
     result = await life.engine.reads.read(name, ReadRequest(limit=100), Performance())
     return [row["$seq"] for row in json.loads(b"[" + result.records + b"]")]
@@ -363,6 +368,70 @@ def test_a_failure_of_one_file_delays_no_other_and_is_not_tried_for_ever() -> No
     assert World(config=replace(PACKED, cold_dir=None)).live(scenario)
 
 
+def test_a_full_disk_delays_packing_and_is_not_taken_for_a_file_that_fails() -> None:
+    async def scenario(life: Life) -> None:
+        for name in ("t", "u"):
+            await life.engine.topic_lifecycle.put(name, TopicConfigPatch(durability="fsync"))
+            for _ in range(31):
+                await append(life, name, b'"x"')
+        await life.compactor.checkpoint()
+        full = life.fs.inject(Fault(error=28, name="pwrite", path="*.data.tmp", times=None))
+        before = {path for path in life.fs.tree() if "/topics/" in path}
+        with pytest.raises(OSError, match="space"):
+            await life.reclaimer.packer.pass_over()
+        assert full.hits == 1
+        assert {path for path in life.fs.tree() if "/topics/" in path} == before, "nothing is left of the attempt"
+        assert await life.reclaimer.packer.pass_over() == 0
+        assert full.hits == 1
+        life.fs.faults.remove(full)
+        await trio.sleep(61)
+        assert await life.reclaimer.packer.pass_over() == 6
+
+    assert World(config=replace(PACKED, cold_dir=None)).live(scenario)
+
+
+@pytest.mark.parametrize("tier", ["hot", "cold"])
+@pytest.mark.parametrize("damage", ["another file", "its list and its index"])
+def test_a_damaged_segment_that_cannot_be_flagged_keeps_no_topic_from_being_stored(damage: str, tier: str) -> None:
+    config = replace(PACKED, cold_dir=Path(COLD) if tier == "cold" else None, hot_retain_segments=1)
+    config = replace(config, rewrite_live_ratio=0.0)
+
+    async def scenario(life: Life) -> None:
+        for name, data in (("t", b'"%b"' % (b"x" * 400)), ("other", b'"y"')):
+            await life.engine.topic_lifecycle.put(name, TopicConfigPatch(durability="fsync"))
+            for _ in range(31):
+                await append(life, name, data)
+        await everything_packed(life)
+        if tier == "cold":
+            await life.relocator.pass_over()
+        mine, others = (
+            next(path for path in packed_files(life.fs) if f"{topic_id:016x}" in path and f"{1:020d}" in path)
+            for topic_id in (1, 2)
+        )
+        assert (COLD in mine) is (tier == "cold")
+        if damage == "another file":
+            change(life.fs, mine, data_files(life.fs)[others])
+        else:
+            await delete(life, "t", 3)
+            await everything_packed(life)
+            change(life.fs, mine.replace(".data", ".del"), b"garbage")
+            index = mine.replace(".data", ".idx")
+            blob = life.fs.tree()[index]
+            assert blob is not None
+            change(life.fs, index, bytes([blob[0] ^ 1]) + blob[1:])
+        for name in ("t", "other"):
+            await delete(life, name, 9)
+        await everything_packed(life)
+        assert not life.engine.registry.common.changed
+        topics = life.engine.registry.topics
+        (span, *_), (healthy, *_) = (topics[name].log.stored.all() for name in ("t", "other"))
+        if (damage, tier) != ("another file", "cold"):  # flags beyond the end of a cold file are not needed
+            assert list(span.unflagged or ()) == [9], "the part goes on naming it"
+        assert not healthy.unflagged
+
+    assert World(config=config).live(scenario)
+
+
 def test_a_hold_is_waited_for_and_names_lists_which_do_not_change_while_it_lasts() -> None:
     async def scenario(life: Life) -> None:
         client = Client(life.engine, History())
@@ -397,6 +466,35 @@ def test_a_hold_is_waited_for_and_names_lists_which_do_not_change_while_it_lasts
         assert {path: life.fs.tree().get(path) for path in named} != {path: tree[path] for path in named}
 
     assert World(config=replace(PACKED, rewrite_live_ratio=0.0)).live(scenario)
+
+
+def test_a_copy_has_the_list_of_a_packed_file_that_no_part_calls_packed() -> None:
+    """A crash behind the rename of a packed file; then packing is switched off."""
+
+    async def packing(life: Life) -> None:
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
+        for _ in range(31):
+            await append(life, "t", b'"x"')
+        await life.compactor.checkpoint()
+        await life.relocator.pass_over()
+        assert await life.reclaimer.packer.pass_over() == 3
+
+    async def deleting(life: Life) -> None:
+        assert [segment.packed for segment in segments_of(life)] == [None] * 4
+        assert len(packed_files(life.fs)) == 3
+        for seq in (3, 13, 23):
+            await delete(life, "t", seq)
+        await life.compactor.checkpoint()
+        await life.reclaimer.pass_over()
+        files, _ = await life.engine.checkpoint(1000)
+        named = {f"{COLD}/{name[5:]}" if name.startswith("cold:") else f"{ROOT}/{name}" for name in files}
+        assert len(lists(life.fs)) == 3
+        assert set(lists(life.fs)) <= named
+
+    world = World(config=replace(PACKED, rewrite_live_ratio=0.0))
+    assert world.live(packing, end="kill")
+    off = World(1, config=replace(PLAIN, rewrite_live_ratio=0.0), fs=world.fs.after_process_kill())
+    assert off.live(deleting)
 
 
 def test_copies_that_point_into_a_segment_outlive_its_packing() -> None:

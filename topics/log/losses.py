@@ -120,11 +120,11 @@ class Losses:
             parts.append((first, last))
         return parts
 
-    def inside_holes(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the parts of the inclusive range `first` to `last` that are in holes."""
-        parts = []
+    def inside_holes(self, first: int, last: int, *, most: int | None = None) -> list[tuple[int, int]]:
+        """Return the parts of the inclusive range `first` to `last` that are in holes, `most` at most."""
+        parts: list[tuple[int, int]] = []
         for hole in self._holes_from(first):
-            if hole.first > last:
+            if hole.first > last or len(parts) == most:
                 break
             parts.append((max(first, hole.first), min(last, hole.last)))
         return parts

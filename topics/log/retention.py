@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Final
 
 from topics.log.record_index import RecordIndex
@@ -48,10 +48,15 @@ def watermark_beside(
     log: TopicLog, config: TopicConfig, sizes: array[int], taken: Sequence[int], taken_sizes: Sequence[int]
 ) -> int:
     """As `eviction_watermark`, for a batch that takes the records `taken` away before the caps count. These ascend;
-    those past the head are of the batch itself. Nothing else is unpublished. Raises NotLoaded."""
+    those past the head are of the batch itself; some may have expired, or be lost, since that was decided. Nothing else
+    is unpublished. Raises NotLoaded."""
     published = bisect_right(taken, log.head_seq)
     own = [seq - log.head_seq - 1 for seq in taken[published:]]
-    gone, gone_sizes = taken[:published], taken_sizes[:published]
+    alive = slice(bisect_left(taken, log.earliest_seq), published)
+    gone, gone_sizes = taken[alive], taken_sizes[alive]
+    if log.losses.holes:
+        there = [not log.losses.inside_holes(seq, seq) for seq in gone]
+        gone, gone_sizes = list(compress(gone, there)), list(compress(gone_sizes, there))
     watermark = 0
     caps = ((config.cap_records, log.count, False), (config.cap_bytes, log.bytes, True))
     for cap, held, by_bytes in caps:

@@ -319,7 +319,7 @@ class TopicLog:
         if self.tags.index is not None:
             self.tags.sweep(gone.tagged, self.earliest_seq, self.head_seq)
         if self.kept is not None:
-            self.kept.sweep(gone.tagged, self.earliest_seq)
+            self.kept.sweep(gone.records, self.earliest_seq)
         return gone.records
 
     def add_nulls(self, seqs: Sequence[int], ts: int) -> None:
@@ -368,6 +368,10 @@ class TopicLog:
         for lo, hi in damage:
             self.losses.add_hole(lo, hi, "corrupt")
         changed = span.summary()._replace(first_ts=before.first_ts) != before
+        if self.kept is not None and changed:
+            if damage:
+                self.kept.lost()
+            self.kept.deleted([span.first + i for i, state in enumerate(dead) if state == DELETED], span.n)
         if front != self.earliest_seq:
             self._move_front(front, None, 0)
         if changed and self.on_lost is not None:

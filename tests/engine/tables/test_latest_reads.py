@@ -11,7 +11,9 @@ import trio
 
 from tests.engine.life import Life, living, settings, settle
 from topics.engine.tables import kept_records
-from topics.model import LatestRequest, Performance
+from topics.model import Conditions, LatestRequest, Performance
+from topics.storage.files.fs import write_all
+from topics.storage.segments.index_format import IDX_DELETED, IDX_HOLE, decode_index, encode_index
 
 pytestmark = pytest.mark.trio
 
@@ -126,3 +128,31 @@ async def test_an_overwrite_of_stored_records_loads_no_columns(monkeypatch: pyte
         found = {row["$tag"]: row["data"] for row in (await life.all("t", include_tags=True))[0]}
         assert found == {f"k{i:03}": -i if i % 7 == 3 else i for i in range(80)}
         assert topic.log.count == 80
+
+
+@pytest.mark.parametrize("flag", [IDX_DELETED, IDX_HOLE])
+async def test_a_table_takes_note_of_what_only_files_know(flag: int) -> None:
+    """Columns that are read again say that a record is deleted, or lost, of which memory knew nothing."""
+    async with living(CONFIG) as life:
+        await life.put("t", keep_per_tag=2)
+        await life.append("t", *[{"data": i, "tag": f"k{i % 4}"} for i in range(8)])
+        await life.append("t", {"data": 8, "tag": "k0"})
+        await life.compactor.checkpoint()
+        topic = life.engine.registry.topics["t"]
+        topic.blocks.clear()
+        span = topic.log.stored.all()[0]
+        if span.loaded:
+            life.engine.indexes.forget_columns(span)
+            span.detach()
+        path = next(path for path in life.fs.tree() if path.endswith(f"{span.first:020d}.idx"))
+        index = decode_index(life.fs.tree()[path] or b"")
+        flags = bytearray(index.flags)
+        flags[6 - span.first] |= flag
+        with life.fs.open(path) as file:
+            write_all(file, encode_index(index.offset, index.frame_len, index.ts, flags), 0)
+        assert [row["data"] for row in (await life.all("t"))[0]] == [1, 2, 3, 4, 6, 7, 8]
+        page = await life.engine.latest.page("t", LatestRequest("", None, 100, 1 << 20), Performance())
+        assert [row["data"] for row in json.loads(b"[%b]" % page.records)] == [8, 1, 6, 7]
+        conditions = Conditions(tag_seqs={"k1": 2})
+        await life.append("t", {"data": 9, "tag": "k1"}, conditions=conditions)
+        assert [row["data"] for row in (await life.all("t"))[0]] == [1, 2, 3, 4, 6, 7, 8, 9], "k1 has two"

@@ -15,6 +15,8 @@ from tests.engine.tables.table_model import record_in
 from tests.simulation.disk import Fault, SimFs
 from tests.simulation.offload import InlineOffload
 from topics.engine.tables.table_trim import TableTrim
+from topics.errors import ApiError
+from topics.log.block import Projection
 from topics.model import AppendRequest, Performance, TransactionRequest
 from topics.runtime.offload import Pool
 
@@ -164,3 +166,62 @@ async def test_what_was_taken_away_is_in_the_log_and_not_found_out_again(
     async with living(CONFIG, fs=killed) as life:
         await settle()
         assert await rows(life) == left
+
+
+async def test_a_start_whose_disk_does_not_answer_shows_no_empty_table(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the table can be made the topic takes no changes, and reads of tags say that they cannot be answered. Then
+    what a crash has interrupted is finished."""
+    fs = SimFs()
+
+    async def interrupted(*_: Any) -> None:
+        raise ApiError("read_only", "a crash")
+
+    async with living(CONFIG, fs=fs, clean=False) as life:
+        await life.put("t", keep_per_tag=3)
+        await life.append("t", {"data": -1, "tag": "old"}, *[{"data": i, "tag": f"k{i % 5}"} for i in range(25)])
+        with monkeypatch.context() as patch:
+            patch.setattr(TableTrim, "trim", interrupted)
+            assert (await refusal(life.put("t", keep_per_tag=2))).code == "read_only"
+        await life.compactor.checkpoint()
+        assert [data for _, data in await rows(life)] == [-1, *range(10, 25)]
+    fs.inject(Fault(error=errno.ETIMEDOUT, name="pread", path="*.tags", times=None))
+    async with living(CONFIG, fs=fs) as life, trio.open_nursery() as nursery:
+        latest = life.engine.latest
+        assert b"24" in (await latest.one("t", "k4", Projection(), Performance())).records, "it is in the log"
+        assert (await refusal(latest.one("t", "old", Projection(), Performance()))).code == "not_ready"
+        append = Called(nursery, partial(life.append, "t", {"data": 25, "tag": "k0"}))
+        await settle()
+        assert not append.done
+        fs.faults.clear()
+        await trio.sleep(5)
+        assert append.done
+        assert [data for _, data in await rows(life)] == [-1, *range(16, 26)]
+        assert b"-1" in (await latest.one("t", "old", Projection(), Performance())).records
+
+
+async def test_nulls_of_a_topic_that_has_to_wait_delay_no_other(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with living(CONFIG) as life:
+        for name in "ab":
+            await life.put(name, keep_per_tag=1, null_ttl_ms=60_000)
+            await life.append(name, {"data": None, "tag": "x"}, {"data": 1, "tag": "y"})
+        is_ready, waits = life.engine.deletions.is_ready, trio.Event()
+
+        async def late(topic: Any) -> bool:
+            if topic.name == "a":
+                await waits.wait()  # for columns on a slow disk, for instance
+            return await is_ready(topic)
+
+        monkeypatch.setattr(life.engine.deletions, "is_ready", late)
+        for _ in range(3):
+            await trio.sleep(61)
+            life.engine.expire_unused()
+            await settle()
+            assert len(await rows(life, "a")) == 2
+            assert len(await rows(life, "b")) == 1
+        waits.set()
+        await settle()
+        assert len(await rows(life, "a")) == 1

@@ -37,7 +37,8 @@ class Model:
     """A table and a list, and the batches on their way."""
 
     def __init__(self, keep: int) -> None:
-        self.table = KeptTags(Losses(RecordIndex()))
+        self.losses = Losses(RecordIndex())
+        self.table = KeptTags(self.losses)
         self.keep = keep
         self.front, self.head = 1, 0
         self.decided: list[Row] = []
@@ -81,6 +82,12 @@ class Model:
 
     def delete(self, row: Row) -> None:
         self.table.deleted([row.seq], 1)
+        self.published.remove(row)
+        self.decided.remove(row)
+
+    def lose(self, row: Row) -> None:
+        self.losses.add_hole(row.seq, row.seq, "corrupt")
+        self.table.lost()
         self.published.remove(row)
         self.decided.remove(row)
 
@@ -132,7 +139,7 @@ def steps(draw: st.DrawFn) -> list[tuple[Any, ...]]:
         st.tuples(st.just("publish")),
         st.tuples(st.just("publish")),
         st.tuples(st.just("take_back")),
-        st.tuples(st.sampled_from(["delete", "move_front"]), st.integers(0, 30)),
+        st.tuples(st.sampled_from(["delete", "move_front", "lose"]), st.integers(0, 30)),
         st.tuples(st.just("trim"), st.integers(1, 3)),
         st.tuples(st.just("sweep")),
     )
@@ -140,10 +147,11 @@ def steps(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 
 
 @examples(max_examples=150, deadline=None)
-@given(keep=st.sampled_from([1, 1, 2, 3, 7]), steps=steps())
-def test_a_table_is_what_a_list_says(keep: int, steps: list[tuple[Any, ...]]) -> None:
+@given(keep=st.sampled_from([1, 1, 2, 3, 7]), few=st.sampled_from([0, 2, 8]), steps=steps())
+def test_a_table_is_what_a_list_says(keep: int, few: int, steps: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_tags, "_SWEEP_MIN", 1)
+        patch.setattr(kept_tags, "_FEW_RECORDS", few)
         model = Model(keep)
         for step in steps:
             match step:
@@ -153,9 +161,9 @@ def test_a_table_is_what_a_list_says(keep: int, steps: list[tuple[Any, ...]]) ->
                     model.publish()
                 case ("take_back",) if model.pending:
                     model.take_back()
-                case ("delete" | "move_front" as kind, i) if model.published and not model.pending:
+                case ("delete" | "move_front" | "lose" as kind, i) if model.published and not model.pending:
                     row = model.published[i % len(model.published)]
-                    (model.delete if kind == "delete" else model.move_front)(row)
+                    {"delete": model.delete, "move_front": model.move_front, "lose": model.lose}[kind](row)
                 case ("trim", most) if not model.pending:
                     model.trim(most)
                 case ("sweep",):
@@ -198,3 +206,46 @@ def test_a_tag_with_very_many_records_is_changed_in_place() -> None:
     entry = table._entries["a"]
     assert isinstance(entry, array)
     assert len(entry) < 4 * 1000 + 10
+
+
+def test_an_append_does_not_ask_every_record_of_its_tag_whether_it_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`keep_per_tag` may be large. A few deaths, or holes, must not make each append look at all records of the tag."""
+    records: dict[str, Any] = {}
+    for i in range(10_000):
+        add_record(records, "a", KeptRecord(1 + 2 * i, 10, False))
+    for i in range(1000):
+        add_record(records, f"k{i}", KeptRecord(30_000 + i, 10, False))
+    losses = Losses(RecordIndex())
+    table = KeptTags(losses, records)
+    asked = 0
+
+    def is_dead(self: KeptTags, seq: int) -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    monkeypatch.setattr(KeptTags, "_is_dead", is_dead)
+    table.lost()
+    table.deleted([7, 8, 30_500], 2)
+    losses.add_hole(11, 14, "corrupt")
+    losses.add_hole(19_990, 20_100, "lost")
+    table.lost()
+    gone = [7, 11, 13, *range(19_991, 20_000, 2)]
+    for seq in (40_001, 40_002):
+        table.publish(table.decide(seq, ["a"], [1], (), keep=1 << 40, front=1), ["a"], 1)
+    assert asked == 0
+    left = [one.seq for one in table.records("a", 1)]
+    assert left == [seq for seq in [*range(1, 20_000, 2), 40_001, 40_002] if seq not in gone]
+
+
+def test_deleted_records_without_a_tag_do_not_pile_up() -> None:
+    """The table does not know which of the deleted records had a tag, so it remembers all of them for a while."""
+    table = KeptTags(Losses(RecordIndex()))
+    for seq in range(1, 2001):
+        table.publish(table.decide(seq, [f"k{seq}"], [1], (), keep=1, front=1), [f"k{seq}"], 1)
+    most = 0
+    for at in range(3000, 300_000, 1000):
+        table.deleted(range(at, at + 1000), 1)
+        table.sweep(1000, 1)
+        most = max(most, len(table._dead) + len(table._aging))
+    assert most <= 5000

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 
 import pytest
+import xxhash
 
 from tests.simulation.disk import SimFs
 from topics.storage.files.fs import write_all
-from topics.storage.segments.data_files import DataFiles, deletions_path
+from topics.storage.segments import data_files
+from topics.storage.segments.data_files import DataFiles, NotFlaggable, deletions_path
 from topics.storage.segments.deletion_file import (
     DeletionList,
     decode_deletions,
@@ -106,14 +109,53 @@ def test_a_list_of_which_nothing_is_left_is_taken_from_the_index_and_without_tha
     files = DataFiles(fs)
     with pytest.raises(OSError, match="not known any more"):
         files.read(PATH, 0, 100)
-    entries = encode_index([0, 40, 90], [40, 50, 0], [1, 2, 3], bytes([0, IDX_DELETED, IDX_DELETED]))
+    rest = len(DATA) - 90
+    flags = bytes([0, IDX_DELETED, IDX_DELETED, 0])
+    entries = encode_index([0, 40, 90, 90], [40, 50, 0, rest], [1, 2, 3, 4], flags)
     put(fs, index, entries)
     assert files.read(PATH, 0, 100) == flagged(89)[:100]
     damaged = bytearray(entries)
     damaged[3] ^= 4
-    put(fs, index, bytes(damaged))
-    with pytest.raises(OSError, match="not known any more"):
-        files.read(PATH, 0, 100)
+    for unusable in (bytes(damaged), entries[:-1], entries[: -len(entries) // 4], b""):
+        put(fs, index, unusable)
+        with pytest.raises(NotFlaggable, match="not known any more"):
+            files.read(PATH, 0, 100)
+        with pytest.raises(NotFlaggable, match="not known any more"):
+            files.deletions_with(PATH, [])
+
+
+def test_positions_of_a_list_that_do_not_ascend_are_not_believed() -> None:
+    def forged(positions: list[int]) -> bytes:
+        one = struct.pack(f"<8sQI{len(positions)}I", b"TOPICSD1", 5, len(positions), *positions)
+        return 2 * (one + xxhash.xxh3_64_intdigest(one, 5).to_bytes(8, "little"))
+
+    assert forged([3, 70]) == encode_deletions(5, [3, 70])
+    for wrong in ([70, 3], [3, 3], [0, 19_000, 5, 7]):
+        assert decode_deletions(forged(wrong)) is None
+    fs = disk()
+    put(fs, deletions_path(PATH), forged([9000, 10, 9001]))
+    with pytest.raises(NotFlaggable):
+        DataFiles(fs).read(PATH, 8990, 20)
+
+
+def test_lists_that_are_kept_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = SimFs()
+    fs.mkdir("/d")
+    paths = [f"/d/seg-{first:020d}.data" for first in range(1, 30)]
+    for generation, path in enumerate(paths, 1):
+        put(fs, path, packed_bytes(DATA, generation, 1))
+        put(fs, deletions_path(path), encode_deletions(generation, range(0, 4000, 4)))
+    monkeypatch.setattr(data_files, "MOST_LIST_BYTES", 20_000)
+    files = DataFiles(fs)
+    for _ in range(2):
+        for path in paths:
+            assert files.read(path, 0, 9) == flagged(0, 4, 8)[:9]
+    lists = files._lists
+    assert 4 * sum(len(listed.positions) for _, listed in lists.values()) <= 20_000
+    assert len(lists) == 4
+    monkeypatch.setattr(data_files, "MOST_LIST_BYTES", 1)
+    files.read(paths[0], 0, 9)
+    assert len(lists) == 1
 
 
 def test_a_store_sets_flags_in_packed_files_and_nothing_else() -> None:

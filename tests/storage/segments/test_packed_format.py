@@ -24,6 +24,7 @@ from topics.storage.segments.packed_format import (
     PackHeader,
     decode_pack_header,
     encode_pack_header,
+    inflated_block,
     packed,
     packed_bytes,
     table_at_end,
@@ -207,6 +208,24 @@ def test_the_forger_makes_what_the_writer_makes() -> None:
     assert forged(PackHeader(GENERATION, 7, len(data), MIN_BLOCK_BYTES), blocks) == pack(data)
 
 
+def asking_for(window: int) -> bytes:
+    """A block that is what it should be, but says that so much memory is needed to unpack it."""
+    options: dict[int, int] = {
+        zstd.CompressionParameter.window_log: window.bit_length() - 1,
+        zstd.CompressionParameter.content_size_flag: 0,
+    }
+    compressor = zstd.ZstdCompressor(options=options)
+    return compressor.compress(bytes(MIN_BLOCK_BYTES)) + compressor.flush()
+
+
+def test_blocks_of_every_size_need_no_more_memory_than_is_allowed() -> None:
+    for size in (MIN_BLOCK_BYTES, 64 << 10, MAX_BLOCK_BYTES):
+        for data in (bytes(size), random.Random(size).randbytes(size)):
+            assert inflated_block(zstd.compress(data, LEVEL), size) == data
+    assert inflated_block(asking_for(1 << 20), MIN_BLOCK_BYTES) == bytes(MIN_BLOCK_BYTES)
+    assert inflated_block(asking_for(2 << 20), MIN_BLOCK_BYTES) is None
+
+
 @pytest.mark.parametrize(
     "block",
     [
@@ -220,8 +239,9 @@ def test_the_forger_makes_what_the_writer_makes() -> None:
         b"no zstd at all",
         b"\x28\xb5\x2f\xfd",
         bytes(200),
+        asking_for(128 << 20),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_block_that_is_not_the_one_it_should_be_is_zeros_and_takes_no_more_memory(block: bytes) -> None:
     good = zstd.compress(b"y" * MIN_BLOCK_BYTES)

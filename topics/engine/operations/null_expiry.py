@@ -3,7 +3,8 @@
 
 They have taken the earlier records of their tags away when they were appended. Readers of changes still need them for a
 while, to learn of the deletion. A pass comes every second; what it deletes is one commit of each topic, like the
-deletion of a client, and as silent.
+deletion of a client, and as silent. Each topic has a task, because its commit may have to wait for a bucket that is
+away, or its columns for a slow disk, which is no reason for others to wait.
 """
 
 from __future__ import annotations
@@ -45,16 +46,14 @@ class NullExpiry:
         self._commits = commits
         self._deletions = deletions
         self._background = background
-        self._working = False
+        self._working: set[Topic] = set()
 
     def work(self) -> None:
-        """Begin a pass, unless one is under way. Called every second."""
-        if self._working or not self._registry.tables:
-            return
-        due = [topic for topic in self._registry.tables if topic.log.nulls and self._due(topic)]
-        if due:
-            self._working = True
-            self._background.start_soon(self._pass_over, due)
+        """Begin a pass. Topics in which the work of an earlier one is under way are left out. Called every second."""
+        for topic in self._registry.tables:
+            if topic.log.nulls and topic not in self._working and self._due(topic):
+                self._working.add(topic)
+                self._background.start_soon(self._work_on, topic)
 
     def _due(self, topic: Topic) -> list[int]:
         """Return the seqs of the records whose time is over, the oldest first."""
@@ -63,15 +62,13 @@ class NullExpiry:
             return []
         return nulls.before(self._registry.now_ms() - ttl_ms, MOST)
 
-    async def _pass_over(self, due: list[Topic]) -> None:
+    async def _work_on(self, topic: Topic) -> None:
         try:
-            for topic in due:
-                try:
-                    await self._delete(topic)
-                except ApiError:  # a failed shard, or a disk that does not answer: the next pass tries again
-                    continue
+            await self._delete(topic)
+        except ApiError:  # a failed shard, or a disk that does not answer: the next pass tries again
+            pass
         finally:
-            self._working = False
+            self._working.discard(topic)
 
     async def _delete(self, topic: Topic) -> None:
         if not await self._deletions.is_ready(topic):

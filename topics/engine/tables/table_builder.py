@@ -51,6 +51,7 @@ class TableBuilder:
         answer, and 404 if the topic is deleted; then, and after a cancellation, the topic has no table."""
         log = topic.log
         records: dict[str, TableEntry] = {}
+        holes = list(log.losses.holes or ())
         async with AsyncExitStack() as files:
             if topic.segment_set is not None and not topic.segment_set.hot_lock.mine:
                 await files.enter_async_context(topic.segment_set.hot_lock)
@@ -59,7 +60,8 @@ class TableBuilder:
             await self._add_known(topic, records, nulls)
             made = partial(KeptTags, log.losses, records)
             kept = await self._offload.run(Pool.CPU, made) if len(records) > SORTED_AT_ONCE else made()
-        kept.lost()  # damage may have been found meanwhile
+        if holes != (log.losses.holes or []):
+            kept.lost()  # damage was found meanwhile
         log.kept = kept
 
     async def _add_stored(

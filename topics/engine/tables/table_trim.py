@@ -48,7 +48,11 @@ class TableTrim:
         """After a start: look at every topic that has a table."""
         for topic in self._registry.topics.values():
             if topic.log.kept is not None:
-                self._background.start_soon(self._look_at, topic)
+                self.note(topic)
+
+    def note(self, topic: Topic) -> None:
+        """Look at a topic that has got its table at, or after, a start."""
+        self._background.start_soon(self._look_at, topic)
 
     async def trim(self, topic: Topic) -> None:
         """Take away all surplus of a topic. The caller has set a barrier, and nothing is pending. Raises the error of

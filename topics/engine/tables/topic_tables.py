@@ -59,7 +59,7 @@ class TopicTables:
 
     async def restore(self, topic: Topic) -> None:
         """Make the table of a topic that a start has found. If the disk does not answer, a task goes on trying;
-        meanwhile the topic takes no changes."""
+        meanwhile the topic takes no changes, and tags are looked up in the files."""
         if topic.config.keep_per_tag and not await self._built(topic):
             topic.barrier = trio.Event()
             self._background.start_soon(self._keep_trying, topic)
@@ -68,7 +68,10 @@ class TopicTables:
         try:
             while True:
                 await trio.sleep(RETRY_S)
-                if topic.deleted or await self._built(topic):
+                if topic.deleted:
+                    break
+                if await self._built(topic):
+                    self._trim.note(topic)
                     break
         finally:
             topic.lift_barrier()

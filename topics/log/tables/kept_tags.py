@@ -40,6 +40,9 @@ _INFO: Final = (1 << _SEQ_SHIFT) - 1
 _SWEEP_SHARE: Final = 4
 _SWEEP_MIN: Final = 64
 _NAMES_PER_DEATH: Final = 4
+_FEW_RECORDS: Final = 8
+"""So many records of a tag are asked one by one whether they are dead."""
+
 SWEEP_NAMES: Final = 5000
 """Tags that one call of `sweep` visits at most: a few milliseconds."""
 
@@ -326,13 +329,31 @@ class KeptTags:
             seq = entry >> _SEQ_SHIFT
             return None if seq < front or (suspicious and self._is_dead(seq)) else entry
         at = _first_above(entry, front - 1)
-        if suspicious and any(self._is_dead(entry[k]) for k in range(at, len(entry), 2)):
-            kept = [k for k in range(at, len(entry), 2) if not self._is_dead(entry[k])]
-            entry = array("Q", [1, *(value for k in kept for value in entry[k : k + 2])])
-            self._entries[tag] = entry
+        if suspicious and (dead := self._dead_among(entry, at)):
+            alive = array("Q", (1,))
+            for place in sorted(dead):
+                alive += entry[at:place]
+                at = place + 2
+            entry = self._entries[tag] = alive + entry[at:]
         else:
             entry[0] = at
         return entry if len(entry) > entry[0] else None
+
+    def _dead_among(self, entry: array[int], at: int) -> set[int]:
+        """Return the items of an entry from `at` on at which dead records begin. An append may ask this of a tag with
+        very many records: it costs as much as there are records, or deaths and holes if these are fewer."""
+        places = range(at, len(entry), 2)
+        if len(places) > _FEW_RECORDS:
+            low, high = entry[at], entry[-2]
+            holes = self._losses.inside_holes(low, high, most=len(places)) if self._suspects_holes else []
+            if len(self._dead) + len(self._aging) + len(holes) < len(places):
+                lost = [
+                    place for a, b in holes for place in range(_first_above(entry, a - 1), _first_above(entry, b), 2)
+                ]
+                deleted = [seq for seqs in (self._dead, self._aging) for seq in seqs if low <= seq <= high]
+                found = [(_first_above(entry, seq - 1), seq) for seq in deleted]
+                return {*lost, *(place for place, seq in found if entry[place] == seq)}
+        return {place for place in places if self._is_dead(entry[place])}
 
     def _is_dead(self, seq: int) -> bool:
         if seq in self._dead or seq in self._aging:
@@ -357,7 +378,8 @@ class KeptTags:
         self.garbage += _SWEEP_MIN
 
     def sweep(self, deaths: int, front: int) -> None:
-        """Drop a share of the dead records, which grows with the `deaths` of this moment, if there are many."""
+        """Drop a share of the dead records, which grows with the `deaths` of this moment, if there are many. Deaths of
+        records without a tag count: the table does not know which of the deleted ones had one."""
         if self._cursor is None:
             if not self.littered:
                 return
@@ -380,9 +402,8 @@ class KeptTags:
     @property
     def littered(self) -> bool:
         """Return True if `sweep` has something to do."""
-        return self._cursor is not None or (
-            self.garbage >= _SWEEP_MIN and self.garbage * _SWEEP_SHARE >= len(self._entries)
-        )
+        dead = max(self.garbage, len(self._dead))  # those without a tag take room as well
+        return self._cursor is not None or (dead >= _SWEEP_MIN and dead * _SWEEP_SHARE >= len(self._entries))
 
     def check(self, live: Mapping[str, Sequence[int]], front: int) -> None:
         """Assert that the table has exactly these published records, by tag."""

@@ -132,13 +132,14 @@ class CheckpointFiles:
             end = moment.cuts[writer.shard].ordinal if moment.cuts else math.inf
             files = self._store.files.of_shard(writer.shard)
             names += [datadir.relative(file.path) for file in files if file.ordinal < end]
-        packed: list[tuple[int, int]] = []
+        sealed: list[tuple[int, int]] = []
         for i, (topic, generation, segments) in enumerate(self._topics(moment, named, held=held), 1):
             if generation is not None:
                 names.append(_RELATIVE.manifest_path(topic.id, generation))
             names += self._segment_files(segments)
-            packed += [(s.topic_id, s.first) for s in segments if s.packed and s.tier == "hot"]
-            names += await self._cold_deletions(s for s in segments if s.packed and s.tier == "cold")
+            # A file may be packed without the part saying so, after a crash or if a snapshot was damaged.
+            sealed += [(s.topic_id, s.first) for s in segments if s.sealed and s.tier == "hot"]
+            names += await self._cold_deletions(s for s in segments if s.tier == "cold")
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
         for topic_id, leaves in (await self._leaf_files(moment.topics)).items():
@@ -151,7 +152,7 @@ class CheckpointFiles:
             for s in topic.segment_set.segments
             if s.tier == "cold"
         ]
-        names += await self._offload.run(Pool.FILES, partial(self._existing, packed, ("del",)))
+        names += await self._offload.run(Pool.FILES, partial(self._existing, sealed, ("del",)))
         return names + await self._offload.run(Pool.FILES, partial(self._existing, cold, COPIES_OF_COLD))
 
     def _topics(
@@ -230,7 +231,7 @@ class CheckpointFiles:
         return names
 
     async def _cold_deletions(self, segments: Iterable[Segment]) -> list[str]:
-        """Return the `.del` files of packed segments in a cold directory."""
+        """Return the `.del` files of segments in a cold directory."""
         cold, found = self.tiers.cold, []
         for segment in segments if cold is not None and self.tiers.objects is None else ():
             assert cold is not None

@@ -15,10 +15,14 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
+from topics.storage.segments.data_files import NotFlaggable
 from topics.storage.segments.flag_patches import FlagPatch, flag_patches
 from topics.storage.segments.segment_format import DELETED_FLAG
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.topic_segments import Segment, SegmentSet
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class ColdFlags:
@@ -69,7 +73,8 @@ class ColdFlags:
 
 def flag_in_store(tiers: SegmentTiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
     """Write the flags of a cold segment, in `.data` and in its `.idx` in the cold store. Return what was flagged.
-    Records that a `.data` has lost which was cut short need no flags. Blocking."""
+    Records that a `.data` has lost which was cut short need no flags. Nothing is flagged in one that is damaged so that
+    it cannot get flags. Blocking."""
     store = tiers.cold
     assert store is not None
     index, data = segment_name(segment.first, "idx"), segment_name(segment.first, "data")
@@ -84,8 +89,12 @@ def flag_in_store(tiers: SegmentTiers, segment: Segment, seqs: Sequence[int]) ->
     if patches:
         length = store.length(segment.topic_id, data)
         flags = [(at, bytes((DELETED_FLAG,))) for patch in patches for at in patch.flags_at if at < length]
-        if flags:
-            store.patch(segment.topic_id, data, flags)
+        try:
+            if flags:
+                store.patch(segment.topic_id, data, flags)
+        except NotFlaggable as error:
+            log.error("segment_not_flagged", topic_id=segment.topic_id, first=segment.first, problem=error.strerror)
+            return []
     if patches:
         store.patch(segment.topic_id, index, [(patch.entries_at, patch.entries) for patch in patches])
     return patches

@@ -16,10 +16,13 @@ from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, write_all
 from topics.storage.files.unsynced_files import UnsyncedFiles
 from topics.storage.maintenance.live_topic import LiveTopic
 from topics.storage.maintenance.topic_capture import TopicCapture
-from topics.storage.segments.data_files import DataFiles, deletions_path
+from topics.storage.segments.data_files import DataFiles, NotFlaggable, deletions_path
 from topics.storage.segments.flag_patches import FlagPatch, flag_patches
 from topics.storage.segments.segment_format import DELETED_FLAG
 from topics.storage.segments.topic_segments import Segment
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class DeletionFlags:
@@ -68,8 +71,9 @@ class DeletionFlags:
         self, files: UnsyncedFiles, path: str, index_path: str, first: int, seqs: Sequence[int]
     ) -> tuple[list[FlagPatch], str | None]:
         """In a worker thread: flag in `.data`, or in a new `.del` of a packed one. Returns what to write into `.idx`
-        once that is synced, as `.data` is the witness; where a file is missing or an entry does not verify, the part
-        goes on saying what is deleted. And the path of the new `.del`, which has no name yet that counts."""
+        once that is synced, as `.data` is the witness. Where a file is missing, or damaged so that it cannot get flags,
+        or an entry does not verify, the part goes on saying what is deleted. And the path of the new `.del`, which has
+        no name yet that counts."""
         try:
             with self._fs.open(index_path, read_only=True) as index:
                 patches = list(flag_patches(index.pread, first, seqs))
@@ -80,6 +84,9 @@ class DeletionFlags:
                     for at in flags_at:
                         write_all(data, bytes((DELETED_FLAG,)), at)
         except FileNotFoundError:
+            return [], None
+        except NotFlaggable as error:  # one damaged segment must not keep all topics from being stored
+            log.error("segment_not_flagged", path=path, problem=error.strerror)
             return [], None
         if listed is None or not patches:
             return patches, None

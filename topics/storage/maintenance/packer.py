@@ -12,6 +12,8 @@ for nothing, and is done again at the next pass.
 
 from __future__ import annotations
 
+import errno
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -53,6 +55,11 @@ WORTH: Final = 0.9
 
 TRIAL_BYTES: Final = 4 << 20
 """After so many bytes it is decided whether to go on."""
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+AGAIN_S: Final = 60.0
+"""How long packing rests when the disk had no room for a packed file."""
 
 SLICE_TOPICS: Final = 256
 
@@ -103,6 +110,7 @@ class Packer:
         """None: all topics, as after a start."""
         self._failed: set[Segment] = set()
         """Segments whose files could not be read or written. They are tried again after the next start."""
+        self._rests_until = -math.inf
 
     def note(self, topic: LiveTopic) -> None:
         """Have the next pass look at a topic."""
@@ -111,7 +119,9 @@ class Packer:
 
     async def pass_over(self) -> int:
         """Pack what there is to be packed. Return how many segments were. What fails for one segment delays no other;
-        the first error is raised in the end."""
+        the first error is raised in the end. A disk without room ends the pass, and the next ones for a while."""
+        if trio.current_time() < self._rests_until:
+            return 0
         todo: list[Any] = list(self._source.by_id.values()) if self._todo is None else list(self._todo)
         self._todo = {}
         done = 0
@@ -129,6 +139,10 @@ class Packer:
                     done += await self._pack(topic, segment_set, segment)
                 except (OSError, ApiError) as error:
                     failure = failure or error
+                    if isinstance(error, OSError) and error.errno in NO_ROOM:
+                        self._rests_until = trio.current_time() + AGAIN_S
+                        self._todo.update(dict.fromkeys(todo[i:]))
+                        raise
                     if is_away(error):
                         self.note(topic)
                         break

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
+from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import File, Fs
 from topics.storage.segments.deletion_file import (
     DELETIONS_HEAD_BYTES,
@@ -40,8 +41,16 @@ _NONE: Final[array[int]] = array("I")
 MOST_AT_ONCE: Final = 1 << 20
 """A read of more asks first how much there is."""
 
-MOST_LISTS: Final = 256
-"""Lists of deletions that are kept in memory."""
+MOST_LIST_BYTES: Final = 4 << 20
+"""Of lists of deletions that are kept in memory, besides the one that was read last."""
+
+_LIST_BYTES: Final = 200
+"""About what a list takes in memory besides its positions."""
+
+
+class NotFlaggable(OSError):
+    """A packed file cannot get delete flags: what is deleted in it is not known any more, or it is not the file that
+    the flags are for."""
 
 
 class DataFiles:
@@ -54,6 +63,7 @@ class DataFiles:
         self._packed: OrderedDict[str, None] = OrderedDict()
         self._lists: OrderedDict[str, tuple[bytes, DeletionList]] = OrderedDict()
         """By path, with the head of the file that it was read from: a later one has another count."""
+        self._list_bytes = 0
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         """Return bytes of the unpacked form; fewer at its end. Raises FileNotFoundError, OSError."""
@@ -83,7 +93,8 @@ class DataFiles:
 
     def deletions_with(self, path: str, positions: Iterable[int]) -> bytes | None:
         """Return the content of the `.del` of a packed file with these positions of delete flags besides those that it
-        has; None if the file is not packed. Raises FileNotFoundError, OSError, EINVAL for positions beyond the end."""
+        has; None if the file is not packed. Raises NotFlaggable, also for positions beyond the end; FileNotFoundError,
+        OSError."""
         listed = self._listed(path)
         with self._fs.open(path, read_only=True) as file:
             table = self._table(file)
@@ -91,7 +102,7 @@ class DataFiles:
             return None
         added = list(positions)
         if any(not 0 <= position < table.header.length for position in added):
-            raise OSError(errno.EINVAL, f"delete flags beyond the {table.header.length} bytes", path)
+            raise NotFlaggable(errno.EINVAL, f"delete flags beyond the {table.header.length} bytes", path)
         return encode_deletions(table.header.generation, [*self._positions(path, table, listed), *added])
 
     def _table(self, file: File) -> BlockTable | None:
@@ -122,38 +133,56 @@ class DataFiles:
                 head = file.pread(DELETIONS_HEAD_BYTES, 0)
                 with self._lock:
                     known = self._lists.get(listed)
-                if known is not None and known[0] == head:
-                    return known[1]
+                    if known is not None and known[0] == head:
+                        self._lists.move_to_end(listed)
+                        return known[1]
                 blob = file.pread(file.size(), 0)
         except FileNotFoundError:
             return None
         found = decode_deletions(blob)
         if found is not None and blob.startswith(head):
-            with self._lock:
-                self._lists[listed] = head, found
-                self._lists.move_to_end(listed)
-                while len(self._lists) > MOST_LISTS:
-                    self._lists.popitem(last=False)
+            self._keep(listed, head, found)
         return found or UNREADABLE
+
+    def _keep(self, listed: str, head: bytes, found: DeletionList) -> None:
+        with self._lock:
+            before = self._lists.pop(listed, None)
+            if before is not None:
+                self._list_bytes -= _bytes_of(before[1])
+            self._lists[listed] = head, found
+            self._list_bytes += _bytes_of(found)
+            while self._list_bytes > MOST_LIST_BYTES and len(self._lists) > 1:
+                _, (_, gone) = self._lists.popitem(last=False)
+                self._list_bytes -= _bytes_of(gone)
 
     def _positions(self, path: str, table: BlockTable, listed: DeletionList | None) -> array[int]:
         """Return the positions of the delete flags that were set since a file was packed, given what its `.del` says.
-        Raises OSError if they are not known any more."""
+        Raises NotFlaggable if they are not known any more."""
         if listed is UNREADABLE:
-            return self._from_index(path)
+            return self._from_index(path, table.header.length)
         return listed.positions if listed is not None and listed.generation == table.header.generation else _NONE
 
-    def _from_index(self, path: str) -> array[int]:
-        """Return the positions of the flags of all records that are deleted by `.idx`. Raises OSError."""
+    def _from_index(self, path: str, length: int) -> array[int]:
+        """Return the positions of the flags of all records that are deleted by `.idx`, which has to name all frames of
+        the `length` bytes of the unpacked form. Raises NotFlaggable, OSError."""
         problem = "what is deleted in it is not known any more: its .del and its .idx are damaged"
         try:
             index = decode_index(self._fs.read(path.removesuffix(DATA_SUFFIX) + ".idx"))
         except FileNotFoundError:
-            raise OSError(errno.EIO, problem, path) from None
-        if index.bad:
-            raise OSError(errno.EIO, problem, path)
+            raise NotFlaggable(errno.EIO, problem, path) from None
+        # Frames lie one behind another, so an index that was cut short does not reach the end.
+        end = max(
+            (at + size for at, size in zip(index.offset, index.frame_len, strict=True) if size),
+            default=FILE_HEADER_BYTES,
+        )
+        if index.bad or end != length:
+            raise NotFlaggable(errno.EIO, problem, path)
         rows = zip(index.offset, index.frame_len, index.flags, strict=True)
         return array("I", sorted(at + size - 1 for at, size, flags in rows if size and flags & IDX_DELETED))
+
+
+def _bytes_of(listed: DeletionList) -> int:
+    return _LIST_BYTES + 4 * len(listed.positions)
 
 
 def _flagged(data: bytes, offset: int, positions: array[int]) -> bytes:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import xxhash
@@ -72,4 +73,7 @@ def _decoded(blob: bytes, at: int) -> DeletionList | None:
         return None
     if _SUM.unpack_from(blob, end)[0] != xxhash.xxh3_64_intdigest(blob[at:end], generation):
         return None
-    return DeletionList(generation, from_little_endian("I", blob[at + DELETIONS_HEAD_BYTES : end]))
+    positions = from_little_endian("I", blob[at + DELETIONS_HEAD_BYTES : end])
+    if any(a >= b for a, b in pairwise(positions)):
+        return None
+    return DeletionList(generation, positions)

@@ -65,6 +65,9 @@ TAIL_BYTES: Final = 32 << 10
 MIN_BLOCK_BYTES: Final = 4 << 10
 MAX_BLOCK_BYTES: Final = 1 << 20
 
+_NO_LARGER: Final[dict[int, int]] = {zstd.DecompressionParameter.window_log_max: MAX_BLOCK_BYTES.bit_length() - 1}
+"""A frame says itself how much memory it needs, up to 128 MiB unless that is refused."""
+
 MAX_LENGTH: Final = (1 << 32) - 1
 """Of an unpacked form: offsets in `.idx` have 32 bits."""
 
@@ -304,7 +307,7 @@ def open_block(table: BlockTable, number: int, stored: bytes) -> bytes | None:
 
 def inflated_block(stored: bytes, size: int) -> bytes | None:
     """Return what was compressed to these bytes; None unless that has `size` bytes."""
-    reader = zstd.ZstdDecompressor()
+    reader = zstd.ZstdDecompressor(options=_NO_LARGER)
     try:
         found = reader.decompress(stored, max_length=size + 1)
     except (zstd.ZstdError, EOFError, MemoryError):
