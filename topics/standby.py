@@ -130,9 +130,14 @@ class Standby:
             nonce=nonce,
             clock=engine.clock,
             offload=engine.offload,
+            keep_on=self._keep_on,
         )
         engine.time.hold(note.wall_ms)
         engine.status.following = self.look
+
+    def _keep_on(self) -> bool:
+        lease = self._ownership.lease
+        return lease is None or lease.is_held
 
     def look(self) -> StandbyFigures:
         """What it follows, and how far."""
@@ -164,12 +169,15 @@ class Standby:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_owner, self._follower, nursery.cancel_scope)
                 await self._follower.run()
+            if self.has_taken:
+                await self._become_owner(self._follower)
         except* Unfollowable as group:
             reasons += [str(error) for error in group.exceptions]
         if reasons:
+            # Nobody could take over while a process that cannot be the owner renews the lease.
+            self.has_taken = False
+            self._ownership.abandon()
             log.warning("standby_begins_anew", reason="; ".join(reasons))
-        elif self.has_taken:
-            await self._become_owner(self._follower)
 
     async def _watch_owner(self, follower: RoundFollower, following: trio.CancelScope) -> None:
         """Look who the owner is, and take the prefix when that is due. Then `following` ends."""
@@ -187,17 +195,19 @@ class Standby:
 
     async def _become_owner(self, follower: RoundFollower) -> None:
         """Follow to the end, put the fencing round, and make the directory the owner's. A failure leaves it a
-        standby's: the next start is named in `owner`, and goes on from there."""
+        standby's: the next start is named in `owner`, and goes on from there. Raises Unfollowable."""
         engine = self._engine
-        await follower.catch_up()
-        place = await self._takeover.fence(follower.place, follower.follow)
+        place = await follower.fence()
         note = msgspec.structs.replace(
             follower.note, epoch=place.epoch, round=place.number, hash=place.hash, wall_ms=place.wall_ms
         )
-        # The clock of windows goes on from the time of the last round.
-        await engine.offload.run(Pool.FILES, engine.store.write_clock_mark)
         work = partial(hand_over, engine.fs, engine.store.datadir, note, goes_on=place.ends_cut)
-        await engine.offload.run(Pool.FILES, work)
+        try:
+            # The clock of windows goes on from the time of the last round.
+            await engine.offload.run(Pool.FILES, engine.store.write_clock_mark)
+            await engine.offload.run(Pool.FILES, work)
+        except OSError as error:
+            raise Unfollowable(f"the directory cannot be made the owner's now: {error}") from error
         self._ownership.abandon()  # the lease runs on, and the start of the owner takes it again
         log.warning("standby_takes_over", round=place.number, epoch=place.epoch, goes_on=place.ends_cut)
 

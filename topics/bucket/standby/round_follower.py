@@ -31,6 +31,7 @@ from topics.bucket.ownership.owner_object import BucketRefused
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.place import Place
 from topics.bucket.round_format import Round, RoundHead
+from topics.bucket.settled_puts import PutGivenUp
 from topics.bucket.standby.directory import keep_note, mark_unfinished
 from topics.bucket.standby.followed_log import FileBatches, FollowedLog, LogBroken, LogPiece
 from topics.errors import ApiError
@@ -163,6 +164,26 @@ class RoundFollower:
                 self._enter("following")
                 return
             await trio.sleep(RETRY_S)
+
+    async def fence(self) -> Place:
+        """When this daemon has taken the prefix: follow to the end, and put the fencing round. Return the place behind
+        that. Waits out what may pass, for as long as the lease is held. Raises Unfollowable; also if it is lost."""
+        lease = self._takeover.lease
+        while lease.is_held:
+            try:
+                await self._takeover.catch_up(self.place, self.follow)
+                place = await self._takeover.fence(self.place, self.follow)
+            except StoreError as error:
+                self._enter("waiting", error.sentence)
+            except (OSError, ApiError, PutGivenUp) as error:
+                self._enter("waiting", f"the bucket cannot be taken over now: {error}")
+            except (BucketRefused, LogBroken) as error:
+                raise await self._give_up(str(error)) from error
+            else:
+                if lease.is_held:  # else another daemon may have taken the prefix, and this one follows it
+                    return place
+            await trio.sleep(RETRY_S)
+        raise Unfollowable(f"this daemon had taken the bucket, and does not own it any more: {lease.reason}")
 
     async def follow(self, found: Round) -> None:
         """Take the next round. Raises Unfollowable, LogBroken, OSError, ApiError; may be called again then."""
