@@ -21,9 +21,11 @@ from topics.storage.files.fs import OsFs
 from topics.telemetry.audit_log import AuditLog
 
 if TYPE_CHECKING:
+    from topics.bucket.archive import Archive
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
     from topics.bucket.local_note import BucketNote
+    from topics.bucket.ownership.lease import Lease
     from topics.bucket.ownership.start_claim import StartClaim
     from topics.bucket.repair.bucket_home import BucketHome
     from topics.bucket.restored.restore_completion import RestoreCompletion
@@ -120,6 +122,7 @@ async def claimed(
     from topics.bucket.object_store import StoreError  # noqa: PLC0415
     from topics.bucket.offline.bucket_reader import BucketDamaged  # noqa: PLC0415
     from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
+    from topics.bucket.ownership.lease import Lease
     from topics.bucket.ownership.start_claim import StartClaim  # noqa: PLC0415
     from topics.bucket.settled_puts import PutGivenUp  # noqa: PLC0415
 
@@ -143,6 +146,7 @@ async def claimed(
             show=show,
             copies_all=settings.cold_dir is not None,
             in_place=is_mount_point(datadir.root),
+            yields=settings.role == "standby",
         )
         await claim.run(is_empty=is_empty)
     except (BucketRefused, BucketDamaged) as error:
@@ -151,6 +155,18 @@ async def claimed(
         raise StartFailure(f"the bucket cannot be taken now: {error}") from error
     engine.status.not_owner = None
     return claim
+
+
+async def settle_bucket(archive: Archive, lease: Lease | None) -> None:
+    """Give the bucket some time to refuse the start. Raises StartRefusal; but not if the lease is lost: another daemon
+    owns the bucket now, or may, and the daemon ends with the exit code for that."""
+    from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
+
+    try:
+        await archive.settle_start()
+    except BucketRefused as error:
+        if lease is None or lease.is_held:
+            raise StartRefusal(str(error)) from error
 
 
 def mend_pointers(engine: Engine, segments: BucketSegments | None, home: BucketHome | None) -> None:

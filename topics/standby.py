@@ -30,7 +30,7 @@ from topics.bucket.ownership.owner_object import BucketRefused, Ownership
 from topics.bucket.ownership.owner_watch import TakeReason
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts
-from topics.bucket.standby.directory import StandbyRefused, prepare_directory
+from topics.bucket.standby.directory import StandbyRefused, mark_unfinished, prepare_directory
 from topics.bucket.standby.followed_log import FollowedLog
 from topics.bucket.standby.handover import hand_over
 from topics.bucket.standby.round_follower import RoundFollower, Unfollowable
@@ -40,6 +40,7 @@ from topics.engine.standby.copy_sources import CopySources
 from topics.engine.standby.live_replay import LiveReplay
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import OsFs
+from topics.storage.recovery.damage import Damage
 from topics.telemetry.figures import StandbyFigures
 from topics.telemetry.logs import get_logger
 
@@ -62,7 +63,8 @@ async def prepare(settings: Settings, offload: Offload) -> BucketNote | None:
         raise StandbyRefused("a standby follows a bucket: set TOPICS_BUCKET to that of its owner")
     objects = make_objects(settings, os.environ, offload)
     root, takes = str(settings.data_dir), settings.bucket_takeover
-    call = partial(prepare_directory, OsFs(), root, settings.bucket, objects, takes=takes)
+    copies_all = settings.cold_dir is not None
+    call = partial(prepare_directory, OsFs(), root, settings.bucket, objects, takes=takes, copies_all=copies_all)
     wait_s = FIRST_WAIT_S
     while True:
         try:
@@ -143,11 +145,21 @@ class Standby:
         """What it follows, and how far."""
         return self._follower.look() if self._follower is not None else OPENING
 
-    async def recover(self) -> None:
-        """Rebuild the topics as of the last cut that is here. Raises like `Engine.recover`."""
+    async def recover(self) -> bool:
+        """Rebuild the topics as of the last cut that is here. Return False if the log here is damaged: then the next
+        start makes the directory anew, since the bucket has everything. Raises like `Engine.recover`, but for
+        Damage."""
         engine = self._engine
-        replay = await follow(engine)
         datadir = engine.store.datadir
+        try:
+            replay = await follow(engine)
+            problem = self._damage_in(replay)
+        except Damage as error:
+            problem = str(error)
+        if problem:
+            await engine.offload.run(Pool.FILES, partial(mark_unfinished, engine.fs, datadir.root))
+            log.warning("standby_begins_anew", reason=problem)
+            return False
         self._follower = RoundFollower(
             self._note,
             self._takeover,
@@ -159,6 +171,16 @@ class Standby:
             offload=engine.offload,
             poll_ms=self._settings.bucket_poll_ms,
         )
+        return True
+
+    def _damage_in(self, replay: LiveReplay) -> str:
+        """Return in which shard damage has ended the replay before the place of the note; empty if in none. Recovery
+        takes such an end for a torn one, and no reader may see half of a round."""
+        for shard, (ordinal, offset) in enumerate(self._note.positions or ()):
+            found = replay.shards.get(shard)
+            if offset and (found is None or found.file is None or (found.file.ordinal, found.end) < (ordinal, offset)):
+                return f"shard {shard} of the log is damaged: it was whole up to {offset} of file {ordinal}"
+        return ""
 
     async def run(self) -> None:
         """Follow. Returns when the process has to begin again: as the owner (`has_taken`), or with another

@@ -60,11 +60,14 @@ class StartClaim:
         show: Callable[[str, str], None],
         copies_all: bool = False,
         in_place: bool = False,
+        yields: bool = False,
         workers: int = WORKERS,
     ) -> None:
         """`url` is where this daemon answers. `take`: the operator says that the owner is gone for good. `show` is told
         why the daemon waits, and the URL of the owner. `copies_all`: a directory from the bucket has all segments from
-        the beginning, because cold ones are not read from there. `in_place`: a disk is mounted at the directory."""
+        the beginning, because cold ones are not read from there. `in_place`: a disk is mounted at the directory.
+        `yields`: if another directory has owned the bucket since this one did, `show` is told, and the caller ends the
+        wait; otherwise the start is refused."""
         self.nonce = secrets.token_hex(8)
         self.dir_id = secrets.token_hex(16)
         self._objects = objects
@@ -79,6 +82,7 @@ class StartClaim:
         self._workers = workers
         self._copies_all = copies_all
         self._in_place = in_place
+        self._yields = yields
         self._puts = SettledPuts(objects, offload)
         self.ownership = Ownership(objects, self._puts, offload, self.nonce, self._keep_on, terms)
 
@@ -158,13 +162,14 @@ class StartClaim:
             owner = takeover.watch.owner
             if self._take:
                 return reason
-            if owner is not None and note is not None and note.bucket and owner.dir != note.dir:
+            is_others = owner is not None and note is not None and note.bucket and owner.dir != note.dir
+            if owner is not None and is_others and not self._yields:
                 raise BucketRefused(
                     f"another data directory (node {owner.node}, directory {owner.dir}, epoch {owner.epoch}) has owned "
                     "the bucket since this one did, and this one may have what the bucket has not. Move it aside and "
                     "start with an empty one, or start once with --take to begin anew behind the rounds of the bucket"
                 )
-            if reason is not None:
+            if reason is not None and not is_others:
                 return reason
             assert owner is not None
             self._show(f"node {owner.node} owns the bucket (epoch {owner.epoch})", owner.url)
