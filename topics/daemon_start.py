@@ -122,7 +122,6 @@ async def claimed(
     from topics.bucket.object_store import StoreError  # noqa: PLC0415
     from topics.bucket.offline.bucket_reader import BucketDamaged  # noqa: PLC0415
     from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
-    from topics.bucket.ownership.lease import Lease
     from topics.bucket.ownership.start_claim import StartClaim  # noqa: PLC0415
     from topics.bucket.settled_puts import PutGivenUp  # noqa: PLC0415
 

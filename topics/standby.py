@@ -27,7 +27,6 @@ from topics.bucket.local_note import BucketNote
 from topics.bucket.object_store import StoreError
 from topics.bucket.offline.bucket_reader import BucketDamaged
 from topics.bucket.ownership.owner_object import BucketRefused, Ownership
-from topics.bucket.ownership.owner_watch import TakeReason
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts
 from topics.bucket.standby.directory import StandbyRefused, mark_unfinished, prepare_directory
@@ -206,7 +205,14 @@ class Standby:
         while True:
             try:
                 reason = await self._takeover.look()
-                if reason not in (None, TakeReason.ABSENT) and self._settings.bucket_takeover and follower.is_current:
+                owner = self._takeover.watch.owner
+                if (
+                    self._settings.bucket_takeover
+                    and owner is not None
+                    and reason is not None
+                    and follower.is_current
+                    and owner.round <= follower.place.number
+                ):
                     self.has_taken = await self._takeover.take(follower.place.number, follower.place.epoch)
             except (StoreError, BucketRefused, PutGivenUp) as error:
                 log.debug("owner_not_seen", problem=str(error))

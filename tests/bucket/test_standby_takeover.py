@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.bucket.archived import archived, bucket_settings
+from tests.bucket.archived import archived, bucket_settings, owner_of
 from tests.bucket.simulated_objects import SimFault, SimObjects
 from tests.bucket.standby_lives import URL, live
 from tests.simulation.clock import BASE_MS, SimClock
@@ -19,8 +19,10 @@ from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
 from tests.simulation.world import ROOT
 from topics.bucket.local_note import read_note
-from topics.bucket.object_names import number_of
+from topics.bucket.object_names import number_of, round_name
+from topics.bucket.offline.bucket_restore import UNFINISHED
 from topics.bucket.ownership.lease_keeper import LeaseKeeper
+from topics.bucket.ownership.owner_format import encode_owner
 from topics.bucket.ownership.owner_object import LeaseTerms
 from topics.bucket.place import Place, first_head
 from topics.bucket.round_format import encode_round
@@ -29,6 +31,7 @@ from topics.bucket.standby.round_follower import Unfollowable
 from topics.engine.engine import Engine
 from topics.standby import Standby
 from topics.storage.files.datadir import DataDir
+from topics.storage.files.fs import join
 
 CONFIG = bucket_settings(bucket_takeover=True, bucket_lease_ms=6000)
 
@@ -144,6 +147,29 @@ def test_an_answer_that_is_lost_at_the_fence_is_waited_out(monkeypatch: pytest.M
             assert len(reads) > 2
             assert one.standby.has_taken
             assert one.is_owners
+
+    live(script)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_gap_in_front_of_a_standby_is_not_the_end_of_the_rounds(takes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was away for longer than the bucket keeps rounds, and goes on without a start."""
+
+    async def script() -> None:
+        async with successor(monkeypatch) as one:
+            here = one.place.number
+            one.others_round(round_name(here + 2), epoch=one.place.epoch)
+            owner = owner_of(one.objects)
+            owner.round = here + 2
+            if not takes:
+                owner.state, owner.dir, owner.lease_ms = "held", "another", 0
+            one.objects._set("owner", encode_owner(owner))
+            with trio.fail_after(60):
+                await one.standby.run()
+            assert not one.keepers
+            assert not one.standby.has_taken
+            assert round_name(here + 1) not in one.objects.objects
+            assert one.fs.exists(join(ROOT, UNFINISHED)), "the next start makes the directory anew"
 
     live(script)
 

@@ -151,7 +151,7 @@ class RoundFollower:
         while True:
             began_ms = self._clock.now_ms()
             try:
-                await self._takeover.catch_up(self.place, self.follow)
+                await self._go_on()
             except StoreError as error:
                 self._enter("waiting", error.sentence)
             except (OSError, ApiError) as error:
@@ -171,7 +171,7 @@ class RoundFollower:
         lease = self._takeover.lease
         while lease.is_held:
             try:
-                await self._takeover.catch_up(self.place, self.follow)
+                await self._go_on()
                 place = await self._takeover.fence(self.place, self.follow)
             except StoreError as error:
                 self._enter("waiting", error.sentence)
@@ -184,6 +184,17 @@ class RoundFollower:
                     return place
             await trio.sleep(RETRY_S)
         raise Unfollowable(f"this daemon had taken the bucket, and does not own it any more: {lease.reason}")
+
+    async def _go_on(self) -> None:
+        """Follow the rounds that are there. Raises Unfollowable if the next one has gone: a standby that was away for
+        longer than the bucket keeps rounds would take its own state for the newest, and put its fencing round into the
+        gap. Raises as `follow` does, StoreError, BucketRefused."""
+        owner = self._takeover.watch.owner
+        await self._takeover.catch_up(self.place, self.follow)
+        if owner is not None and self.place.number < owner.round:
+            raise await self._give_up(
+                f"the bucket has no round {self.place.number + 1} any more, and its owner has written {owner.round}"
+            )
 
     async def follow(self, found: Round) -> None:
         """Take the next round. Raises Unfollowable, LogBroken, OSError, ApiError; may be called again then."""
