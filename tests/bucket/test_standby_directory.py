@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import trio
 
-from tests.bucket.archived import ArchivedLife, archived, bucket_settings
+from tests.bucket.archived import ArchivedLife, archived, bucket_settings, owner_of
 from tests.bucket.simulated_objects import SimObjects
 from tests.bucket.standby_lives import URL, following, live
 from tests.simulation.clock import BASE_MS, SimClock
@@ -14,11 +17,12 @@ from tests.simulation.offload import InlineOffload
 from tests.simulation.world import ROOT
 from topics.bucket.local_note import BucketNote, read_note
 from topics.bucket.offline.bucket_restore import DIVERGED, UNFINISHED
+from topics.bucket.ownership.owner_format import encode_owner
 from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms
 from topics.bucket.ownership.start_claim import StartClaim
 from topics.bucket.standby.directory import StandbyRefused, prepare_directory
 from topics.engine.engine import Engine
-from topics.standby import Standby
+from topics.standby import Standby, prepare
 from topics.storage.files.datadir import DataDir, wal_path
 from topics.storage.files.fs import join, write_all
 
@@ -197,5 +201,80 @@ def test_with_a_cold_directory_all_segments_are_copied() -> None:
             assert fs.exists(DATADIR.restore_path) != copies_all
             assert any(path.endswith(".object") for path in fs.tree()) != copies_all
             assert read_note(fs, DATADIR, DATADIR.standby_path) is not None
+
+    live(script)
+
+
+async def unfinished(fs: SimFs, clock: SimClock) -> SimObjects:
+    """A bucket whose owner has written rounds, and was killed before it had made the first base."""
+    objects = SimObjects()
+    async with archived(objects, CONFIG, fs=fs, clock=clock, clean=False) as life:
+        await life.append("a", 1, 2, 3)
+        await life.archived()
+    owner = owner_of(objects)
+    owner.lease_ms = 3000
+    objects._set("owner", encode_owner(owner))
+    return objects
+
+
+def test_a_prefix_that_cannot_be_restored_is_not_taken_from_its_owner() -> None:
+    """What it has is on the disk of its owner only, which would be refused when it is back."""
+
+    async def script() -> None:
+        clock, disk = SimClock(BASE_MS), SimFs()
+        objects = await unfinished(disk, clock)
+        before = objects.objects["owner"]
+        told: list[str] = []
+
+        def claim_of(fs: SimFs) -> StartClaim:
+            return StartClaim(
+                objects,
+                LeaseTerms(6000, objects, clock.boottime_ms, lambda keeper: None),
+                fs,
+                DATADIR,
+                clock=clock,
+                offload=InlineOffload(),
+                url="http://b",
+                bucket_url=URL,
+                take=False,
+                show=lambda problem, owner: told.append(problem),
+                copies_all=True,
+                workers=1,
+            )
+
+        with trio.move_on_after(30):
+            await claim_of(SimFs()).run(is_empty=True)
+        assert objects.objects["owner"] == before
+        assert "no base" in told[-1]
+        back = claim_of(disk.after_process_kill())
+        await back.run(is_empty=False)
+        assert owner_of(objects).dir == back.dir_id
+        async with archived(objects, CONFIG, fs=disk.after_process_kill(), clock=clock, bases=True) as life:
+            await fill(life)
+        empty = claim_of(SimFs())
+        await empty.run(is_empty=True)
+        assert owner_of(objects).dir == empty.dir_id
+
+    live(script)
+
+
+def test_a_standby_waits_for_the_first_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script() -> None:
+        clock, disk, fs = SimClock(BASE_MS), SimFs(), SimFs()
+        objects = await unfinished(disk, clock)
+        monkeypatch.setattr("topics.standby.make_objects", lambda *_: objects)
+        monkeypatch.setattr("topics.standby.OsFs", lambda: fs)
+        notes: list[BucketNote | None] = []
+
+        async def prepared() -> None:
+            notes.append(await prepare(replace(CONFIG, data_dir=Path(ROOT)), InlineOffload()))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(prepared)
+            await trio.sleep(30)
+            assert not notes
+            async with archived(objects, CONFIG, fs=disk.after_process_kill(), clock=clock, bases=True) as life:
+                await fill(life)
+        assert notes[0] is not None
 
     live(script)

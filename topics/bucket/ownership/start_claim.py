@@ -118,6 +118,9 @@ class StartClaim:
         while True:
             reason = await self._wait(takeover, note, is_empty=is_empty)
             owner = takeover.watch.owner
+            if is_empty and owner is not None and not self._take and not await self._is_restorable(owner):
+                await trio.sleep(LONGEST_LOOK_S)
+                continue
             known = max(owner.round if owner is not None else 0, note.round if note is not None else 0)
             if await takeover.take(known, note.epoch if note is not None else 0):
                 break
@@ -174,6 +177,17 @@ class StartClaim:
             assert owner is not None
             self._show(f"node {owner.node} owns the bucket (epoch {owner.epoch})", owner.url)
             await trio.sleep(takeover.pause_s)
+
+    async def _is_restorable(self, owner: Owner) -> bool:
+        """Return True if this directory could be made from the bucket. If it has rounds and no base, only the directory
+        that has written them can go on: it must not be refused when it is back. Raises BucketDamaged."""
+        try:
+            return await self._offload.run(Pool.BUCKET_READ, partial(_may_be_restored, self._objects, owner))
+        except RestoreRefused as error:
+            self._show(f"{error}, and only node {owner.node} can go on", owner.url)
+        except StoreError as error:
+            self._show(f"the bucket does not answer: {error.sentence}", "")
+        return False
 
     # -- the log of this directory -----------------------------------------------------------------------------------
 
@@ -251,6 +265,15 @@ class StartClaim:
 
 async def _nothing(_round: Round) -> None:
     """Do nothing: recovery reads what the round has."""
+
+
+def _may_be_restored(objects: ObjectStore, owner: Owner) -> bool:
+    """Return True if the bucket has something to restore, or nothing at all. Blocking. Raises RestoreRefused if it has
+    rounds only."""
+    reader = BucketReader(objects)
+    if _last_round(reader, owner) is not None:
+        choose_target(reader)
+    return True
 
 
 def _last_round(reader: BucketReader, owner: Owner | None) -> Round | None:

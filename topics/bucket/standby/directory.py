@@ -24,7 +24,7 @@ from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
-from topics.bucket.offline.restore_target import RestoreRefused, choose_target
+from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget, choose_target
 from topics.bucket.pins import pinned, remove_pin
 from topics.bucket.standby.followed_log import LogLost, cut_to
 from topics.bucket.standby.handover import set_aside, stays
@@ -36,6 +36,11 @@ log = get_logger(__name__)
 
 ATTEMPTS: Final = 3
 """How often a restore is begun if objects go while it reads: the owner may remove a base that nobody has pinned yet."""
+
+
+class NothingToFollow(Exception):
+    """The bucket has no base yet from which a directory could be made; its owner may be making the first one. The
+    message is a phrase."""
 
 
 class StandbyRefused(Exception):
@@ -55,7 +60,7 @@ def prepare_directory(
     """Have a directory that can be followed on, and return its note. With `takes` it may have been an owner's: None
     then says that it is the owner's, or that nobody has owned the bucket yet. If another directory has taken over, it
     is set aside. `copies_all`: a directory that is made has all segments from the beginning, because cold ones are not
-    read from the bucket. Raises StandbyRefused, BucketDamaged, StoreError, OSError."""
+    read from the bucket. Raises StandbyRefused, NothingToFollow, BucketDamaged, StoreError, OSError."""
     datadir = DataDir(root)
     reader = BucketReader(objects)
     with _alone(fs, datadir):
@@ -174,7 +179,7 @@ def _make(
     for attempt in range(ATTEMPTS):
         pool = Workers(workers)
         try:
-            target = choose_target(reader, map_heads=pool.map)
+            target = _target(reader, pool)
             last = reader.round(target.round)
             adopted = BucketNote(
                 bucket=last.head.bucket,
@@ -209,6 +214,13 @@ def _make(
         ms=round((time.monotonic() - began) * 1000),
     )
     return adopted
+
+
+def _target(reader: BucketReader, pool: Workers) -> RestoreTarget:
+    try:
+        return choose_target(reader, map_heads=pool.map)
+    except RestoreRefused as error:
+        raise NothingToFollow(str(error)) from error
 
 
 def keep_note(fs: Fs, datadir: DataDir, note: BucketNote) -> None:
