@@ -45,6 +45,7 @@ from topics.daemon_start import (
     mend_pointers,
     opened_audit_log,
     prepared_standby,
+    settle_bucket,
     write_port_file,
 )
 from topics.engine.engine import Engine
@@ -329,7 +330,7 @@ class Daemon:
         await self._keep_selected()
         if archive is not None:
             storage.start_soon(self._restarted, "archive", archive.run)
-            await self._settle_bucket(archive)
+            await settle_bucket(archive, self._claim.lease if self._claim is not None else None)
         return archive
 
     def _start_owner(self, background: trio.Nursery) -> None:
@@ -427,12 +428,18 @@ class Daemon:
             nursery.start_soon(self._show_progress)
             try:
                 with building():
-                    await (engine.recover() if self._standby is None else self._standby.recover())
+                    if self._standby is None:
+                        await engine.recover()
+                    elif not await self._standby.recover():
+                        self._again = BEGIN_ANEW
+                        self._stop.set()
             except (Damage, DataDirError, UnknownFrameType) as error:
                 raise StartRefusal(str(error)) from error
             except OSError as error:
                 raise StartFailure(f"the data directory cannot be recovered now: {error}") from error
             nursery.cancel_scope.cancel()
+        if self._again is not None:
+            return False
         remote = [topic.name for topic in engine.registry.by_id.values() if topic.is_remote]
         if remote and not self.settings.bucket:
             raise StartRefusal(
@@ -634,15 +641,6 @@ class Daemon:
             await archive.vouch_for([writer.synced_position()[0] for writer in engine.store.writers])
         except ArchiveStopped as error:
             raise StartFailure(f"the bucket cannot get what was recovered: {error}") from error
-
-    async def _settle_bucket(self, archive: Archive) -> None:
-        """Give the bucket some time to refuse the start. Raises StartRefusal."""
-        from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
-
-        try:
-            await archive.settle_start()
-        except BucketRefused as error:
-            raise StartRefusal(str(error)) from error
 
     async def _show_progress(self) -> None:
         while True:

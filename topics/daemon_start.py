@@ -22,9 +22,11 @@ from topics.storage.files.fs import OsFs
 from topics.telemetry.audit_log import AuditLog
 
 if TYPE_CHECKING:
+    from topics.bucket.archive import Archive
     from topics.bucket.bounded_objects import BoundedObjects
     from topics.bucket.bucket_segments import BucketSegments
     from topics.bucket.local_note import BucketNote
+    from topics.bucket.ownership.lease import Lease
     from topics.bucket.ownership.start_claim import StartClaim
     from topics.bucket.repair.bucket_home import BucketHome
     from topics.bucket.restored.restore_completion import RestoreCompletion
@@ -144,6 +146,7 @@ async def claimed(
             show=show,
             copies_all=settings.cold_dir is not None,
             in_place=is_mount_point(datadir.root),
+            yields=settings.role == "standby",
         )
         await claim.run(is_empty=is_empty)
     except (BucketRefused, BucketDamaged) as error:
@@ -163,6 +166,18 @@ def write_port_file(settings: Settings, port: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(f"{port}\n")
     temporary.replace(path)
+
+
+async def settle_bucket(archive: Archive, lease: Lease | None) -> None:
+    """Give the bucket some time to refuse the start. Raises StartRefusal; but not if the lease is lost: another daemon
+    owns the bucket now, or may, and the daemon ends with the exit code for that."""
+    from topics.bucket.ownership.owner_object import BucketRefused  # noqa: PLC0415
+
+    try:
+        await archive.settle_start()
+    except BucketRefused as error:
+        if lease is None or lease.is_held:
+            raise StartRefusal(str(error)) from error
 
 
 def mend_pointers(engine: Engine, segments: BucketSegments | None, home: BucketHome | None) -> None:

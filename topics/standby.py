@@ -27,11 +27,10 @@ from topics.bucket.local_note import BucketNote
 from topics.bucket.object_store import StoreError
 from topics.bucket.offline.bucket_reader import BucketDamaged
 from topics.bucket.ownership.owner_object import BucketRefused, Ownership
-from topics.bucket.ownership.owner_watch import TakeReason
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts
 from topics.bucket.standby.announcer import Announcer
-from topics.bucket.standby.directory import StandbyRefused, prepare_directory
+from topics.bucket.standby.directory import NothingToFollow, StandbyRefused, mark_unfinished, prepare_directory
 from topics.bucket.standby.followed_log import FollowedLog
 from topics.bucket.standby.handover import hand_over
 from topics.bucket.standby.replica_look import ReplicaLook
@@ -42,6 +41,7 @@ from topics.engine.standby.copy_sources import CopySources
 from topics.engine.standby.live_replay import LiveReplay
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import OsFs
+from topics.storage.recovery.damage import Damage
 from topics.telemetry.figures import StandbyFigures
 from topics.telemetry.logs import get_logger
 
@@ -64,12 +64,13 @@ async def prepare(settings: Settings, offload: Offload) -> BucketNote | None:
         raise StandbyRefused("a standby follows a bucket: set TOPICS_BUCKET to that of its owner")
     objects = make_objects(settings, os.environ, offload)
     root, takes = str(settings.data_dir), settings.bucket_takeover
-    call = partial(prepare_directory, OsFs(), root, settings.bucket, objects, takes=takes)
+    copies_all = settings.cold_dir is not None
+    call = partial(prepare_directory, OsFs(), root, settings.bucket, objects, takes=takes, copies_all=copies_all)
     wait_s = FIRST_WAIT_S
     while True:
         try:
             return await offload.run(Pool.CPU, call)
-        except (StoreError, BucketDamaged) as error:
+        except (StoreError, BucketDamaged, NothingToFollow) as error:
             sentence = error.sentence if isinstance(error, StoreError) else str(error)
             log.warning("standby_not_begun", problem=sentence, consequence="it is tried again")
         await trio.sleep(wait_s)
@@ -135,6 +136,7 @@ class Standby:
             nonce=nonce,
             clock=engine.clock,
             offload=engine.offload,
+            keep_on=self._keep_on,
         )
         self.announcer = Announcer(
             self.objects, dir_id=note.dir, url=url, look=self.look, clock=engine.clock, offload=engine.offload
@@ -145,15 +147,29 @@ class Standby:
         engine.time.hold(note.wall_ms)
         engine.status.following = self.look
 
+    def _keep_on(self) -> bool:
+        lease = self._ownership.lease
+        return lease is None or lease.is_held
+
     def look(self) -> StandbyFigures:
         """What it follows, and how far."""
         return self._follower.look() if self._follower is not None else OPENING
 
-    async def recover(self) -> None:
-        """Rebuild the topics as of the last cut that is here. Raises like `Engine.recover`."""
+    async def recover(self) -> bool:
+        """Rebuild the topics as of the last cut that is here. Return False if the log here is damaged: then the next
+        start makes the directory anew, since the bucket has everything. Raises like `Engine.recover`, but for
+        Damage."""
         engine = self._engine
-        replay = self._replay = await follow(engine)
         datadir = engine.store.datadir
+        try:
+            replay = self._replay = await follow(engine)
+            problem = self._damage_in(replay)
+        except Damage as error:
+            problem = str(error)
+        if problem:
+            await engine.offload.run(Pool.FILES, partial(mark_unfinished, engine.fs, datadir.root))
+            log.warning("standby_begins_anew", reason=problem)
+            return False
         self._follower = RoundFollower(
             self._note,
             self._takeover,
@@ -165,6 +181,16 @@ class Standby:
             offload=engine.offload,
             poll_ms=self._settings.bucket_poll_ms,
         )
+        return True
+
+    def _damage_in(self, replay: LiveReplay) -> str:
+        """Return in which shard damage has ended the replay before the place of the note; empty if in none. Recovery
+        takes such an end for a torn one, and no reader may see half of a round."""
+        for shard, (ordinal, offset) in enumerate(self._note.positions or ()):
+            found = replay.shards.get(shard)
+            if offset and (found is None or found.file is None or (found.file.ordinal, found.end) < (ordinal, offset)):
+                return f"shard {shard} of the log is damaged: it was whole up to {offset} of file {ordinal}"
+        return ""
 
     async def run(self) -> None:
         """Follow. Returns when the process has to begin again: as the owner (`has_taken`), or with another
@@ -175,19 +201,29 @@ class Standby:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_owner, self._follower, nursery.cancel_scope)
                 await self._follower.run()
+            if self.has_taken:
+                await self._become_owner(self._follower)
         except* Unfollowable as group:
             reasons += [str(error) for error in group.exceptions]
         if reasons:
+            # Nobody could take over while a process that cannot be the owner renews the lease.
+            self.has_taken = False
+            self._ownership.abandon()
             log.warning("standby_begins_anew", reason="; ".join(reasons))
-        elif self.has_taken:
-            await self._become_owner(self._follower)
 
     async def _watch_owner(self, follower: RoundFollower, following: trio.CancelScope) -> None:
         """Look who the owner is, and take the prefix when that is due. Then `following` ends."""
         while True:
             try:
                 reason = await self._takeover.look()
-                if reason not in (None, TakeReason.ABSENT) and self._settings.bucket_takeover and follower.is_current:
+                owner = self._takeover.watch.owner
+                if (
+                    self._settings.bucket_takeover
+                    and owner is not None
+                    and reason is not None
+                    and follower.is_current
+                    and owner.round <= follower.place.number
+                ):
                     self.has_taken = await self._takeover.take(follower.place.number, follower.place.epoch)
             except (StoreError, BucketRefused, PutGivenUp) as error:
                 log.debug("owner_not_seen", problem=str(error))
@@ -198,19 +234,21 @@ class Standby:
 
     async def _become_owner(self, follower: RoundFollower) -> None:
         """Follow to the end, put the fencing round, and make the directory the owner's. A failure leaves it a
-        standby's: the next start is named in `owner`, and goes on from there."""
+        standby's: the next start is named in `owner`, and goes on from there. Raises Unfollowable."""
         engine = self._engine
-        await follower.catch_up()
         assert self._replay is not None
-        place = await self._takeover.fence(follower.place, follower.follow)
+        place = await follower.fence()
         note = msgspec.structs.replace(
             follower.note, epoch=place.epoch, round=place.number, hash=place.hash, wall_ms=place.wall_ms
         )
-        # The clock of windows goes on from where that of the former owner was at the last cut.
-        self._replay.settle_windows()
-        await engine.offload.run(Pool.FILES, engine.store.write_clock_mark)
         work = partial(hand_over, engine.fs, engine.store.datadir, note, goes_on=place.ends_cut)
-        await engine.offload.run(Pool.FILES, work)
+        try:
+            # The clock of windows goes on from where that of the former owner was at the last cut.
+            self._replay.settle_windows()
+            await engine.offload.run(Pool.FILES, engine.store.write_clock_mark)
+            await engine.offload.run(Pool.FILES, work)
+        except OSError as error:
+            raise Unfollowable(f"the directory cannot be made the owner's now: {error}") from error
         await self.announcer.withdraw()
         self._ownership.abandon()  # the lease runs on, and the start of the owner takes it again
         log.warning("standby_takes_over", round=place.number, epoch=place.epoch, goes_on=place.ends_cut)

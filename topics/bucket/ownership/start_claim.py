@@ -62,11 +62,14 @@ class StartClaim:
         show: Callable[[str, str], None],
         copies_all: bool = False,
         in_place: bool = False,
+        yields: bool = False,
         workers: int = WORKERS,
     ) -> None:
         """`url` is where this daemon answers. `take`: the operator says that the owner is gone for good. `show` is told
         why the daemon waits, and the URL of the owner. `copies_all`: a directory from the bucket has all segments from
-        the beginning, because cold ones are not read from there. `in_place`: a disk is mounted at the directory."""
+        the beginning, because cold ones are not read from there. `in_place`: a disk is mounted at the directory.
+        `yields`: if another directory has owned the bucket since this one did, `show` is told, and the caller ends the
+        wait; otherwise the start is refused."""
         self.nonce = secrets.token_hex(8)
         self.dir_id = secrets.token_hex(16)
         self._objects = objects
@@ -81,6 +84,7 @@ class StartClaim:
         self._workers = workers
         self._copies_all = copies_all
         self._in_place = in_place
+        self._yields = yields
         self._puts = SettledPuts(objects, offload)
         self.ownership = Ownership(objects, self._puts, offload, self.nonce, self._keep_on, terms)
 
@@ -116,6 +120,9 @@ class StartClaim:
         while True:
             reason = await self._wait(takeover, note, is_empty=is_empty)
             owner = takeover.watch.owner
+            if is_empty and owner is not None and not self._take and not await self._is_restorable(owner):
+                await trio.sleep(LONGEST_LOOK_S)
+                continue
             known = max(owner.round if owner is not None else 0, note.round if note is not None else 0)
             if await takeover.take(known, note.epoch if note is not None else 0):
                 break
@@ -160,17 +167,29 @@ class StartClaim:
             owner = takeover.watch.owner
             if self._take:
                 return reason
-            if owner is not None and note is not None and note.bucket and owner.dir != note.dir:
+            is_others = owner is not None and note is not None and note.bucket and owner.dir != note.dir
+            if owner is not None and is_others and not self._yields:
                 raise BucketRefused(
                     f"another data directory (node {owner.node}, directory {owner.dir}, epoch {owner.epoch}) has owned "
                     "the bucket since this one did, and this one may have what the bucket has not. Move it aside and "
                     "start with an empty one, or start once with --take to begin anew behind the rounds of the bucket"
                 )
-            if reason is not None:
+            if reason is not None and not is_others:
                 return reason
             assert owner is not None
             self._show(f"node {owner.node} owns the bucket (epoch {owner.epoch})", owner.url)
             await trio.sleep(takeover.pause_s)
+
+    async def _is_restorable(self, owner: Owner) -> bool:
+        """Return True if this directory could be made from the bucket. If it has rounds and no base, only the directory
+        that has written them can go on: it must not be refused when it is back. Raises BucketDamaged."""
+        try:
+            return await self._offload.run(Pool.BUCKET_READ, partial(_may_be_restored, self._objects, owner))
+        except RestoreRefused as error:
+            self._show(f"{error}, and only node {owner.node} can go on", owner.url)
+        except StoreError as error:
+            self._show(f"the bucket does not answer: {error.sentence}", "")
+        return False
 
     # -- the log of this directory -----------------------------------------------------------------------------------
 
@@ -252,6 +271,15 @@ class StartClaim:
 
 async def _nothing(_round: Round) -> None:
     """Do nothing: recovery reads what the round has."""
+
+
+def _may_be_restored(objects: ObjectStore, owner: Owner) -> bool:
+    """Return True if the bucket has something to restore, or nothing at all. Blocking. Raises RestoreRefused if it has
+    rounds only."""
+    reader = BucketReader(objects)
+    if _last_round(reader, owner) is not None:
+        choose_target(reader)
+    return True
 
 
 def _last_round(reader: BucketReader, owner: Owner | None) -> Round | None:

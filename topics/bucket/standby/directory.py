@@ -2,7 +2,8 @@
 
 `meta/standby` (a `BucketNote`) says up to which round the log in the directory is whole. What is behind that is cut off
 here, and read again from the bucket. The directory is made anew if the bucket no longer has the round after that one,
-or has begun another history: positions of different histories cannot be compared. While it is made it has the file
+or has begun another history: positions of different histories cannot be compared; and if its log has lost bytes, which
+the bucket has. While it is made it has the file
 `RESTORING` in it, so a start after a crash makes it again.
 
 A directory that is neither empty nor that of a standby is refused: it may be the only place that has its records.
@@ -15,20 +16,21 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
-from topics.bucket.offline.restore_target import RestoreRefused, choose_target
+from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget, choose_target
 from topics.bucket.pins import pinned, remove_pin
-from topics.bucket.standby.followed_log import cut_to
+from topics.bucket.standby.followed_log import LogLost, cut_to
 from topics.bucket.standby.handover import set_aside, stays
 from topics.runtime.window_clock import ClockMark
 from topics.storage.files.datadir import DataDir
-from topics.storage.files.fs import Fs, join
+from topics.storage.files.fs import Fs, LockHeld, join
 from topics.storage.snapshots.clock_mark import write_mark
 from topics.telemetry.logs import get_logger
 
@@ -38,34 +40,83 @@ ATTEMPTS: Final = 3
 """How often a restore is begun if objects go while it reads: the owner may remove a base that nobody has pinned yet."""
 
 
+class NothingToFollow(Exception):
+    """The bucket has no base yet from which a directory could be made; its owner may be making the first one. The
+    message is a phrase."""
+
+
 class StandbyRefused(Exception):
     """The directory cannot be that of a standby, or the bucket not be followed. The message is for the operator."""
 
 
 def prepare_directory(
-    fs: Fs, root: str, url: str, objects: ObjectStore, workers: int = WORKERS, *, takes: bool = False
+    fs: Fs,
+    root: str,
+    url: str,
+    objects: ObjectStore,
+    workers: int = WORKERS,
+    *,
+    takes: bool = False,
+    copies_all: bool = False,
 ) -> BucketNote | None:
     """Have a directory that can be followed on, and return its note. With `takes` it may have been an owner's: None
     then says that it is the owner's, or that nobody has owned the bucket yet. If another directory has taken over, it
-    is set aside. Raises StandbyRefused, BucketDamaged, StoreError, OSError."""
+    is set aside. `copies_all`: a directory that is made has all segments from the beginning, because cold ones are not
+    read from the bucket. Raises StandbyRefused, NothingToFollow, BucketDamaged, StoreError, OSError."""
     datadir = DataDir(root)
     reader = BucketReader(objects)
-    if takes and _is_owner(fs, datadir, reader):
+    with _alone(fs, datadir):
+        if takes and _is_owner(fs, datadir, reader):
+            return None
+        note = _going_on(fs, datadir, reader)
+    return note or _make(fs, root, url, reader, objects, workers, copies_all=copies_all)
+
+
+@contextmanager
+def _alone(fs: Fs, datadir: DataDir) -> Iterator[None]:
+    """Keep daemons out of a directory. Raises StandbyRefused if one is in it: its log must not be cut, nor be moved
+    aside."""
+    lock = None
+    holder = fs.lock_holder(datadir.lock_path)
+    try:
+        if holder is None and fs.exists(datadir.root):
+            lock = fs.lock_dir(datadir.root)
+    except LockHeld as error:
+        holder = error.holder
+    except OSError as error:
+        log.debug("directory_not_locked", problem=str(error))  # of a file system that locks no directories
+    if holder is not None:
+        raise StandbyRefused(f"the data directory {datadir.root} is in use by {holder.strip() or 'another process'}")
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _going_on(fs: Fs, datadir: DataDir, reader: BucketReader) -> BucketNote | None:
+    """Have the log end where the note says, and return the note; None if the directory has to be made (anew)."""
+    if fs.exists(join(datadir.root, UNFINISHED)):
         return None
     try:
         note = read_note(fs, datadir, datadir.standby_path)
     except BadNote as error:
         log.warning("standby_note_damaged", problem=str(error))
-        mark_unfinished(fs, root)
-        note = None
-    if not fs.exists(join(root, UNFINISHED)) and note is not None:
-        reason = _why_anew(reader, note)
-        if reason is None:
+        mark_unfinished(fs, datadir.root)
+        return None
+    if note is None:
+        return None
+    reason = _why_anew(reader, note)
+    if reason is None:
+        try:
             cut_to(fs, datadir, note)
+        except LogLost as error:
+            reason = error.strerror or str(error)
+        else:
             return note
-        log.warning("standby_made_anew", reason=reason)
-        mark_unfinished(fs, root)
-    return _make(fs, root, url, reader, objects, workers)
+    log.warning("standby_made_anew", reason=reason)
+    mark_unfinished(fs, datadir.root)
+    return None
 
 
 def _is_owner(fs: Fs, datadir: DataDir, reader: BucketReader) -> bool:
@@ -117,7 +168,9 @@ def _why_anew(reader: BucketReader, note: BucketNote) -> str | None:
     return None
 
 
-def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStore, workers: int) -> BucketNote:
+def _make(
+    fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStore, workers: int, *, copies_all: bool
+) -> BucketNote:
     if _content(fs, root) and not fs.exists(join(root, UNFINISHED)):
         raise StandbyRefused(
             f"{root} is not empty and not the directory of a standby: a standby makes its directory from the bucket"
@@ -128,7 +181,7 @@ def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStor
     for attempt in range(ATTEMPTS):
         pool = Workers(workers)
         try:
-            target = choose_target(reader, map_heads=pool.map)
+            target = _target(reader, pool)
             last = reader.round(target.round)
             adopted = BucketNote(
                 bucket=last.head.bucket,
@@ -141,7 +194,7 @@ def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStor
                 positions=last.head.positions,
             )
             with pinned(objects, target.base, time.time_ns() // 1_000_000) as pin:
-                source = RestoreSource(url, pin)
+                source = None if copies_all else RestoreSource(url, pin)
                 work = BucketRestore(fs, reader, root, pool, source, adopted=adopted, in_place=True, follows=True)
                 figures = work.run(target)
             if adopted.window_ms:  # time passes with the rounds, from here on
@@ -167,6 +220,13 @@ def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStor
         ms=round((time.monotonic() - began) * 1000),
     )
     return adopted
+
+
+def _target(reader: BucketReader, pool: Workers) -> RestoreTarget:
+    try:
+        return choose_target(reader, map_heads=pool.map)
+    except RestoreRefused as error:
+        raise NothingToFollow(str(error)) from error
 
 
 def keep_note(fs: Fs, datadir: DataDir, note: BucketNote) -> None:

@@ -57,6 +57,10 @@ class LogBroken(Exception):
     """Pieces do not follow what there is, or are no whole batches. The message is a phrase."""
 
 
+class LogLost(OSError):
+    """The log of the directory lacks bytes that its note has."""
+
+
 class FollowedLog:
     """Made from where recovery has ended. `write` and `read` block; `register` is called between them, on the loop."""
 
@@ -153,20 +157,28 @@ class FollowedLog:
 
 def cut_to(fs: Fs, datadir: DataDir, note: BucketNote) -> None:
     """Cut the files of the log behind the places of a note: what is there is not known to be whole. Blocking. Raises
-    OSError, also if there is less."""
+    LogLost if there is less, OSError."""
     assert note.positions is not None
     for shard, (ordinal, offset) in enumerate(note.positions):
         directory = datadir.shard_dir(shard, len(note.positions))
-        for name in fs.listdir(directory):
-            found = parse_wal_name(name)
-            if found is not None and found > ordinal:
-                fs.unlink(f"{directory}/{name}")
-        with fs.open(wal_path(directory, ordinal)) as handle:
-            if handle.size() < offset:
-                raise OSError(errno.EIO, f"file {ordinal} of shard {shard} of the log ends before {offset}")
-            handle.truncate(offset)
-            if shard not in note.complete:
-                # The end of a file that is still written to has zeros behind it.
-                handle.truncate(offset + 2 * TAIL_BYTES)
-            handle.fdatasync()
-        fs.sync_dir(directory)
+        try:
+            _cut(fs, directory, LogPosition(ordinal, offset), is_complete=shard in note.complete)
+        except (FileNotFoundError, NotADirectoryError):
+            raise LogLost(errno.EIO, f"file {ordinal} of shard {shard} of the log is missing") from None
+
+
+def _cut(fs: Fs, directory: str, end: LogPosition, *, is_complete: bool) -> None:
+    for name in fs.listdir(directory):
+        found = parse_wal_name(name)
+        if found is not None and found > end.ordinal:
+            fs.unlink(f"{directory}/{name}")
+    path = wal_path(directory, end.ordinal)
+    with fs.open(path) as handle:
+        if handle.size() < end.offset:
+            raise LogLost(errno.EIO, f"{path} ends at {handle.size()}, and the log was whole up to {end.offset}")
+        handle.truncate(end.offset)
+        if not is_complete:
+            # The end of a file that is still written to has zeros behind it.
+            handle.truncate(end.offset + 2 * TAIL_BYTES)
+        handle.fdatasync()
+    fs.sync_dir(directory)

@@ -31,6 +31,7 @@ from topics.bucket.ownership.owner_object import BucketRefused
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.place import Place
 from topics.bucket.round_format import Round, RoundHead
+from topics.bucket.settled_puts import PutGivenUp
 from topics.bucket.standby.directory import keep_note, mark_unfinished
 from topics.bucket.standby.followed_log import FileBatches, FollowedLog, LogBroken, LogPiece
 from topics.errors import ApiError
@@ -151,7 +152,7 @@ class RoundFollower:
         while True:
             began_ms = self._clock.now_ms()
             try:
-                await self._takeover.catch_up(self.place, self.follow)
+                await self._go_on()
             except StoreError as error:
                 self._enter("waiting", error.sentence)
             except (OSError, ApiError) as error:
@@ -164,6 +165,37 @@ class RoundFollower:
                 self._enter("following")
                 return
             await trio.sleep(RETRY_S)
+
+    async def fence(self) -> Place:
+        """When this daemon has taken the prefix: follow to the end, and put the fencing round. Return the place behind
+        that. Waits out what may pass, for as long as the lease is held. Raises Unfollowable; also if it is lost."""
+        lease = self._takeover.lease
+        while lease.is_held:
+            try:
+                await self._go_on()
+                place = await self._takeover.fence(self.place, self.follow)
+            except StoreError as error:
+                self._enter("waiting", error.sentence)
+            except (OSError, ApiError, PutGivenUp) as error:
+                self._enter("waiting", f"the bucket cannot be taken over now: {error}")
+            except (BucketRefused, LogBroken) as error:
+                raise await self._give_up(str(error)) from error
+            else:
+                if lease.is_held:  # else another daemon may have taken the prefix, and this one follows it
+                    return place
+            await trio.sleep(RETRY_S)
+        raise Unfollowable(f"this daemon had taken the bucket, and does not own it any more: {lease.reason}")
+
+    async def _go_on(self) -> None:
+        """Follow the rounds that are there. Raises Unfollowable if the next one has gone: a standby that was away for
+        longer than the bucket keeps rounds would take its own state for the newest, and put its fencing round into the
+        gap. Raises as `follow` does, StoreError, BucketRefused."""
+        owner = self._takeover.watch.owner
+        await self._takeover.catch_up(self.place, self.follow)
+        if owner is not None and self.place.number < owner.round:
+            raise await self._give_up(
+                f"the bucket has no round {self.place.number + 1} any more, and its owner has written {owner.round}"
+            )
 
     async def follow(self, found: Round) -> None:
         """Take the next round. Raises Unfollowable, LogBroken, OSError, ApiError; may be called again then."""

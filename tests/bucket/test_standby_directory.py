@@ -1,0 +1,280 @@
+"""The directory of a standby at a start: nobody else's is touched, and what is lost of it comes from the bucket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.bucket.archived import ArchivedLife, archived, bucket_settings, owner_of
+from tests.bucket.simulated_objects import SimObjects
+from tests.bucket.standby_lives import URL, following, live
+from tests.simulation.clock import BASE_MS, SimClock
+from tests.simulation.disk import SimFs
+from tests.simulation.offload import InlineOffload
+from tests.simulation.world import ROOT
+from topics.bucket.local_note import BucketNote, read_note
+from topics.bucket.offline.bucket_restore import DIVERGED, UNFINISHED
+from topics.bucket.ownership.owner_format import encode_owner
+from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms
+from topics.bucket.ownership.start_claim import StartClaim
+from topics.bucket.standby.directory import StandbyRefused, prepare_directory
+from topics.engine.engine import Engine
+from topics.standby import Standby, prepare
+from topics.storage.files.datadir import DataDir, wal_path
+from topics.storage.files.fs import join, write_all
+
+CONFIG = bucket_settings(bucket_takeover=True, bucket_base_ms=1000, segment_max_events=2)
+DATADIR = DataDir(ROOT)
+
+
+async def fill(life: ArchivedLife) -> None:
+    """Sealed segments, a base, and a round behind it."""
+    for i in range(3):
+        await life.append("a", i, i, i)
+        await life.engine.compactor.checkpoint()
+    await life.archive.vouch_for([writer.synced_position()[0] for writer in life.engine.store.writers])
+    await trio.sleep(5)
+    await life.append("a", "last")
+    await life.archived()
+
+
+async def filled() -> SimObjects:
+    """A bucket that its owner has given up."""
+    objects = SimObjects()
+    async with archived(objects, CONFIG, clock=SimClock(BASE_MS), bases=True) as life:
+        await fill(life)
+    return objects
+
+
+def log_of(fs: SimFs) -> dict[str, bytes]:
+    return {path: content for path, content in fs.tree().items() if content is not None and path.endswith(".log")}
+
+
+def test_the_log_of_a_standby_that_runs_is_not_cut_by_another_start() -> None:
+    async def script() -> None:
+        objects, fs = SimObjects(), SimFs()
+        async with archived(objects, CONFIG, clock=SimClock(BASE_MS), bases=True) as owner:
+            await fill(owner)
+            async with following(fs, objects, CONFIG) as life:
+                await owner.append("a", "more")
+                await owner.archived()
+                await life.follower.catch_up()
+                before = log_of(fs)
+                for takes in (False, True):
+                    with pytest.raises(StandbyRefused, match="in use"):
+                        prepare_directory(fs, ROOT, URL, objects, 1, takes=takes)
+                assert log_of(fs) == before
+                assert not fs.exists(join(ROOT, UNFINISHED))
+
+    live(script)
+
+
+def test_the_directory_of_an_owner_that_runs_is_not_set_aside_by_another_start() -> None:
+    """It has lost the bucket, and answers reads for some seconds."""
+
+    async def script() -> None:
+        objects, fs = SimObjects(), SimFs()
+        async with archived(objects, CONFIG, fs=fs, clock=SimClock(BASE_MS), bases=True) as owner:
+            await fill(owner)
+            objects._set("owner", objects.objects["owner"].replace(owner.archive._noted.note.dir.encode(), b"0" * 32))
+            with pytest.raises(StandbyRefused, match="in use"):
+                prepare_directory(fs, ROOT, URL, objects, 1, takes=True)
+            assert not any(name.startswith(DIVERGED) for name in fs.listdir(ROOT))
+
+    live(script)
+
+
+def first_file(fs: SimFs, note: BucketNote) -> str:
+    assert note.positions is not None
+    shard, (ordinal, _) = max(enumerate(note.positions), key=lambda one: one[1][1])
+    return wal_path(DATADIR.shard_dir(shard, len(note.positions)), ordinal)
+
+
+@pytest.mark.parametrize("lost", ["its end", "a file", "a directory"])
+def test_a_log_that_has_lost_bytes_is_made_anew_from_the_bucket(lost: str) -> None:
+    async def script() -> None:
+        objects, fs = await filled(), SimFs()
+        note = prepare_directory(fs, ROOT, URL, objects, 1)
+        assert note is not None
+        path = first_file(fs, note)
+        if lost == "its end":
+            with fs.open(path) as handle:
+                handle.truncate(100)
+        else:
+            fs.unlink(path)
+            if lost == "a directory":
+                for name in fs.listdir(path.rpartition("/")[0]):
+                    fs.unlink(join(path.rpartition("/")[0], name))
+                fs.rmdir(path.rpartition("/")[0])
+        again = prepare_directory(fs, ROOT, URL, objects, 1)
+        assert again is not None
+        assert again.positions == note.positions
+        assert again.dir != note.dir
+        async with following(fs, objects, CONFIG) as life:
+            assert life.engine.registry.topics["a"].log.head_seq == 10
+
+    live(script)
+
+
+def test_a_log_that_is_damaged_is_made_anew_at_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script() -> None:
+        objects, fs, clock = await filled(), SimFs(), SimClock(BASE_MS)
+        note = prepare_directory(fs, ROOT, URL, objects, 1)
+        assert note is not None
+        with fs.open(first_file(fs, note)) as handle:
+            for at in range(200, handle.size(), 50):
+                write_all(handle, b"\xff", at)
+        note = prepare_directory(fs, ROOT, URL, objects, 1)
+        assert note is not None
+        monkeypatch.setattr("topics.standby.make_objects", lambda *_: objects)
+        monkeypatch.setattr("topics.standby.lease_terms", lambda *_: None)
+        engine = Engine(CONFIG, fs=fs, clock=clock, offload=InlineOffload())
+        engine.store.lock("a standby")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            assert not await Standby(CONFIG, engine, note, "http://standby").recover()
+            nursery.cancel_scope.cancel()
+        engine.store.unlock()
+        again = prepare_directory(fs, ROOT, URL, objects, 1)
+        assert again is not None
+        assert again.dir != note.dir
+        async with following(fs, objects, CONFIG) as life:
+            assert life.engine.registry.topics["a"].log.head_seq == 10
+
+    live(script)
+
+
+@pytest.mark.parametrize("yields", [True, False])
+def test_an_owner_that_is_replaced_while_it_starts_may_follow_the_other(yields: bool) -> None:
+    """Its directory was looked at just before, and was the owner's then."""
+
+    async def script() -> None:
+        objects, fs, clock = SimObjects(), SimFs(), SimClock(BASE_MS)
+        async with archived(objects, CONFIG, fs=fs, clock=clock, bases=True) as life:
+            await fill(life)
+        note = read_note(fs, DATADIR)
+        assert note is not None
+        assert prepare_directory(fs, ROOT, URL, objects, 1, takes=True) is None
+        objects._set("owner", objects.objects["owner"].replace(note.dir.encode(), b"0" * 32))
+        told: list[str] = []
+
+        def show(problem: str, owner: str) -> None:
+            told.append(problem)
+            scope.cancel()  # as the daemon does it, whose next start follows the other
+
+        claim = StartClaim(
+            objects,
+            LeaseTerms(6000, objects, clock.boottime_ms, lambda keeper: None),
+            fs,
+            DATADIR,
+            clock=clock,
+            offload=InlineOffload(),
+            url="http://a",
+            bucket_url=URL,
+            take=False,
+            show=show,
+            yields=yields,
+        )
+        with trio.CancelScope() as scope:
+            if yields:
+                await claim.run(is_empty=False)
+            else:
+                with pytest.raises(BucketRefused):
+                    await claim.run(is_empty=False)
+        assert bool(told) == scope.cancelled_caught == yields
+        assert prepare_directory(fs, ROOT, URL, objects, 1, takes=True) is not None
+
+    live(script)
+
+
+def test_with_a_cold_directory_all_segments_are_copied() -> None:
+    """Segments in the bucket are not read with one, so a start would be refused."""
+
+    async def script() -> None:
+        objects = await filled()
+        for copies_all in (True, False):
+            fs = SimFs()
+            assert prepare_directory(fs, ROOT, URL, objects, 1, copies_all=copies_all) is not None
+            assert fs.exists(DATADIR.restore_path) != copies_all
+            assert any(path.endswith(".object") for path in fs.tree()) != copies_all
+            assert read_note(fs, DATADIR, DATADIR.standby_path) is not None
+
+    live(script)
+
+
+async def unfinished(fs: SimFs, clock: SimClock) -> SimObjects:
+    """A bucket whose owner has written rounds, and was killed before it had made the first base."""
+    objects = SimObjects()
+    async with archived(objects, CONFIG, fs=fs, clock=clock, clean=False) as life:
+        await life.append("a", 1, 2, 3)
+        await life.archived()
+    owner = owner_of(objects)
+    owner.lease_ms = 3000
+    objects._set("owner", encode_owner(owner))
+    return objects
+
+
+def test_a_prefix_that_cannot_be_restored_is_not_taken_from_its_owner() -> None:
+    """What it has is on the disk of its owner only, which would be refused when it is back."""
+
+    async def script() -> None:
+        clock, disk = SimClock(BASE_MS), SimFs()
+        objects = await unfinished(disk, clock)
+        before = objects.objects["owner"]
+        told: list[str] = []
+
+        def claim_of(fs: SimFs) -> StartClaim:
+            return StartClaim(
+                objects,
+                LeaseTerms(6000, objects, clock.boottime_ms, lambda keeper: None),
+                fs,
+                DATADIR,
+                clock=clock,
+                offload=InlineOffload(),
+                url="http://b",
+                bucket_url=URL,
+                take=False,
+                show=lambda problem, owner: told.append(problem),
+                copies_all=True,
+                workers=1,
+            )
+
+        with trio.move_on_after(30):
+            await claim_of(SimFs()).run(is_empty=True)
+        assert objects.objects["owner"] == before
+        assert "no base" in told[-1]
+        back = claim_of(disk.after_process_kill())
+        await back.run(is_empty=False)
+        assert owner_of(objects).dir == back.dir_id
+        async with archived(objects, CONFIG, fs=disk.after_process_kill(), clock=clock, bases=True) as life:
+            await fill(life)
+        empty = claim_of(SimFs())
+        await empty.run(is_empty=True)
+        assert owner_of(objects).dir == empty.dir_id
+
+    live(script)
+
+
+def test_a_standby_waits_for_the_first_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script() -> None:
+        clock, disk, fs = SimClock(BASE_MS), SimFs(), SimFs()
+        objects = await unfinished(disk, clock)
+        monkeypatch.setattr("topics.standby.make_objects", lambda *_: objects)
+        monkeypatch.setattr("topics.standby.OsFs", lambda: fs)
+        notes: list[BucketNote | None] = []
+
+        async def prepared() -> None:
+            notes.append(await prepare(replace(CONFIG, data_dir=Path(ROOT)), InlineOffload()))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(prepared)
+            await trio.sleep(30)
+            assert not notes
+            async with archived(objects, CONFIG, fs=disk.after_process_kill(), clock=clock, bases=True) as life:
+                await fill(life)
+        assert notes[0] is not None
+
+    live(script)
