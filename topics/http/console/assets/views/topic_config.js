@@ -1,7 +1,6 @@
 // The configuration of a topic, with help on each field. `durability` and the like are those of `PUT /v0/topics/{topic}`.
 
-import { html } from "../vendor/htm-preact.js";
-import { Choice, Text } from "../parts.js";
+import { Choice, Text, html } from "../kit.js";
 
 const YES_NO = [["true", "yes"], ["false", "no"]];
 const DEFAULT = "Empty: as the daemon's settings say.";
