@@ -111,6 +111,9 @@ def test_a_standby_says_so_and_offers_nothing_that_it_cannot_do(
     )
     assert {name for name in names if not name.strip().replace(",", "").isdigit()} <= LOOKS, names
     assert not page.value_of("[...document.querySelectorAll('.tabs a')].some((one) => /Append|Delete/.test(one.text))")
+    assert page.value_of("document.querySelectorAll('.pick, main form :is(input, select):not(:disabled)').length") == (
+        page.value_of("document.querySelectorAll('form[role=search] :is(input, select)').length")
+    ), "nothing can be chosen or typed but what is looked for"
     assert page.value_of("document.querySelectorAll('.state .command').length") == 0, "no command that would be refused"
     assert shown.violations() == []
     page.set_width(380)

@@ -2,7 +2,7 @@
 
 import { render } from "./vendor/htm-preact.js";
 import { figures, remember } from "./history.js";
-import { Busy, Dialog, Do, Elsewhere, Text, Trouble, daemon, hasKey, html, link, loadRights, may, percent, plural, useEffect, useKey, useObserved, usePoll, useState, visible } from "./kit.js";
+import { Busy, Dialog, Do, Elsewhere, Text, Trouble, daemon, hasKey, html, isCurrent, link, loadRights, may, percent, plural, useEffect, useKey, useObserved, usePoll, useState, visible } from "./kit.js";
 import { Overview } from "./views/overview.js";
 import { Topics } from "./views/topics.js";
 import { Topic } from "./views/topic.js";
@@ -87,7 +87,7 @@ function Side({ current, figures, help }) {
   return html`<header class="side">
     <a class="brand" href="#/"><img src="console/icon.svg" alt="" width="26" height="26" /><span>topics</span></a>
     <nav aria-label="Views"><ul>${Object.entries(VIEWS).filter(([, [, , , scope]]) => rights?.scopes.includes(scope ?? "read") && !(scope && rights.prefixes.length > 0)).map(([path, [name]]) => html`<li key=${path}>
-      <a href=${path ? link(path) : "#/"} aria-current=${path === current ? "page" : undefined}>${name}</a></li>`)}</ul></nav>
+      <a href=${path ? link(path) : "#/"} ...${isCurrent(path === current)}>${name}</a></li>`)}</ul></nav>
     <div class="side-foot">
       <span class="live"><span class="dot ${up ? "good" : "bad"}" aria-hidden="true"></span>${up ? (figures ? `topics ${figures.version}` : "connected") : "no answer"}</span>
       <div class="side-buttons">

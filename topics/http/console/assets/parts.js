@@ -50,8 +50,8 @@ export function Trouble({ error, retry }) {
 
 /** The answer of a poll: its contents, or why there are none. */
 export function Loaded({ poll, children }) {
-  if (poll.data === null) return poll.error && poll.error.status !== 401 ? html`<${Trouble} error=${poll.error} retry=${poll.now} />` : html`<${Busy} />`;
-  return html`${poll.error && poll.error.status !== 0 && html`<${Trouble} error=${poll.error} />`}${children(poll.data)}`;
+  if (poll.data === null) return poll.error ? html`<${Trouble} error=${poll.error} retry=${poll.now} />` : html`<${Busy} />`;
+  return html`${poll.error?.status > 0 && html`<${Trouble} error=${poll.error} />`}${children(poll.data)}`;
 }
 
 export function Command({ text }) {
@@ -102,10 +102,15 @@ export function Figures({ items }) {
   </dl>`;
 }
 
+const show = (one) => one?.scrollIntoView({ block: "nearest" });
+
+/** What a link has that leads to the present view: on a narrow screen the row of links is scrolled there. */
+export const isCurrent = (is) => (is ? { "aria-current": "page", ref: show } : { ref: null });
+
 export function Tabs({ items, current }) {
   return html`<nav class="tabs" aria-label="Parts of this page"><ul>
     ${items.filter(Boolean).map(([name, address, text]) => html`<li key=${name}>
-      <a href=${address} aria-current=${name === current ? "page" : undefined}>${text}</a></li>`)}
+      <a href=${address} ...${isCurrent(name === current)}>${text}</a></li>`)}
   </ul></nav>`;
 }
 
@@ -232,9 +237,9 @@ export function usePages() {
   };
 }
 
-export function Choice({ label, help, value, set, options, class: name }) {
+export function Choice({ label, help, value, set, options, disabled, class: name }) {
   return html`<${Field} label=${label} help=${help} class=${name}>
-    ${(own) => html`<select ...${own} value=${value} onChange=${(event) => set(event.target.value)}>
+    ${(own) => html`<select ...${own} disabled=${disabled} value=${value} onChange=${(event) => set(event.target.value)}>
       ${options.map(([key, text]) => html`<option key=${key} value=${key} selected=${key === value}>${text}</option>`)}
     </select>`}
   <//>`;

@@ -19,7 +19,7 @@ export function Clients({ figures }) {
           numbers("Waiting", "waiting_bytes", false, size), numbers("Since", "since", false, ago),
           names("Peer", "peer", null, true), names("Key", "key", null, true),
         ]} />
-        ${buttons(page, html`<span class="foot">${plural(page.total, "open connection")}</span>`)}
+        ${buttons(page, html`<span class="foot">${count(page.total)} in all</span>`)}
       <//>
       <${Card} title="Keys">
         <${Table} label="Keys" rows=${page.keys} rowKey=${(one) => one.key} empty=${html`<${Empty} title="The daemon has no keys: everybody who reaches it may do everything." command="TOPICS_API_KEYS=secret:read+write:orders" />`} columns=${[

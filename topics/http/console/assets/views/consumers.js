@@ -38,7 +38,7 @@ function One({ topic, consumer }) {
       <${Card}><${Figures} items=${[
         ["Topic", html`<${To} at=${["topics", topic]} />`], ["Position", now.committed_seq], ["Lag", now.lag], ["Last commit", ago(now.last_commit_ts)],
         ["Owner", now.owner === null ? "nobody" : html`<${Name}>${now.owner}<//>`], now.owner !== null && ["Until", shortTime(now.deadline)], ["Generation", now.generation],
-        ["Unused for", now.ttl_ms ? `at most ${duration(now.ttl_ms)}` : "ever"], now.filter && ["Filter", html`<code>${visible(JSON.stringify(now.filter))}</code>`],
+        ["Kept unused", now.ttl_ms ? `for ${duration(now.ttl_ms)}` : "for ever"], now.filter && ["Filter", html`<code>${visible(JSON.stringify(now.filter))}</code>`],
       ]} /><//>
       ${dialog === "seek" && html`<${Seek} parts=${parts} now=${now} close=${() => (open(null), poll.now())} />`}
       ${dialog === "delete" && html`<${Delete} what="consumer" name=${consumer} path=${parts} then="#/consumers" close=${() => open(null)}>Its position is forgotten. The records stay.<//>`}`}<//>

@@ -74,7 +74,7 @@ export function Jobs({ topic, group, dead, done }) {
     </div>
     <${Loaded} poll=${poll}>${(page) => html`
       <${Table} label="Jobs" class="jobs" rows=${page.jobs} rowKey=${(one) => one.$seq} empty=${html`<${Empty} title=${page.next_cursor ? "No job here; there may be more." : "There is no such job."} />`} columns=${[
-        { title: "Seq", class: "nowrap", cell: (one) => html`<input type="checkbox" class="pick" aria-label=${`Choose job ${one.$seq}`} checked=${chosen.has(one.$seq)} onChange=${() => toggle(one.$seq)} />
+        { title: "Seq", class: "nowrap", cell: (one) => html`${(mayRetry || mayCancel || mayNack) && html`<input type="checkbox" class="pick" aria-label=${`Choose job ${one.$seq}`} checked=${chosen.has(one.$seq)} onChange=${() => toggle(one.$seq)} />`}
           <${Opener} seq=${one.$seq} open=${open} set=${setOpen} />` },
         { title: "State", cell: (one) => html`<${Badge} kind=${KINDS[one.state]}>${one.state.replace("_", " ")}<//>` },
         numbers("Deliveries", "deliveries"), numbers("Priority", "priority", true),

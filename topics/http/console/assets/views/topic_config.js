@@ -50,7 +50,7 @@ export function ConfigFields({ config, set, present = {}, creating = false, erro
     const value = config[name] ?? asText(present[name] ?? (creating && name === "durability" ? "disk" : undefined));
     const change = (text) => set({ ...config, [name]: text });
     const mistake = wrong === name ? error.message : null;
-    if (kind === "choice") return html`<${Choice} key=${name} label=${label} help=${mistake ?? help} value=${value || options[0][0]} set=${change} options=${options} />`;
+    if (kind === "choice") return html`<${Choice} key=${name} label=${label} help=${mistake ?? help} value=${value || options[0][0]} set=${change} options=${options} disabled=${disabled} />`;
     return html`<${Text} key=${name} label=${label} help=${help} error=${mistake} value=${value} set=${change} disabled=${disabled}
       inputmode=${kind === "number" ? "numeric" : undefined} placeholder=${kind === "number" ? "0" : ""} />`;
   });

@@ -86,9 +86,10 @@ function List({ prefix, sort }) {
   if (rows.length === 0) return prefix
     ? html`<${Empty} title=${`No topic begins with ${prefix}.`}><a href="#/topics">Show all topics</a><//>`
     : html`<${NoTopic} />`;
+  const failure = error ?? poll.error;
   const complete = !isSorted && pages.at(-1).next === undefined;
   return html`
-    <${Trouble} error=${error ?? poll.error} />
+    ${failure?.status > 0 && html`<${Trouble} error=${failure} />`}
     <${LongTable} label="Topics" rows=${rows} total=${complete || isSorted ? rows.length : -1} rowKey=${(topic) => topic.topic} onEnd=${more} onView=${(a, b) => setView([a, b])} class="fill" columns=${[
       names("Topic", "topic", "topics"),
       { title: "Kind", class: "wide nowrap", cell: (topic) => html`${topic.type === "queue" && html`<${Badge} kind="queue">queue<//> `}<${Badge}>${topic.durability}<//>` },
