@@ -267,6 +267,18 @@ def test_a_page_of_another_origin_can_neither_frame_nor_read_nor_steer_it(
         reading = f"fetch('{url}').then((answer) => answer.text(), (error) => error.name)"
         assert page.value_of(reading) == "TypeError"
         assert page.value_of(f"import('{url}/api.js').then(() => 'loaded', (error) => error.name)") == "TypeError"
+        for tag, source, path in (
+            ("script", "src", "vendor/uplot.js"),
+            ("img", "src", "icon.svg"),
+            ("link", "href", "style.css"),
+        ):
+            loading = (
+                f"new Promise((done) => {{ const one = document.createElement('{tag}'); one.rel = 'stylesheet';"
+                f"one.onload = () => done('loaded'); one.onerror = () => done('refused');"
+                f"one.{source} = '{url}/{path}'; document.head.append(one) }})"
+            )
+            assert page.value_of(loading) == "refused", tag
+        assert page.value_of("typeof globalThis.uPlot") == "undefined"
         opened = page.value_of(
             f"(() => {{ globalThis.other = open('{url}'); return 1 }})() && new Promise((done) => setTimeout(() =>"
             "done(other === null || other.closed), 1500))"
