@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.conformance.client import Client
+import httpx
 
 LONG = "telemetry.device-0000000000001.temperature.celsius.readings-with-a-rather-long-name:site-hamburg.hall-17.rack-4"
 
 
-def fill(client: Client) -> None:
+def fill(client: httpx.Client) -> None:
     """Make topics, queues, groups, consumers and routers."""
 
     def put(path: str, **body: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -134,6 +135,123 @@ def test_a_hostile_filter_in_an_address_does_nothing(browser: Browser, client: C
         shown.page.complaints.clear()
 
 
+EVIL = '<img src=x onerror="globalThis.owned = 1">\u202e\u200b'
+"""Markup, and characters that hide and turn text. Whoever may append, claim or acquire can have it shown to others."""
+
+SAID = '<img src=x onerror="globalThis.owned = 1">\\u202e\\u200b'
+
+
+def check_harmless(shown: Console, view: str) -> None:
+    """Nothing on the page has come to life, and nothing that hides or turns text is in it, not in a tip either."""
+    page = shown.page
+    assert page.value_of("globalThis.owned ?? null") is None, view
+    assert page.value_of("document.querySelectorAll('main img, main script, dialog img').length") == 0, view
+    assert page.value_of("document.querySelectorAll('[href^=\"javascript:\" i]').length") == 0, view
+    turned = "/[\\u202e\\u200b]/"
+    assert not page.value_of(f"{turned}.test(document.body.innerText) || {turned}.test(document.title)"), view
+    assert not page.value_of(f"[...document.querySelectorAll('[title]')].some((one) => {turned}.test(one.title))"), view
+    assert page.complaints == [], view
+
+
+@pytest.fixture(scope="module")
+def evil(client: Client) -> Client:
+    """Topics, jobs, groups, consumers and routers with hostile texts wherever a client may write some."""
+
+    def call(method: str, path: str, **body: Any) -> Any:
+        answer = client.request(method, f"/v0/{path}", json=body)
+        answer.raise_for_status()
+        return answer.json()
+
+    record = {"data": {EVIL: EVIL}, "tag": EVIL, "node": EVIL, "meta": {EVIL: EVIL}}
+    call("POST", "topics/evil", records=[record], fence={"name": EVIL, "token": 1})
+    call("PUT", "topics/evil", schema={"description": EVIL})
+    call("PUT", "topics/evil/consumers/c", filter=["tag", "Eq", EVIL])
+    call("POST", "topics/evil/consumers/c/acquire", owner=EVIL, lease_ms=3_600_000)
+    call("PUT", "topics/evil/groups/g", **{"from": "earliest"}, filter=["tag", "Eq", EVIL])
+    call("POST", "topics/evil/groups/g/claim", node=EVIL, max=1, lease_ms=3_600_000)
+    call("PUT", "routers/evil>copy", source="evil", dest="copy", filter=["node", "Eq", EVIL])
+    call("PUT", "topics/work", type="queue", dead_letter="work.dead", retry={"delay_ms": 3_600_000})
+    call("POST", "topics/work", records=[record] * 3)
+    claimed = call("POST", "topics/work/claim", node=EVIL, max=3, lease_ms=3_600_000)["claimed"]
+    seqs = [job["$seq"] for job in claimed]
+    call("POST", "topics/work/nack", node=EVIL, seqs=seqs[:1], error=EVIL)
+    call("POST", "topics/work/nack", node=EVIL, seqs=seqs[1:2], error=EVIL, dead=True)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("parts", "shows"),
+    [
+        (("topics", "evil"), "Fences: "),
+        (("topics", "evil", "latest"), ""),
+        (("topics", "evil", "config"), None),
+        (("queues", "evil", "g"), "held by "),
+        (("queues", "work"), "last error "),
+        (("consumers",), ""),
+        (("consumers", "evil", "c"), ""),
+        (("routers", "evil>copy"), '["node","Eq",'),
+        (("clients",), None),
+        ((), None),
+    ],
+    ids=lambda value: "/".join(value) if isinstance(value, tuple) else None,
+)
+def test_hostile_texts_do_nothing_in_any_view(
+    browser: Browser, evil: Client, parts: tuple[str, ...], shows: str | None
+) -> None:
+    with console(browser, evil.daemon.url, *parts) as shown:
+        shown.page.set_width(1280, 1400)
+        shown.until("!document.querySelector('.spinner') && document.querySelector('h1')")
+        if parts[0:1] == ("queues",):
+            for row in shown.rows("Jobs"):
+                shown.press(row[0])
+                shown.until("document.querySelector('.history')")
+                check_harmless(shown, "/".join(parts))
+            shown.page.value_of("document.querySelector('.row-link[aria-expanded=false]')?.click()")
+        elif "latest" in parts:
+            shown.until("document.querySelector('.row-link')")
+            shown.page.value_of("document.querySelector('.row-link').click()")
+            shown.until("document.querySelector('aside')")
+        if shows is not None:
+            text = SAID if not shows.startswith("[") else json.dumps(SAID)[1:-1].replace("\\\\", "\\")
+            shown.until(f"has({json.dumps(shows)}) && has({json.dumps(text)})")
+        check_harmless(shown, "/".join(parts))
+
+
+def test_a_hostile_dead_letter_does_nothing(browser: Browser, evil: Client) -> None:
+    with console(browser, evil.daemon.url, "queues", "work") as shown:
+        shown.fill("State", "dead")
+        shown.until("rows('Jobs').length === 1 && rows('Jobs')[0][1] === 'dead'")
+        shown.press(shown.rows("Jobs")[0][0])
+        shown.until(f"document.querySelector('.history') && has({json.dumps(SAID)})")
+        check_harmless(shown, "dead letters")
+
+
+REPLICAS = [
+    {"role": "owner", "node": EVIL, "url": "javascript:globalThis.owned = 1", "is_this": False, "state": "owns"},
+    {"role": "standby", "node": EVIL, "url": EVIL, "is_this": False, "state": "following", "round": 7, "lag_ms": 1},
+    {"role": "standby", "node": EVIL, "url": 'https://a"onmouseover=b', "is_this": True, "state": "silent"},
+]
+
+
+def test_what_a_bucket_and_a_daemon_say_is_text(browser: Browser, client: Client) -> None:
+    """Whoever may write to the bucket writes the list of replicas; errors repeat what they are about."""
+    nothing = {"epoch": 1, "round": None, "at": None, "lag_ms": None, "heard_ms": None}
+    answer = client.get("/v0/storage").json() | {"replicas": [nothing | one for one in REPLICAS]}
+    answer["checkpoints"]["error"] = EVIL
+    body = base64.b64encode(json.dumps(answer).encode()).decode()
+    with console(browser, client.daemon.url) as shown:
+        with shown.page.answering("*/v0/storage*", lambda url: body):
+            shown.go("storage")
+            shown.until("rows('Replicas').length === 3")
+            assert shown.rows("Replicas")[0][0] == "javascript:globalThis.owned = 1"
+            assert shown.rows("Replicas")[1][0] == SAID
+            check_harmless(shown, "storage")
+        shown.go("topics", EVIL)
+        shown.until("document.querySelector('[role=alert]')")
+        shown.page.complaints.clear()  # of the daemon's 400
+        check_harmless(shown, "an address that names no topic")
+
+
 @pytest.mark.parametrize("origin", [NEIGHBOUR, "http://evil.test:3"])
 def test_a_page_of_another_origin_can_neither_frame_nor_read_nor_steer_it(
     browser: Browser, client: Client, origin: str
@@ -149,6 +267,18 @@ def test_a_page_of_another_origin_can_neither_frame_nor_read_nor_steer_it(
         reading = f"fetch('{url}').then((answer) => answer.text(), (error) => error.name)"
         assert page.value_of(reading) == "TypeError"
         assert page.value_of(f"import('{url}/api.js').then(() => 'loaded', (error) => error.name)") == "TypeError"
+        for tag, source, path in (
+            ("script", "src", "vendor/uplot.js"),
+            ("img", "src", "icon.svg"),
+            ("link", "href", "style.css"),
+        ):
+            loading = (
+                f"new Promise((done) => {{ const one = document.createElement('{tag}'); one.rel = 'stylesheet';"
+                f"one.onload = () => done('loaded'); one.onerror = () => done('refused');"
+                f"one.{source} = '{url}/{path}'; document.head.append(one) }})"
+            )
+            assert page.value_of(loading) == "refused", tag
+        assert page.value_of("typeof globalThis.uPlot") == "undefined"
         opened = page.value_of(
             f"(() => {{ globalThis.other = open('{url}'); return 1 }})() && new Promise((done) => setTimeout(() =>"
             "done(other === null || other.closed), 1500))"

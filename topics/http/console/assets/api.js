@@ -111,6 +111,9 @@ export async function call(method, path, { query = {}, body, signal, exact = fal
   return value;
 }
 
+/** The filter that is written as text. Raises Failure. */
+export const filterOf = async (text) => (await call("GET", "filter", { query: { text } })).filter;
+
 export function refused(status, text) {
   let error = { code: String(status), message: `The daemon answered ${status}.`, detail: {} };
   try {
@@ -123,7 +126,8 @@ export function refused(status, text) {
     change({ replay: error.detail.replay_progress });
     awaitReturn();
   }
-  if (error.code === "shutting_down" || error.code === "not_owner") change({ stopping: error.code, owner: error.detail?.owner });
+  // A standby says so in each answer, and the page offers nothing that gets this one.
+  if (error.code === "shutting_down" || (error.code === "not_owner" && !daemon.value.isStandby)) change({ stopping: error.code, owner: error.detail?.owner });
   return new Failure(status, error.code, error.message, error.detail ?? {});
 }
 

@@ -1,11 +1,8 @@
 // The console: the frame of the page, addresses and views, the key, keys of the keyboard, and a daemon that is away.
 
-import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
-import { daemon, hasKey, loadRights, may, useKey } from "./api.js";
-import { percent } from "./format.js";
-import { figures, history, remember } from "./history.js";
-import { useObserved, usePoll } from "./live.js";
-import { Dialog, Do, Text, Trouble, link } from "./parts.js";
+import { render } from "./vendor/htm-preact.js";
+import { figures, remember } from "./history.js";
+import { Busy, Dialog, Do, Elsewhere, Text, Trouble, daemon, hasKey, html, isCurrent, link, loadRights, may, percent, plural, useEffect, useKey, useObserved, usePoll, useState, visible } from "./kit.js";
 import { Overview } from "./views/overview.js";
 import { Topics } from "./views/topics.js";
 import { Topic } from "./views/topic.js";
@@ -16,13 +13,14 @@ import { Storage } from "./views/storage.js";
 import { Clients } from "./views/clients.js";
 
 const VIEWS = {
-  "": ["Overview", Overview, "read", "o"],
-  topics: ["Topics", Topics, "read", "t"],
-  queues: ["Queues and groups", Queues, "read", "q"],
-  consumers: ["Consumers", Consumers, "read", "c"],
-  routers: ["Routers", Routers, "read", "r"],
-  storage: ["Storage", Storage, "read", "s"],
-  clients: ["Clients", Clients, "admin", "l"], // not for keys with prefixes
+  "": ["Overview", Overview, "o"],
+  topics: ["Topics", Topics, "t"],
+  queues: ["Queues and groups", Queues, "q"],
+  consumers: ["Consumers", Consumers, "c"],
+  routers: ["Routers", Routers, "r"],
+  storage: ["Storage", Storage, "s"],
+  // Not for keys with prefixes.
+  clients: ["Clients", Clients, "l", "admin"],
 };
 
 /** The present address: its parts, and its query. */
@@ -70,7 +68,7 @@ function App() {
     <main id="main" tabindex="-1" data-address=${address.path}>
       <${Banner} state=${state} figures=${poll.data} />
       ${state.rights === null
-        ? state.askKey ? null : html`<p class="state busy" role="status"><span class="spinner" aria-hidden="true"></span>Asking the daemon…</p>`
+        ? state.askKey ? null : html`<${Busy} what="Asking the daemon" />`
         : html`<${View} address=${address} figures=${poll.data} key=${first} />`}
     </main>
     ${state.askKey && html`<${AskKey} wrong=${state.badKey} />`}
@@ -88,8 +86,8 @@ function Side({ current, figures, help }) {
   const next = { auto: "dark", dark: "light", light: "auto" }[theme];
   return html`<header class="side">
     <a class="brand" href="#/"><img src="console/icon.svg" alt="" width="26" height="26" /><span>topics</span></a>
-    <nav aria-label="Views"><ul>${Object.entries(VIEWS).filter(([, [, , scope]]) => rights?.scopes.includes(scope) && (scope === "read" || rights.prefixes.length === 0)).map(([path, [name]]) => html`<li key=${path}>
-      <a href=${path ? link(path) : "#/"} aria-current=${path === current ? "page" : undefined}>${name}</a></li>`)}</ul></nav>
+    <nav aria-label="Views"><ul>${Object.entries(VIEWS).filter(([, [, , , scope]]) => rights?.scopes.includes(scope ?? "read") && !(scope && rights.prefixes.length > 0)).map(([path, [name]]) => html`<li key=${path}>
+      <a href=${path ? link(path) : "#/"} ...${isCurrent(path === current)}>${name}</a></li>`)}</ul></nav>
     <div class="side-foot">
       <span class="live"><span class="dot ${up ? "good" : "bad"}" aria-hidden="true"></span>${up ? (figures ? `topics ${figures.version}` : "connected") : "no answer"}</span>
       <div class="side-buttons">
@@ -108,15 +106,22 @@ function Banner({ state, figures }) {
   else if (state.replay !== null) said.push(["warn", `The daemon is starting: ${percent(state.replay)} of its log is replayed.`]);
   else if (state.stopping) said.push(["warn", state.stopping === "not_owner" ? `Another daemon owns the bucket, or may: ${state.owner ?? "it is not known where"}. This one changes nothing.` : "The daemon is stopping."]);
   if (state.up && state.isStandby) said.push(standbyOf(figures?.standby));
-  else if (state.up && figures?.read_only) said.push(["bad", figures.disk.shortage ? `Read-only: ${figures.disk.shortage}. Appends are refused, reads go on.` : "Read-only: a shard of the log has failed. Its appends are refused until a restart; reads go on."]);
-  return html`<div class="banners" role="status" aria-live="polite">${said.map(([kind, text]) => html`<p class="notice ${kind}" key=${text}>${text}</p>`)}</div>`;
+  else if (state.up && figures?.read_only) said.push(["bad", readOnlyFor(figures)]);
+  return html`<div class="banners" role="status" aria-live="polite">${said.map(([kind, text, owner]) => html`<p class="notice ${kind}" key=${text}>${text}${owner && html` Its owner: <${Elsewhere} url=${owner} />`}</p>`)}</div>`;
+}
+
+/** Why appends are refused. */
+function readOnlyFor({ disk, failed_shards: failed }) {
+  if (disk.shortage) return `Read-only: ${disk.shortage}. Appends are refused, reads go on.`;
+  return failed ? `Read-only: ${plural(failed, "shard")} of the log failed: no appends there until a restart. Reads go on.` : "The disk has no room: some appends are refused. Reads go on.";
 }
 
 /** A standby in a sentence. */
 function standbyOf(seen) {
-  const what = `This is a standby of ${seen?.owner ?? "another daemon"}: it shows what that one has put into the bucket, and changes nothing.`;
-  if (!seen || seen.state === "following") return ["", what];
-  return ["warn", `${what} It ${seen.state === "opening" ? "has not heard of the bucket yet" : `waits: ${seen.problem || "the bucket does not answer"}`}.`];
+  const what = "This is a standby: it shows what the owner of the bucket has put there, and changes nothing.";
+  if (!seen || seen.state === "following") return ["", what, seen?.owner];
+  const wait = seen.state === "opening" ? "has not heard of the bucket yet" : `waits: ${visible(seen.problem) || "the bucket does not answer"}`;
+  return ["warn", `${what} It ${wait}.`, seen.owner];
 }
 
 function AskKey({ wrong }) {
@@ -164,7 +169,7 @@ function useShortcuts(setHelp) {
         going = event.timeStamp;
         return;
       } else if (event.timeStamp - going < 1500 && going > 0) {
-        const found = Object.entries(VIEWS).find(([, [, , , letter]]) => letter === event.key);
+        const found = Object.entries(VIEWS).find(([, [, , letter]]) => letter === event.key);
         if (found) location.hash = `#/${found[0]}`;
       } else if (event.key === "p") document.querySelector("[data-pause]")?.click();
       else return;
@@ -177,5 +182,4 @@ function useShortcuts(setHelp) {
 }
 
 document.documentElement.dataset.theme = localStorage.getItem("topics.theme") ?? "auto";
-history.set(history.value);
 render(html`<${App} />`, document.getElementById("app"));

@@ -34,32 +34,27 @@ export function duration(ms) {
   return parts.slice(first, first + 2).filter(([value]) => value > 0).map(([value, unit]) => `${value}${unit}`).join("");
 }
 
-/** How long ago a time (epoch ms) was. */
-export const ago = (ts, now = Date.now()) => (ts == null ? "never" : now - ts < 1000 ? "now" : `${duration(now - ts)} ago`);
+/** How long ago something of this age (ms) was. */
+export const since = (ms) => (ms == null ? "never" : `${duration(ms)} ago`);
 
-const pad = (number, digits = 2) => String(number).padStart(digits, "0");
+/** How long ago a time (epoch ms) was. */
+export const ago = (ts, now = Date.now()) => (ts == null ? "never" : now - ts < 1000 ? "now" : since(now - ts));
 
 /** A time (epoch ms) of the browser's time zone: 2026-01-31 12:00:00.123. */
 export function time(ts) {
   if (ts == null) return "–";
-  const date = new Date(ts);
-  if (Number.isNaN(date.getTime())) return String(ts);
-  const day = `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`;
-  return `${day} ${clock(date)}`;
-}
-
-/** The time of day of a date: 12:00:00.123. */
-export function clock(date) {
-  return `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}.${pad(date.getMilliseconds(), 3)}`;
+  // The ISO form of a date is in UTC: it gets the minutes by which the zone differs.
+  const date = new Date(ts - new Date(ts).getTimezoneOffset() * 60_000);
+  return Number.isNaN(date.getTime()) ? String(ts) : date.toISOString().replace("T", " ").slice(0, -1);
 }
 
 /** A time without the day, if it is of today. */
 export function shortTime(ts) {
-  const date = new Date(ts);
-  return date.toDateString() === new Date().toDateString() ? clock(date) : time(ts);
+  const text = time(ts);
+  return text.slice(0, 10) === time(Date.now()).slice(0, 10) ? text.slice(11) : text;
 }
 
-export const percent = (share) => `${Math.round(share * 100)}%`;
+export const percent = (share) => (share == null ? "–" : `${Math.round(share * 100)}%`);
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 

@@ -1,8 +1,7 @@
 // Graphs of the last minutes. uPlot draws them; a caption says the present values, for those who do not see them.
 
-import { html, useEffect, useRef } from "./vendor/htm-preact.js";
+import { Dot, html, useEffect, useRef } from "./kit.js";
 
-const COLORS = ["--series-1", "--series-2", "--series-3", "--series-4"];
 const HEIGHT = 148;
 
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600];
@@ -43,8 +42,8 @@ export function Graph({ title, times, series, most }) {
           { ...line, size: 44, space: 34, values: (_, ticks) => ticks.map(short) },
         ],
         series: [{}, ...series.map((one, i) => ({
-          stroke: style(COLORS[i]), width: 1.75, spanGaps: false, points: { show: false },
-          fill: i === 0 ? faint(style(COLORS[i])) : undefined,
+          stroke: style(`--series-${i + 1}`), width: 1.75, spanGaps: false, points: { show: false },
+          fill: i === 0 ? faint(style("--series-1")) : undefined,
         }))],
       }, data, box.current);
     };
@@ -70,7 +69,7 @@ export function Graph({ title, times, series, most }) {
   useEffect(() => plot.current?.setData(data), [times.length, times.at(-1), names]);
   return html`<figure class="graph">
     <figcaption><span class="graph-title">${title}</span>
-      <ul>${series.map((one, i) => html`<li key=${one.name}><span class="dot series-${i + 1}" aria-hidden="true"></span>${one.name} <b>${one.show(one.values.at(-1) ?? null)}</b></li>`)}</ul>
+      <ul>${series.map((one, i) => html`<li key=${one.name}><${Dot} color=${`series-${i + 1}`} />${one.name} <b>${one.show(one.values.at(-1) ?? null)}</b></li>`)}</ul>
     </figcaption>
     <div class="plot" ref=${box} aria-hidden="true"></div>
   </figure>`;

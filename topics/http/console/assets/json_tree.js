@@ -1,12 +1,10 @@
 // JSON as people read it: folded, in small pieces. Data is text here, never markup.
 
-import { html, useState } from "./vendor/htm-preact.js";
-import { ExactNumber } from "./api.js";
-import { count, cut, visible } from "./format.js";
-import { Do } from "./parts.js";
+import { Do, ExactNumber, count, cut, html, useState, visible } from "./kit.js";
 
 const CHILDREN = 100;
-const DEEPEST = 50; // levels of folders: each costs a browser and its screen reader some of their stack
+// Levels of folders: each costs a browser and its screen reader some of their stack.
+const DEEPEST = 50;
 const STRING = 400;
 const MORE = 20_000;
 
@@ -51,7 +49,7 @@ function Folder({ label, value, open, depth }) {
   const [shown, setShown] = useState(CHILDREN);
   const [before, after] = isList ? "[]" : "{}";
   if (names.length === 0) return html`<div class="json-line">${label}${before}${after}</div>`;
-  return html`<div class="json-folder">
+  return html`<div>
     <div class="json-line"><${Do} class="fold" aria-expanded=${isOpen} onClick=${() => set(!isOpen)}>
       <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span><span class="sr">${isOpen ? "Fold" : "Unfold"}</span><//>${label}${before}
       ${!isOpen && html`<span class="soft">${count(names.length)} ${isList ? "items" : "fields"}</span>${after}`}</div>
@@ -67,7 +65,8 @@ function Leaf({ value }) {
   const [shown, set] = useState(STRING);
   if (value instanceof ExactNumber) return html`<span class="json-number">${value.text}</span>`;
   if (value === null || typeof value === "number" || typeof value === "boolean") return html`<span class=${typeof value === "number" ? "json-number" : "json-word"}>${String(value)}</span>`;
-  const isText = typeof value === "string"; // else it is nested so deeply that it is shown as text
+  // What is neither is nested so deeply that it is shown as text.
+  const isText = typeof value === "string";
   const whole = isText ? value : JSON.stringify(value);
   const part = whole.slice(0, shown);
   const text = visible(isText ? JSON.stringify(part) : part);

@@ -4,11 +4,15 @@
 import { useCallback, useEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
 import { Failure, address, call, generation, headers, lost, parseExact, refused } from "./api.js";
 
-const COST = 50; // a call that took the daemon 1 ms is repeated after 50 ms at the earliest
-const SEEN = 150; // answers of a poll that a graph shows
-const KEPT = 1000; // records of a live tail
-const MOST = 20_000; // records of a list that is scrolled
-const BUSY = 300; // records a second from which on a tail shows samples
+// A call that took the daemon 1 ms is repeated after 50 ms at the earliest.
+const COST = 50;
+// Answers of a poll that a graph shows.
+const SEEN = 150;
+// Records of a live tail; records of a list that is scrolled.
+const KEPT = 1000;
+const MOST = 20_000;
+// Records a second from which on a tail shows samples.
+const BUSY = 300;
 const SAMPLE_MS = 1000;
 const RETRY_MS = 1000;
 
@@ -22,7 +26,7 @@ export function useObserved(observed) {
   return observed.value;
 }
 
-export function useVisible() {
+function useVisible() {
   const [isVisible, set] = useState(!document.hidden);
   useEffect(() => {
     const look = () => set(!document.hidden);
@@ -81,6 +85,10 @@ export function usePoll(load, inputs, every = 2000) {
   }, [...inputs, isVisible, version, load === null, every]);
   return { ...state, now: useCallback(() => again.current(), []) };
 }
+
+/** A poll of one call: `path` and `query` are those of `call`. It begins anew when they change. */
+export const useGet = (path, query = {}, every = 2000, exact = false) =>
+  usePoll((signal) => call("GET", path, { query, signal, exact }), [JSON.stringify([path, query])], every);
 
 /** The values that `pick` finds in each answer of a poll, as the view has seen them: `{times, values}`. */
 export function useHistory(poll, pick) {
@@ -261,7 +269,7 @@ async function stream(topic, filter, from, signal, set) {
 }
 
 /** Records of both lists, the newest first, without those that are there twice. */
-export function merged(newer, older) {
+function merged(newer, older) {
   const seen = new Set(newer.map((record) => record.$seq));
   const all = [...newer, ...older.filter((record) => !seen.has(record.$seq))];
   all.sort((a, b) => b.$seq - a.$seq);

@@ -1,19 +1,18 @@
 // The parts that views are made of: pages, tables, fields, dialogs, and what is shown when there is nothing.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { count, duration, visible } from "./format.js";
-
-export { html };
+import { call, daemon, may } from "./api.js";
+import { count, visible } from "./format.js";
 
 /** A page: its title, what stands beside it, and its contents. The title gets the focus when the address changes. */
 export function Page({ title, kind, actions, children }) {
   const heading = useRef(null);
   useEffect(() => {
-    document.title = `${kind ? `${kind} ` : ""}${title} · topics`;
+    document.title = `${kind ? `${kind} ` : ""}${visible(title)} · topics`;
   }, [title, kind]);
   return html`<div class="page">
     <header class="page-head">
-      <h1 ref=${heading} tabindex="-1" id="title">${kind && html`<span class="kind">${kind} </span>`}${title}</h1>
+      <h1 ref=${heading} tabindex="-1" id="title">${kind && html`<span class="kind">${kind} </span>`}${visible(title)}</h1>
       ${actions && html`<div class="actions">${actions}</div>`}
     </header>
     ${children}
@@ -30,21 +29,20 @@ export function Card({ title, actions, children, class: name = "" }) {
   </section>`;
 }
 
-export const Busy = ({ what = "Loading" }) => html`<p class="state busy" role="status"><span class="spinner" aria-hidden="true"></span>${what}…</p>`;
+export const Busy = ({ what = "Loading" }) => html`<p class="state" role="status"><span class="spinner" aria-hidden="true"></span>${what}…</p>`;
 
-/** What to do where there is nothing yet, with a command that can be copied. */
+/** What to do where there is nothing yet, with a command that can be copied; a standby does nothing. */
 export function Empty({ title, children, command }) {
-  return html`<div class="state empty">
+  return html`<div class="state">
     <p class="lead">${title}</p>
-    ${children && html`<p>${children}</p>`}
-    ${command && html`<${Command} text=${command} />`}
+    ${!(command && daemon.value.isStandby) && html`${children && html`<p>${children}</p>`}${command && html`<${Command} text=${command} />`}`}
   </div>`;
 }
 
 export function Trouble({ error, retry }) {
   if (!error || error.status === 401) return null;
   return html`<div class="notice bad" role="alert">
-    <span>${error.message}</span>
+    <span>${visible(error.message)}</span>
     ${error.detail?.missing && html` <span>Missing: ${error.detail.missing.join(", ")}.</span>`}
     ${retry && html`<${Do} class="small" onClick=${retry}>Try again<//>`}
   </div>`;
@@ -52,8 +50,8 @@ export function Trouble({ error, retry }) {
 
 /** The answer of a poll: its contents, or why there are none. */
 export function Loaded({ poll, children }) {
-  if (poll.data === null) return poll.error && poll.error.status !== 401 ? html`<${Trouble} error=${poll.error} retry=${poll.now} />` : html`<${Busy} />`;
-  return html`${poll.error && poll.error.status !== 0 && html`<${Trouble} error=${poll.error} />`}${children(poll.data)}`;
+  if (poll.data === null) return poll.error ? html`<${Trouble} error=${poll.error} retry=${poll.now} />` : html`<${Busy} />`;
+  return html`${poll.error?.status > 0 && html`<${Trouble} error=${poll.error} />`}${children(poll.data)}`;
 }
 
 export function Command({ text }) {
@@ -84,23 +82,49 @@ export function Copy({ text, label = "Copy" }) {
   return html`<${Do} class="small quiet" onClick=${copy}>${done ? "Copied" : label}<//>`;
 }
 
-export const Name = ({ children, class: name = "" }) => html`<span class="name ${name}" title=${children}>${visible(String(children))}</span>`;
+export const Name = ({ children }) => html`<span class="name" title=${visible(String(children))}>${visible(String(children))}</span>`;
+
+/** A link to the view at these parts of an address: its text is the last one if there is no other. */
+export const To = ({ at, children }) => html`<a href=${link(...at)}><${Name}>${children ?? at.at(-1)}<//></a>`;
+
+/** Where another daemon answers: a link to its console. Only an address of the web is made a link. */
+export const Elsewhere = ({ url }) => html`<span class="name">${/^https?:\/\//.test(url) ? html`<a href=${`${url}/console`}>${visible(url)}</a>` : visible(url ?? "")}</span>`;
+
+/** The button of a row that opens what belongs to this seq, and closes it. */
+export const Opener = ({ seq, open, set, children }) => html`<${Do} class="row-link" aria-expanded=${open === seq} onClick=${() => set(open === seq ? null : seq)}>${children ?? count(seq)}<//>`;
 
 export const Badge = ({ kind = "", children }) => html`<span class="badge ${kind}">${children}</span>`;
 
-/** Figures with their names, as a list of definitions. */
+/** Figures with their names, as a list of definitions: `[name, a number or what is shown, a hint]`. */
 export function Figures({ items }) {
   return html`<dl class="figures">
-    ${items.filter(Boolean).map(([name, value, hint]) => html`<div key=${name} title=${hint}><dt>${name}</dt><dd>${value}</dd></div>`)}
+    ${items.filter(Boolean).map(([name, value, hint]) => html`<div key=${name} title=${hint}><dt>${name}</dt><dd>${typeof value === "number" || value == null ? count(value) : value}</dd></div>`)}
   </dl>`;
 }
+
+const show = (one) => one?.scrollIntoView({ block: "nearest" });
+
+/** What a link has that leads to the present view: on a narrow screen the row of links is scrolled there. */
+export const isCurrent = (is) => (is ? { "aria-current": "page", ref: show } : { ref: null });
 
 export function Tabs({ items, current }) {
   return html`<nav class="tabs" aria-label="Parts of this page"><ul>
     ${items.filter(Boolean).map(([name, address, text]) => html`<li key=${name}>
-      <a href=${address} aria-current=${name === current ? "page" : undefined}>${text}</a></li>`)}
+      <a href=${address} ...${isCurrent(name === current)}>${text}</a></li>`)}
   </ul></nav>`;
 }
+
+/** The parts of a topic that the key may see, whichever view has them. */
+export const TopicTabs = ({ topic, type, current }) => html`<${Tabs} current=${current} items=${[
+  ["records", link("topics", topic), "Records"],
+  type === "queue" && ["jobs", link("queues", topic), "Jobs"],
+  type === "log" && ["latest", link("topics", topic, "latest"), "Latest by tag"],
+  may("write", topic) && ["append", link("topics", topic, "append"), "Append"],
+  ["config", link("topics", topic, "config"), "Configuration"],
+  type === "log" && ["groups", link("queues", topic), "Groups"],
+  type === "log" && ["consumers", `${link("consumers")}?prefix=${encodeURIComponent(topic)}`, "Consumers"],
+  may("delete", topic) && ["delete", link("topics", topic, "delete"), "Delete records"],
+]} />`;
 
 const titles = (columns) => columns.map((column) => html`<th key=${column.title} scope="col" class=${column.class}>${column.title}</th>`);
 
@@ -172,7 +196,7 @@ export function Field({ label, help, error, children, class: name = "" }) {
   return html`<div class="field ${name}">
     <label for=${id}>${label}</label>
     ${children({ id, "aria-describedby": hint, "aria-invalid": error ? "true" : undefined })}
-    ${hint && html`<p class="help ${error ? "wrong" : ""}" id=${hint}>${error ?? help}</p>`}
+    ${hint && html`<p class="help ${error ? "wrong" : ""}" id=${hint}>${error ? visible(error) : help}</p>`}
   </div>`;
 }
 
@@ -189,8 +213,19 @@ export const Search = ({ label, value, set, children }) => html`<div class="tool
 /** A note below a list that has more than what is shown. */
 export const Rest = ({ page, rows }) => page.next_cursor && html`<p class="foot">The first ${count(rows.length)}. Type the beginning of a name to see others.</p>`;
 
-/** A column of numbers; a `wide` one is left out on a narrow screen. */
-export const numbers = (title, pick, isWide, show = count) => ({ title, class: `right nowrap${isWide ? " wide" : ""}`, cell: (row) => show(pick(row)) });
+/** A column of numbers, each in a field of its row, or what a function says of the row; a `wide` one is left out on a
+ *  narrow screen. */
+export const numbers = (title, field, isWide, show = count) => ({
+  title, class: `right nowrap${isWide ? " wide" : ""}`, cell: (row) => show(typeof field === "string" ? row[field] : field(row)),
+});
+
+/** A column of names, each in a field of its row; links if they have a view. */
+export const names = (title, field, view, isWide) => ({
+  title, class: isWide ? "wide" : "", cell: (row) => (view ? html`<${To} at=${[view, row[field]]} />` : html`<${Name}>${row[field]}<//>`),
+});
+
+/** Where there is no topic yet. */
+export const NoTopic = ({ children }) => html`<${Empty} title="There is no topic yet." command=${`topics append hello '{"text": "hello"}'`}>An append to a topic that does not exist makes it${children}.<//>`;
 
 /** The pages of a list: the cursor of the present one, and buttons that lead to the others. */
 export function usePages() {
@@ -202,9 +237,9 @@ export function usePages() {
   };
 }
 
-export function Choice({ label, help, value, set, options, class: name }) {
+export function Choice({ label, help, value, set, options, disabled, class: name }) {
   return html`<${Field} label=${label} help=${help} class=${name}>
-    ${(own) => html`<select ...${own} value=${value} onChange=${(event) => set(event.target.value)}>
+    ${(own) => html`<select ...${own} disabled=${disabled} value=${value} onChange=${(event) => set(event.target.value)}>
       ${options.map(([key, text]) => html`<option key=${key} value=${key} selected=${key === value}>${text}</option>`)}
     </select>`}
   <//>`;
@@ -262,16 +297,24 @@ export function Confirm({ title, name, action, kind = "danger", ready: isReady =
   <//>`;
 }
 
-/** A bar of parts: `[{name, value, kind}]`, drawn to scale. */
+/** The question before something is deleted by its path: its name has to be typed. Then the page goes to `then`. */
+export const Delete = ({ what, name, path, then, close, children }) => html`<${Confirm} title=${`Delete the ${what}`} name=${name} action=${`Delete the ${what}`} close=${close}
+  run=${async () => (await call("DELETE", path), (location.hash = then))}><p>${children}</p><//>`;
+
+/** Where a group or a router begins. */
+export const BEGINS = [["tail", "with records that come from now on"], ["earliest", "with the first record"]];
+
+/** The mark of a part or a series in its colour, a variable of the style sheet. */
+export const Dot = ({ color }) => html`<span class="dot" style=${{ background: `var(--${color})` }} aria-hidden="true"></span>`;
+
+/** A bar of parts: `[{name, value, text, color}]`, drawn to scale. */
 export function Bar({ parts, label }) {
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   return html`<figure class="bar" aria-label=${label}>
-    <div class="bar-line" aria-hidden="true">${parts.filter((part) => part.value > 0).map((part) => html`<span key=${part.name} class=${part.kind}
-      title=${`${part.name}: ${part.text}`} style=${{ flexGrow: Math.max(part.value / total, 0.012) }}></span>`)}</div>
-    <figcaption><ul>${parts.map((part) => html`<li key=${part.name}><span class="dot ${part.kind}" aria-hidden="true"></span>${part.name} <b>${part.text}</b></li>`)}</ul></figcaption>
+    <div class="bar-line" aria-hidden="true">${parts.filter((part) => part.value > 0).map((part) => html`<span key=${part.name}
+      title=${`${part.name}: ${part.text}`} style=${{ flexGrow: Math.max(part.value / total, 0.012), background: `var(--${part.color})` }}></span>`)}</div>
+    <figcaption><ul>${parts.map((part) => html`<li key=${part.name}><${Dot} color=${part.color} />${part.name} <b>${part.text}</b></li>`)}</ul></figcaption>
   </figure>`;
 }
-
-export const Age = ({ ms }) => html`<span>${ms == null ? "never" : `${duration(ms)} ago`}</span>`;
 
 export const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;

@@ -1,15 +1,11 @@
 // Appending a record by hand.
 
-import { html, useState } from "../vendor/htm-preact.js";
-import { call } from "../api.js";
-import { count } from "../format.js";
-import { useAction } from "../live.js";
-import { Card, Command, Field, NUMBER, Trouble, useFields } from "../parts.js";
+import { Card, Command, Field, NUMBER, Trouble, call, count, html, useAction, useFields, useState } from "../kit.js";
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 /** The JSON of an append. `data` goes as it was typed: the daemon keeps it byte for byte. Raises SyntaxError. */
-export function bodyOf({ data, tag, node, meta, delay, priority }, isQueue) {
+function bodyOf({ data, tag, node, meta, delay, priority }, isQueue) {
   JSON.parse(data);
   const rest = {};
   if (tag) rest.tag = tag;

@@ -1,11 +1,7 @@
 // Named consumers: position, lag, owner; moving one.
 
-import { html, useState } from "../vendor/htm-preact.js";
-import { call, may } from "../api.js";
-import { ago, count, duration } from "../format.js";
+import { Card, Choice, Confirm, Delete, Do, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Text, To, ago, call, count, duration, html, may, numbers, shortTime, useGet, useHistory, useState, visible } from "../kit.js";
 import { Graph } from "../graph.js";
-import { useHistory, usePoll } from "../live.js";
-import { Card, Choice, Confirm, Do, Empty, Figures, Loaded, Name, Page, Rest, Search, Table, Text, link, numbers } from "../parts.js";
 
 export function Consumers({ address }) {
   const [, topic, consumer] = address.parts;
@@ -15,15 +11,15 @@ export function Consumers({ address }) {
 
 function List({ prefix }) {
   const [typed, setTyped] = useState(prefix);
-  const poll = usePoll((signal) => call("GET", "consumers", { query: { prefix: typed, page_size: 500 }, signal }), [typed], 2000);
+  const poll = useGet("consumers", { prefix: typed, page_size: 500 });
   return html`<${Page} title="Consumers">
     <${Search} label="Topic begins with" value=${typed} set=${setTyped} />
     <${Loaded} poll=${poll}>${(page) => html`
       <${Table} label="Consumers" rows=${page.consumers} rowKey=${(one) => `${one.topic}/${one.consumer}`} empty=${html`<${Card}><${Empty} title="There is no consumer." command="topics consumer create orders billing">A consumer is a position in a topic that the daemon keeps.<//><//>`} columns=${[
-        { title: "Consumer", cell: (one) => html`<a href=${link("consumers", one.topic, one.consumer)}><${Name}>${`${one.topic} / ${one.consumer}`}<//></a>` },
-        numbers("Position", (one) => one.committed_seq), numbers("Lag", (one) => one.lag),
+        { title: "Consumer", cell: (one) => html`<${To} at=${["consumers", one.topic, one.consumer]}>${`${one.topic} / ${one.consumer}`}<//>` },
+        numbers("Position", "committed_seq"), numbers("Lag", "lag"),
         { title: "Owner", class: "wide", cell: (one) => (one.owner === null ? html`<span class="soft">nobody</span>` : html`<${Name}>${one.owner}<//>`) },
-        numbers("Last commit", (one) => one.last_commit_ts, true, ago),
+        numbers("Last commit", "last_commit_ts", true, ago),
       ]} />
       <${Rest} page=${page} rows=${page.consumers} />`}<//>
   <//>`;
@@ -32,7 +28,7 @@ function List({ prefix }) {
 function One({ topic, consumer }) {
   const parts = ["topics", topic, "consumers", consumer];
   const [dialog, open] = useState(null);
-  const poll = usePoll((signal) => call("GET", parts, { signal }), [topic, consumer], 2000);
+  const poll = useGet(parts);
   const seen = useHistory(poll, (one) => one.lag);
   return html`<${Page} title=${`${topic} / ${consumer}`} kind="consumer" actions=${html`
       ${may("write", topic) && html`<${Do} onClick=${() => open("seek")}>Seek…<//>`}
@@ -40,12 +36,12 @@ function One({ topic, consumer }) {
     <${Loaded} poll=${poll}>${(now) => html`
       <${Graph} title="Lag" times=${seen.times} series=${[{ name: "seqs", values: seen.values, show: count }]} />
       <${Card}><${Figures} items=${[
-        ["Topic", html`<a class="name" href=${link("topics", topic)}>${topic}</a>`], ["Position", count(now.committed_seq)], ["Lag", count(now.lag)], ["Last commit", ago(now.last_commit_ts)],
-        ["Owner", now.owner === null ? "nobody" : html`<${Name}>${now.owner}<//>`], now.owner !== null && ["Until", new Date(now.deadline).toLocaleTimeString()], ["Generation", count(now.generation)],
-        ["Unused for", now.ttl_ms ? `at most ${duration(now.ttl_ms)}` : "ever"], now.filter && ["Filter", html`<code>${JSON.stringify(now.filter)}</code>`],
+        ["Topic", html`<${To} at=${["topics", topic]} />`], ["Position", now.committed_seq], ["Lag", now.lag], ["Last commit", ago(now.last_commit_ts)],
+        ["Owner", now.owner === null ? "nobody" : html`<${Name}>${now.owner}<//>`], now.owner !== null && ["Until", shortTime(now.deadline)], ["Generation", now.generation],
+        ["Kept unused", now.ttl_ms ? `for ${duration(now.ttl_ms)}` : "for ever"], now.filter && ["Filter", html`<code>${visible(JSON.stringify(now.filter))}</code>`],
       ]} /><//>
       ${dialog === "seek" && html`<${Seek} parts=${parts} now=${now} close=${() => (open(null), poll.now())} />`}
-      ${dialog === "delete" && html`<${Confirm} title="Delete the consumer" name=${consumer} action="Delete the consumer" close=${() => open(null)} run=${async () => (await call("DELETE", parts), (location.hash = link("consumers")))}><p>Its position is forgotten. The records stay.</p><//>`}`}<//>
+      ${dialog === "delete" && html`<${Delete} what="consumer" name=${consumer} path=${parts} then="#/consumers" close=${() => open(null)}>Its position is forgotten. The records stay.<//>`}`}<//>
   <//>`;
 }
 

@@ -1,14 +1,10 @@
 // Deleting records by seq, time or tag; the daemon counts them before.
 
-import { html, useState } from "../vendor/htm-preact.js";
-import { call } from "../api.js";
-import { count, plural } from "../format.js";
-import { useAction } from "../live.js";
-import { Card, Confirm, Do, NUMBER, Trouble, useFields } from "../parts.js";
+import { Card, Confirm, Do, NUMBER, Trouble, call, count, html, plural, useAction, useFields, useState } from "../kit.js";
 
 const whole = (text) => /^\d+$/.test(text);
 
-export function selectionOf({ before, after, time, tag }) {
+function selectionOf({ before, after, time, tag }) {
   const body = {};
   if (whole(before)) body.before_seq = Number(before);
   if (whole(after)) body.after_seq = Number(after);

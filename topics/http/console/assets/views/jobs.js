@@ -1,11 +1,7 @@
 // The jobs of a queue or a group: by state, with a filter; one job's history; retrying, cancelling, giving back.
 
-import { html, useState } from "../vendor/htm-preact.js";
-import { call, may } from "../api.js";
-import { ago, count, plural, time, visible } from "../format.js";
+import { Badge, Card, Choice, Confirm, Do, Empty, Loaded, Opener, Table, Text, ago, call, count, filterOf, html, may, numbers, plural, time, useAction, useGet, usePages, useState, visible } from "../kit.js";
 import { JsonTree, brief } from "../json_tree.js";
-import { useAction, usePoll } from "../live.js";
-import { Badge, Card, Choice, Confirm, Do, Empty, Loaded, Table, Text, Trouble, numbers, usePages } from "../parts.js";
 
 const STATES = [["", "all but dead"], ["ready", "ready"], ["in_flight", "in flight"], ["delayed", "delayed"], ["dead", "dead"]];
 const KINDS = { ready: "good", in_flight: "queue", delayed: "warn", dead: "bad" };
@@ -21,13 +17,13 @@ export function Jobs({ topic, group, dead, done }) {
   const [said, say] = useState("");
   const action = useAction();
   const { cursor, first, buttons } = usePages();
-  const poll = usePoll((signal) => call("GET", parts, { query: { state, filter, page_size: 50, cursor, touch: false }, exact: true, signal }), [topic, group, state, filter, cursor], 3000);
+  const poll = useGet(parts, { state, filter, page_size: 50, cursor, touch: false }, 3000, true);
   const restart = () => (first(), choose(new Set()), setOpen(null), say(""));
   const apply = async (event) => {
     event.preventDefault();
     if (typed.trim() === "") return (setFilter(null), restart());
-    const answer = await action.run(() => call("GET", "filter", { query: { text: typed } }));
-    return answer && (setFilter(JSON.stringify(answer.filter)), restart());
+    const found = await action.run(() => filterOf(typed));
+    return found && (setFilter(JSON.stringify(found)), restart());
   };
   const toggle = (seq) => choose((before) => {
     const next = new Set(before);
@@ -78,17 +74,16 @@ export function Jobs({ topic, group, dead, done }) {
     </div>
     <${Loaded} poll=${poll}>${(page) => html`
       <${Table} label="Jobs" class="jobs" rows=${page.jobs} rowKey=${(one) => one.$seq} empty=${html`<${Empty} title=${page.next_cursor ? "No job here; there may be more." : "There is no such job."} />`} columns=${[
-        { title: "Seq", class: "nowrap", cell: (one) => html`<input type="checkbox" class="pick" aria-label=${`Choose job ${one.$seq}`} checked=${chosen.has(one.$seq)} onChange=${() => toggle(one.$seq)} />
-          <${Do} class="row-link" aria-expanded=${open === one.$seq} onClick=${() => setOpen(open === one.$seq ? null : one.$seq)}>${count(one.$seq)}<//>` },
+        { title: "Seq", class: "nowrap", cell: (one) => html`${(mayRetry || mayCancel || mayNack) && html`<input type="checkbox" class="pick" aria-label=${`Choose job ${one.$seq}`} checked=${chosen.has(one.$seq)} onChange=${() => toggle(one.$seq)} />`}
+          <${Opener} seq=${one.$seq} open=${open} set=${setOpen} />` },
         { title: "State", cell: (one) => html`<${Badge} kind=${KINDS[one.state]}>${one.state.replace("_", " ")}<//>` },
-        numbers("Deliveries", (one) => one.deliveries), numbers("Priority", (one) => one.priority, true),
+        numbers("Deliveries", "deliveries"), numbers("Priority", "priority", true),
         { title: "Tag", class: "wide name short", cell: (one) => one.$tag !== undefined && visible(one.$tag) },
         { title: "Data", class: "code line", cell: (one) => brief(one.data, 160) },
       ]} />
       ${buttons(page)}`}<//>
     ${job && html`<${History} job=${job} />`}
     ${asking && html`<${Confirm} ...${questions[asking]} title=${questions[asking].action} close=${() => ask(null)}><p>${questions[asking].text}</p><//>`}
-    <${Trouble} error=${poll.error && poll.data ? poll.error : null} />
   <//>`;
 }
 

@@ -1,11 +1,7 @@
 // Queues, and groups of logs: how many jobs are ready, in flight, delayed and dead; pausing, limits, jobs, dead letters.
 
-import { html, useState } from "../vendor/htm-preact.js";
-import { call, may } from "../api.js";
-import { count, plural } from "../format.js";
+import { BEGINS, Badge, Card, Choice, Confirm, Delete, Do, Empty, Figures, Loaded, NUMBER, Page, Rest, Search, Table, Tabs, Text, To, TopicTabs, call, count, html, link, may, numbers, plural, time, useFields, useGet, useHistory, useState } from "../kit.js";
 import { Graph } from "../graph.js";
-import { useHistory, usePoll } from "../live.js";
-import { Badge, Card, Choice, Confirm, Do, Empty, Figures, Loaded, NUMBER, Name, Page, Rest, Search, Table, Tabs, Text, link, numbers, useFields } from "../parts.js";
 import { Jobs } from "./jobs.js";
 import { Redrive } from "./redrive.js";
 
@@ -21,26 +17,26 @@ export function Queues({ address }) {
 function List({ prefix }) {
   const [typed, setTyped] = useState(prefix);
   const query = { prefix: typed, page_size: 200 };
-  const queues = usePoll((signal) => call("GET", "topics", { query: { ...query, type: "queue" }, signal }), [typed], 3000);
-  const groups = usePoll((signal) => call("GET", "groups", { query, signal }), [typed], 3000);
+  const queues = useGet("topics", { ...query, type: "queue" }, 3000);
+  const groups = useGet("groups", query, 3000);
   const paused = (one) => one.queue?.paused && html` <${Badge} kind="warn">paused<//>`;
   return html`<${Page} title="Queues and groups">
     <${Search} label="Topic begins with" value=${typed} set=${setTyped} />
     <${Card} title="Queues"><${Loaded} poll=${queues}>${(page) => html`
       <${Table} label="Queues" rows=${page.topics} rowKey=${(one) => one.topic} empty=${html`<${Empty} title="There is no queue." command="topics create mails --type queue">A queue is a topic whose records are jobs.<//>`}
-        columns=${[{ title: "Queue", cell: (one) => html`<a href=${link("queues", one.topic)}><${Name}>${one.topic}<//></a>${paused(one)}` }, ...COUNTERS]} />
+        columns=${[{ title: "Queue", cell: (one) => html`<${To} at=${["queues", one.topic]} />${paused(one)}` }, ...COUNTERS]} />
       <${Rest} page=${page} rows=${page.topics} />`}<//><//>
     <${Card} title="Groups of logs"><${Loaded} poll=${groups}>${(page) => html`
       <${Table} label="Groups" rows=${page.groups} rowKey=${(one) => `${one.topic}/${one.group}`} empty=${html`<${Empty} title="There is no group." command="topics group create orders billing">The members of a group divide the records of a log among them.<//>`}
-        columns=${[{ title: "Group", cell: (one) => html`<a href=${link("queues", one.topic, one.group)}><${Name}>${`${one.topic} / ${one.group}`}<//></a>${paused(one)}` },
-          numbers("Lag", (one) => one.lag), ...COUNTERS]} />
+        columns=${[{ title: "Group", cell: (one) => html`<${To} at=${["queues", one.topic, one.group]}>${`${one.topic} / ${one.group}`}<//>${paused(one)}` },
+          numbers("Lag", "lag"), ...COUNTERS]} />
       <${Rest} page=${page} rows=${page.groups} />`}<//><//>
   <//>`;
 }
 
 function Queue({ topic, group }) {
   const parts = group === undefined ? ["topics", topic] : ["topics", topic, "groups", group];
-  const poll = usePoll((signal) => call("GET", parts, { query: group === undefined ? { touch: false } : {}, signal }), [topic, group], 2000);
+  const poll = useGet(parts, group === undefined ? { touch: false } : {});
   const { data } = poll;
   const { times, values: points } = useHistory(poll, (one) => one.queue ?? {});
   const [dialog, open] = useState(null);
@@ -55,37 +51,36 @@ function Queue({ topic, group }) {
     ${group !== undefined && may("delete", topic) && html`<${Do} class="danger" onClick=${() => open("delete")}>Delete<//>`}`;
   return html`<${Page} title=${name} kind=${isLog ? "groups of" : group === undefined ? "queue" : "group"} actions=${actions}>
     <${Loaded} poll=${poll}>${() => isLog ? html`<${GroupsOf} topic=${topic} />` : html`
-      <${Tabs} current="jobs" items=${group === undefined ? [["records", link("topics", topic), "Records"], ["jobs", link("queues", topic), "Jobs"], ["config", link("topics", topic, "config"), "Configuration"]]
-        : [["records", link("topics", topic), "Records of the log"], ["groups", link("queues", topic), "Its groups"], ["jobs", link("queues", topic, group), "Jobs"]]} />
-      ${paused && html`<p class="notice warn">Paused: no job is given out${data.queue.paused_until ? ` until ${new Date(data.queue.paused_until).toLocaleString()}` : ""}.</p>`}
+      ${group === undefined ? html`<${TopicTabs} topic=${topic} type="queue" current="jobs" />`
+        : html`<${Tabs} current="jobs" items=${[["records", link("topics", topic), "Records of the log"], ["groups", link("queues", topic), "Its groups"], ["jobs", link("queues", topic, group), "Jobs"]]} />`}
+      ${paused && html`<p class="notice warn">Paused: no job is given out${data.queue.paused_until ? ` until ${time(data.queue.paused_until)}` : ""}.</p>`}
       <div class="graphs two">
         <${Graph} title="Jobs" times=${times} series=${COUNTS.slice(0, 3).map(([key, title]) => ({ name: title.toLowerCase(), values: points.map((p) => p[key] ?? null), show: count }))} />
         <${Graph} title="Dead, since the topic exists" times=${times} series=${[{ name: "dead", values: points.map((p) => p.dead_lettered ?? null), show: count }]} />
       </div>
       <${Card} title="Terms"><${Figures} items=${[
-        group !== undefined && ["Lag", plural(data.lag, "seq")], group !== undefined && ["Floor", count(data.floor), "everything up to it is finished"], group !== undefined && ["Missed", count(data.missed)],
+        group !== undefined && ["Lag", plural(data.lag, "seq")], group !== undefined && ["Floor", data.floor, "everything up to it is finished"], group !== undefined && ["Missed", data.missed],
         ["Lease", `${count(terms.lease_ms)} ms`], ["Most deliveries", terms.max_deliveries || "no limit"], ["Most in flight", terms.max_in_flight || "no limit"],
-        ["Rate", terms.rate ? `${terms.rate.jobs} in ${terms.rate.per_ms} ms` : "no limit"], ["Dead letters", terms.dead_letter ? html`<a class="name" href=${link("topics", terms.dead_letter)}>${terms.dead_letter}</a>` : "nowhere"],
-        terms.completed && ["Results", html`<a class="name" href=${link("topics", terms.completed)}>${terms.completed}</a>`], terms.order_by && ["Order", `by ${terms.order_by}`],
+        ["Rate", terms.rate ? `${terms.rate.jobs} in ${terms.rate.per_ms} ms` : "no limit"], ["Dead letters", terms.dead_letter ? html`<${To} at=${["topics", terms.dead_letter]} />` : "nowhere"],
+        terms.completed && ["Results", html`<${To} at=${["topics", terms.completed]} />`], terms.order_by && ["Order", `by ${terms.order_by}`],
       ]} /><//>
       <${Jobs} topic=${topic} group=${group} dead=${terms.dead_letter} done=${poll.now} />
       ${terms.dead_letter && may("read write delete", terms.dead_letter) && html`<${Redrive} from=${topic} dead=${terms.dead_letter} done=${poll.now} />`}
       ${dialog === "pause" && html`<${Pause} parts=${parts} close=${close} />`}
       ${dialog === "resume" && html`<${Confirm} title="Resume" action="Resume" kind="primary" close=${close} run=${() => call("POST", [...parts, "resume"])}><p>Jobs of <b class="name">${name}</b> are given out again.</p><//>`}
       ${dialog === "limits" && html`<${Limits} parts=${parts} terms=${terms} isGroup=${group !== undefined} close=${close} />`}
-      ${dialog === "delete" && html`<${Confirm} title="Delete the group" name=${group} action="Delete the group" close=${() => open(null)} run=${async () => (await call("DELETE", parts), (location.hash = link("queues", topic)))}>
-        <p>What it has finished is forgotten. The records stay.</p><//>`}`}
+      ${dialog === "delete" && html`<${Delete} what="group" name=${group} path=${parts} then=${link("queues", topic)} close=${() => open(null)}>What it has finished is forgotten. The records stay.<//>`}`}
     <//>
   <//>`;
 }
 
 function GroupsOf({ topic }) {
   const [creating, setCreating] = useState(false);
-  const poll = usePoll((signal) => call("GET", ["topics", topic, "groups"], { query: { page_size: 200 }, signal }), [topic], 3000);
-  return html`<${Tabs} current="groups" items=${[["records", link("topics", topic), "Records"], ["groups", link("queues", topic), "Groups"], ["config", link("topics", topic, "config"), "Configuration"]]} />
+  const poll = useGet(["topics", topic, "groups"], { page_size: 200 }, 3000);
+  return html`<${TopicTabs} topic=${topic} type="log" current="groups" />
     <${Card} title="Groups" actions=${may("admin", topic) && html`<${Do} onClick=${() => setCreating(true)}>Create a group<//>`}>
       <${Loaded} poll=${poll}>${(page) => html`<${Table} label="Groups" rows=${page.groups} rowKey=${(one) => one.group} empty=${html`<${Empty} title="The log has no group." command=${`topics group create ${topic} billing`}>The members of a group divide the records of a log among them.<//>`}
-        columns=${[{ title: "Group", cell: (one) => html`<a href=${link("queues", topic, one.group)}><${Name}>${one.group}<//></a>` }, numbers("Lag", (one) => one.lag), ...COUNTERS]} />`}<//>
+        columns=${[{ title: "Group", cell: (one) => html`<${To} at=${["queues", topic, one.group]} />` }, numbers("Lag", "lag"), ...COUNTERS]} />`}<//>
     <//>
     ${creating && html`<${CreateGroup} topic=${topic} close=${() => (setCreating(false), poll.now())} />`}`;
 }
@@ -95,7 +90,7 @@ function CreateGroup({ topic, close }) {
   const [from, setFrom] = useState("tail");
   return html`<${Confirm} title="Create a group" action="Create" kind="primary" ready=${name !== ""} close=${close} run=${() => call("PUT", ["topics", topic, "groups", name], { body: { from } })}>
     <${Text} label="Name" value=${name} set=${setName} required />
-    <${Choice} label="Begins" value=${from} set=${setFrom} options=${[["tail", "with records that come from now on"], ["earliest", "with the first record"]]} /><//>`;
+    <${Choice} label="Begins" value=${from} set=${setFrom} options=${BEGINS} /><//>`;
 }
 
 function Pause({ parts, close }) {

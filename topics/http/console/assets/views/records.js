@@ -1,11 +1,7 @@
 // The records of a topic: live from the newest on, or from a seq or a time, with a filter; one of them in detail.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { address, call, headers } from "../api.js";
-import { count, plural, shortTime, size, time, visible } from "../format.js";
+import { Badge, Busy, Choice, Copy, Do, Empty, Figures, LongTable, Name, Opener, Text, Trouble, address, count, filterOf, headers, html, link, plural, shortTime, size, time, useEffect, useRef, useState, useTail, visible } from "../kit.js";
 import { JsonTree, brief, textOf } from "../json_tree.js";
-import { useTail } from "../live.js";
-import { Badge, Busy, Choice, Copy, Do, Empty, LongTable, Text, Trouble, link } from "../parts.js";
 
 const REASONS = { cap: "evicted by a cap", ttl: "expired", mixed: "evicted or expired", lost: "lost in a crash", corrupt: "damaged on the disk", source_trim: "lost by the source of a router", recreated: "of a topic that was deleted" };
 const previews = new WeakMap();
@@ -44,8 +40,7 @@ export function Records({ topic, state, query }) {
   const apply = async (wanted) => {
     if (wanted.trim() === "") return setFilter({ text: "", json: null, error: null });
     try {
-      const answer = await call("GET", "filter", { query: { text: wanted } });
-      return setFilter({ text: wanted, json: JSON.stringify(answer.filter), error: null });
+      return setFilter({ text: wanted, json: JSON.stringify(await filterOf(wanted)), error: null });
     } catch (error) {
       return setFilter((before) => ({ ...before, error }));
     }
@@ -91,7 +86,7 @@ export function Records({ topic, state, query }) {
     <div class="split">
       ${tail.records.length > 0 ? html`<${LongTable} label="Records" class="fill records" rows=${tail.records} total=${-1} rowHeight=${34} rowKey=${(record) => record.$seq} selected=${open}
         onEnd=${tail.older} onView=${(first) => setTop(first === 0)} columns=${[
-          { title: "Seq", class: "right", cell: (record) => html`<${Do} class="row-link" aria-expanded=${open === record.$seq} onClick=${() => setOpen(open === record.$seq ? null : record.$seq)}>${count(record.$seq)}<//>` },
+          { title: "Seq", class: "right nowrap", cell: (record) => html`<${Opener} seq=${record.$seq} open=${open} set=${setOpen} />` },
           { title: "Time", class: "nowrap", cell: (record) => html`<span title=${time(record.$ts)}>${shortTime(record.$ts)}</span>` },
           { title: "Tag", class: "wide name short", cell: (record) => record.$tag !== undefined && visible(record.$tag) },
           { title: "Node", class: "wide name short", cell: (record) => record.$node !== undefined && visible(record.$node) },
@@ -125,11 +120,11 @@ export function Detail({ topic, record, close }) {
     <header class="card-head" ref=${heading}><h2>Seq ${count(record.$seq)}</h2>
       <div class="actions"><${Copy} label="Copy JSON" text=${() => textOf(record.data)} /><${Copy} label="Copy curl" text=${isBytes ? `curl ${url} -H 'accept: ${data.$content_type}' -o record` : `curl ${url}`} />
       <${Do} class="quiet icon" aria-label="Close the record" onClick=${close}>×<//></div></header>
-    <dl class="figures">
-      <div><dt>Time</dt><dd>${time(record.$ts)}</dd></div>
-      ${record.$tag !== undefined && html`<div><dt>Tag</dt><dd><a class="name" href=${`${link("topics", topic)}?filter=${encodeURIComponent(`tag = ${JSON.stringify(record.$tag)}`)}`}>${visible(record.$tag)}</a></dd></div>`}
-      ${record.$node !== undefined && html`<div><dt>Node</dt><dd class="name">${visible(record.$node)}</dd></div>`}
-    </dl>
+    <${Figures} items=${[
+      ["Time", time(record.$ts)],
+      record.$tag !== undefined && ["Tag", html`<a href=${`${link("topics", topic)}?filter=${encodeURIComponent(`tag = ${JSON.stringify(record.$tag)}`)}`}><${Name}>${record.$tag}<//></a>`],
+      record.$node !== undefined && ["Node", html`<${Name}>${record.$node}<//>`],
+    ]} />
     ${record.meta && html`<h3>Meta</h3><${JsonTree} value=${record.meta} />`}
     <h3>Data</h3>
     ${isBytes ? html`<p>Raw bytes of the type <b class="name">${visible(data.$content_type)}</b>, ${size(Math.floor((data.$bytes.length * 3) / 4))}.</p>` : html`<${JsonTree} value=${data} />`}

@@ -1,7 +1,6 @@
 // The configuration of a topic, with help on each field. `durability` and the like are those of `PUT /v0/topics/{topic}`.
 
-import { html } from "../vendor/htm-preact.js";
-import { Choice, Text } from "../parts.js";
+import { Choice, Text, html } from "../kit.js";
 
 const YES_NO = [["true", "yes"], ["false", "no"]];
 const DEFAULT = "Empty: as the daemon's settings say.";
@@ -51,7 +50,7 @@ export function ConfigFields({ config, set, present = {}, creating = false, erro
     const value = config[name] ?? asText(present[name] ?? (creating && name === "durability" ? "disk" : undefined));
     const change = (text) => set({ ...config, [name]: text });
     const mistake = wrong === name ? error.message : null;
-    if (kind === "choice") return html`<${Choice} key=${name} label=${label} help=${mistake ?? help} value=${value || options[0][0]} set=${change} options=${options} />`;
+    if (kind === "choice") return html`<${Choice} key=${name} label=${label} help=${mistake ?? help} value=${value || options[0][0]} set=${change} options=${options} disabled=${disabled} />`;
     return html`<${Text} key=${name} label=${label} help=${help} error=${mistake} value=${value} set=${change} disabled=${disabled}
       inputmode=${kind === "number" ? "numeric" : undefined} placeholder=${kind === "number" ? "0" : ""} />`;
   });

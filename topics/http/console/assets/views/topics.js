@@ -1,11 +1,7 @@
 // The topics: search by the beginning of the name, sort, create. However many there are, only the rows in view are drawn,
 // and only the pages in view are asked for again.
 
-import { html, useCallback, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
-import { call, may } from "../api.js";
-import { count, rate, size } from "../format.js";
-import { usePoll } from "../live.js";
-import { Badge, Busy, Choice, Confirm, Do, Empty, LongTable, Name, Page, Search, Text, Trouble, link, numbers } from "../parts.js";
+import { Badge, Busy, Choice, Confirm, Do, Empty, LongTable, NoTopic, Page, Search, Text, Trouble, call, count, html, link, may, names, numbers, rate, size, useCallback, useEffect, useMemo, usePoll, useRef, useState } from "../kit.js";
 import { ConfigFields, patchOf } from "./topic_config.js";
 
 const PAGE = 200;
@@ -89,17 +85,18 @@ function List({ prefix, sort }) {
   if (poll.data === null && pages.length === 0) return poll.error ? html`<${Trouble} error=${poll.error} retry=${poll.now} />` : html`<${Busy} />`;
   if (rows.length === 0) return prefix
     ? html`<${Empty} title=${`No topic begins with ${prefix}.`}><a href="#/topics">Show all topics</a><//>`
-    : html`<${Empty} title="There is no topic yet." command=${`topics append hello '{"text": "hello"}'`}>An append to a topic that does not exist makes it.<//>`;
+    : html`<${NoTopic} />`;
+  const failure = error ?? poll.error;
   const complete = !isSorted && pages.at(-1).next === undefined;
   return html`
-    <${Trouble} error=${error ?? poll.error} />
+    ${failure?.status > 0 && html`<${Trouble} error=${failure} />`}
     <${LongTable} label="Topics" rows=${rows} total=${complete || isSorted ? rows.length : -1} rowKey=${(topic) => topic.topic} onEnd=${more} onView=${(a, b) => setView([a, b])} class="fill" columns=${[
-      { title: "Topic", cell: (topic) => html`<a href=${link("topics", topic.topic)}><${Name}>${topic.topic}<//></a>` },
+      names("Topic", "topic", "topics"),
       { title: "Kind", class: "wide nowrap", cell: (topic) => html`${topic.type === "queue" && html`<${Badge} kind="queue">queue<//> `}<${Badge}>${topic.durability}<//>` },
       numbers("Records/s", (topic) => rates.of(topic), false, rate),
-      numbers("Records", (topic) => topic.count),
-      numbers("Size", (topic) => topic.bytes, true, size),
-      numbers("Head", (topic) => topic.head_seq, true), numbers("Priority", (topic) => topic.effective_priority, true),
+      numbers("Records", "count"),
+      numbers("Size", "bytes", true, size),
+      numbers("Head", "head_seq", true), numbers("Priority", "effective_priority", true),
     ]} />
     <p class="foot" role="status">${complete || isSorted ? count(rows.length) : `first ${count(rows.length)}`} ${rows.length === 1 ? "topic" : "topics"}${isSorted ? `, ${SORTS.find(([key]) => key === sort)[1]}` : ""}</p>`;
 }
