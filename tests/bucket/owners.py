@@ -149,6 +149,9 @@ class Judge:
 class Node:
     """A daemon that is started again and again."""
 
+    yields = False
+    """True if it follows another owner instead of being refused."""
+
     def __init__(self, name: str, objects: SimObjects, judge: Judge, seed: int, rate: float) -> None:
         self.name = name
         self.random = random.Random(f"{name} {seed}")
@@ -157,6 +160,8 @@ class Node:
         self.lost_answers = 0.0
         self.life: ArchivedLife | None = None
         """While it serves, and during the grace."""
+        self.follows: ArchivedLife | None = None
+        """While it follows another one as a standby."""
         self.epoch = 0
         self.refusals: list[str] = []
         self._objects = NodeObjects(objects, self)
@@ -225,7 +230,8 @@ class Node:
                 url=f"http://{self.name}",
                 bucket_url=CONFIG.bucket,
                 take=False,
-                show=lambda problem, owner: None,
+                show=self._show,
+                yields=self.yields,
                 copies_all=True,
                 workers=1,
             )
@@ -270,6 +276,9 @@ class Node:
                 if not fs.dead:
                     engine.store.unlock()
 
+    def _show(self, problem: str, owner: str) -> None:
+        """Why it waits for the bucket, and for whom."""
+
     async def _renew(self, keeper: LeaseKeeper) -> None:
         pause_ms = keeper.lease.renew_every_ms
         while keeper.lease.is_held and not keeper._ending.is_set():
@@ -292,12 +301,12 @@ class Node:
 class History:
     """One history: nodes, clients, and what happens to them, from a seed."""
 
-    def __init__(self, seed: int, nodes: int = 2) -> None:
+    def __init__(self, seed: int, nodes: int = 2, kind: type[Node] = Node) -> None:
         self.random = random.Random(seed)
         self.objects = SimObjects(seed)
         self.judge = Judge()
         self.nodes = [
-            Node(f"n{i}", self.objects, self.judge, seed, self.random.uniform(0.96, 1.04)) for i in range(nodes)
+            kind(f"n{i}", self.objects, self.judge, seed, self.random.uniform(0.96, 1.04)) for i in range(nodes)
         ]
         self._written = 0
 
@@ -350,11 +359,15 @@ class History:
         while True:
             await trio.sleep(self.random.uniform(0.01, 0.15))
             node = self.random.choice(self.nodes)
+            if node.follows is not None and not node.is_paused:
+                with trio.move_on_after(2), suppress(ApiError):
+                    await self._read(node.follows, self.random.choice(CLASSES))
+                continue
             if node.life is None or node.is_paused:
                 continue
             with trio.move_on_after(2), suppress(ApiError):
                 if self.random.random() < 0.3:
-                    await self._read(node, self.random.choice(CLASSES))
+                    await self._read(node.life, self.random.choice(CLASSES))
                 else:
                     await self._append(node, self.random.choice(CLASSES))
 
@@ -375,9 +388,7 @@ class History:
         if name == "remote":
             self.judge.acked[topic.id, answer.first_seq] = data
 
-    async def _read(self, node: Node, name: str) -> dict[tuple[int, int], Any]:
-        life = node.life
-        assert life is not None
+    async def _read(self, life: ArchivedLife, name: str) -> dict[tuple[int, int], Any]:
         topic = life.engine.registry.topics.get(name)
         if topic is None:
             return {}
@@ -391,12 +402,12 @@ class History:
             while True:
                 await trio.sleep(1)
                 owner = next((node for node in self.nodes if node.life and node.life.engine.store.right.is_held), None)
-                if owner is None or owner.epoch < self.judge.newest_owner:
+                if owner is None or owner.life is None or owner.epoch < self.judge.newest_owner:
                     continue
                 with suppress(ApiError):
                     found: dict[tuple[int, int], Any] = {}
                     for name in CLASSES:
-                        found |= await self._read(owner, name)
+                        found |= await self._read(owner.life, name)
                     self.judge.end(found)
                     return
         refusals = [node.refusals[-1:] for node in self.nodes]

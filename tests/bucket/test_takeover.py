@@ -12,6 +12,7 @@ import trio
 from msgspec.structs import replace
 
 from tests.bucket.owners import History
+from tests.bucket.standby_owners import PairNode, connect
 from tests.everything import EVERYTHING, slow_after
 from topics.bucket.archive import Archive
 from topics.bucket.log_reader import read_pieces
@@ -77,6 +78,20 @@ def no_fencing(patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.setattr(Archive, "_write_round", careless)
     patch.setattr(Lease, "is_held", True)
     yield
+
+
+PAIR_SEEDS = range(1, 200) if EVERYTHING else range(1, 6)
+
+
+@pytest.mark.parametrize("seed", slow_after(1, PAIR_SEEDS))
+async def test_daemons_that_follow_one_another(seed: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: Any) -> None:
+    """A standby takes over, races with another one, and follows again when it comes back with its directory."""
+    connect(monkeypatch)
+    history = History(seed, nodes=2 + seed % 2, kind=PairNode)
+    await history.run(events=15 if seed == 1 else 30)
+    assert history.judge.problems == []
+    assert history.judge.takeovers >= 2
+    assert sum(node.taken for node in history.nodes if isinstance(node, PairNode))
 
 
 def is_lost(problem: str) -> bool:
