@@ -13,7 +13,6 @@ from topics.client import (
     group_calls,
     job_calls,
     latest_calls,
-    pause_calls,
     redrive_calls,
     schedule_calls,
 )
@@ -420,9 +419,9 @@ CASES = {
     ),
     "group": said(group_calls.group("a", "g"), "GET /v0/topics/a/groups/g", repeatable=True),
     "group_page": said(group_calls.group_page("a"), "GET /v0/topics/a/groups", [("page_size", "100")], repeatable=True),
-    "pause": said(pause_calls.pause("q"), "POST /v0/topics/q/pause", body={}, repeatable=True),
+    "pause": said(job_calls.pause("q"), "POST /v0/topics/q/pause", body={}, repeatable=True),
     "pause, group": said(
-        pause_calls.pause("a", until=5, group="g"),
+        job_calls.pause("a", until=5, group="g"),
         "POST /v0/topics/a/groups/g/pause",
         body={"until": 5},
         repeatable=True,
@@ -436,8 +435,8 @@ CASES = {
     ),
     "redrive_state": said(redrive_calls.redrive_state("d"), "GET /v0/topics/d/redrive", repeatable=True),
     "stop_redrive": said(redrive_calls.stop_redrive("d"), "DELETE /v0/topics/d/redrive", repeatable=True),
-    "resume": said(pause_calls.resume("q"), "POST /v0/topics/q/resume", repeatable=True),
-    "resume, group": said(pause_calls.resume("a", group="g"), "POST /v0/topics/a/groups/g/resume", repeatable=True),
+    "resume": said(job_calls.resume("q"), "POST /v0/topics/q/resume", repeatable=True),
+    "resume, group": said(job_calls.resume("a", group="g"), "POST /v0/topics/a/groups/g/resume", repeatable=True),
     "job_page": said(job_calls.job_page("q"), "GET /v0/topics/q/jobs", [("page_size", "100")], repeatable=True),
     "job_page, everything": said(
         job_calls.job_page("a", state="dead", filter=["tag", "Eq", "x"], page_size=5, cursor="ajoz", group="g"),

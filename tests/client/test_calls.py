@@ -23,7 +23,6 @@ from topics.client import (
     group_calls,
     job_calls,
     latest_calls,
-    pause_calls,
     redrive_calls,
     schedule_calls,
 )
@@ -46,7 +45,6 @@ def makers() -> dict[str, Callable[..., Any]]:
         group_calls,
         job_calls,
         latest_calls,
-        pause_calls,
         redrive_calls,
         schedule_calls,
     )

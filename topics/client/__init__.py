@@ -9,8 +9,7 @@
     schedule_calls            the calls on schedules
     evidence_calls            the calls about evidence
     group_calls               the calls on groups of a log
-    pause_calls               pausing queues and groups
-    job_calls                 looking at jobs, retrying and cancelling them
+    job_calls                 looking at jobs, retrying and cancelling them; pausing
     redrive_calls             moving dead letters back
     latest_calls              the newest records of tags, and a table with its changes
     consumption               the state of `consume`: what is finished, and who owns the consumer

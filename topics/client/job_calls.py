@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from topics.client.calls import ClientCall, Filter, encode, filter_json, filter_text, jobs_path, target
-from topics.client.job_results import JobCounts, JobList
+from topics.client.job_results import JobCounts, JobList, QueuePaused
 
 JobState = Literal["ready", "in_flight", "delayed", "dead"]
 
@@ -78,3 +78,21 @@ def _change(
         repeatable=False,
         waits=LONGEST_S,
     )
+
+
+def pause(topic: str, *, until: int | None = None, group: str | None = None) -> ClientCall[QueuePaused]:
+    """Give out no jobs of a queue, or with `group` of a group, until the time `until` (ms since the epoch, by the
+    daemon's clock), or until `resume`. Jobs that are leased stay so."""
+    return ClientCall(
+        method="POST",
+        target=jobs_path(topic, group, "pause"),
+        answer=QueuePaused,
+        body=encode({} if until is None else {"until": until}),
+        repeatable=True,
+    )
+
+
+def resume(topic: str, *, group: str | None = None) -> ClientCall[QueuePaused]:
+    """Give out the jobs of a queue, or with `group` of a group, again."""
+    where = jobs_path(topic, group, "resume")
+    return ClientCall(method="POST", target=where, answer=QueuePaused, repeatable=True)

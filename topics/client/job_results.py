@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from topics.client.results import Record
+from topics.client.results import QueueCounts, Record
 
 
 class ListedJob(Record, kw_only=True, gc=False):
@@ -47,3 +47,10 @@ class JobCounts(Struct, kw_only=True):
     """How many of them were changed."""
     skipped: int
     """How many of them, or of the seqs that were given, were not."""
+
+
+class QueuePaused(Struct, kw_only=True):
+    """A queue was paused or resumed. `queue` has its counts."""
+
+    topic: str
+    queue: QueueCounts

@@ -247,13 +247,6 @@ class QueueCounts(Struct, kw_only=True):
     """When the pause ends by itself, in ms since the epoch."""
 
 
-class QueuePaused(Struct, kw_only=True):
-    """A queue was paused or resumed. `queue` has its counts."""
-
-    topic: str
-    queue: QueueCounts
-
-
 class RedriveError(Struct, kw_only=True):
     """Why a redrive has failed."""
 

@@ -24,7 +24,6 @@ from topics.client import (
     job_calls,
     latest_calls,
     pages,
-    pause_calls,
     redrive_calls,
     schedule_calls,
 )
@@ -322,8 +321,8 @@ class Client(BaseClient):
     ack = _method(calls.ack)
     nack = _method(calls.nack)
     extend = _method(calls.extend)
-    pause = _method(pause_calls.pause)
-    resume = _method(pause_calls.resume)
+    pause = _method(job_calls.pause)
+    resume = _method(job_calls.resume)
     jobs = _method(job_calls.job_page)
     all_jobs = _paged(pages.all_jobs)
     retry_jobs = _method(job_calls.retry_jobs)

@@ -191,13 +191,10 @@ _CONFIG: Final[Mapping[str, Fact]] = {
     "segment_max_events": _limit("segment_max_events", "Records of a segment"),
     "segment_max_bytes": _limit("segment_max_bytes", "Bytes of a segment's records"),
     "evidence": Fact(
-        "Keep a Merkle tree over all records, which proves that none was rewritten. Only with `durability` `fsync`; it "
-        "cannot be switched off again."
+        "Keep a Merkle tree, which proves that nothing was rewritten. Only `fsync` and `remote`; never switched off."
     ),
     "segment_max_age_ms": _limit("segment_max_age_ms", "Age at which a segment is sealed; 0 is off"),
-    "compression": Fact(
-        "Whether sealed segments are compressed (`zstd`) or not (`off`); null for the daemon's setting."
-    ),
+    "compression": Fact("How sealed segments are compressed; null for the daemon's setting."),
     "keep_per_tag": seq("Logs: only the newest so many records of each tag are kept; 0 is off."),
     "null_ttl_ms": seq("With `keep_per_tag`: how long a record with a tag and `data: null` is kept; 0 is for ever."),
     "retention": Fact(
