@@ -27,6 +27,7 @@ CONFIG = {
     "max_in_flight_per_key": None,
     **{"segment_max_events": None, "segment_max_bytes": None, "segment_max_age_ms": None},
     "compression": None,
+    "evidence": False,
     **{"keep_per_tag": 0, "null_ttl_ms": 86_400_000},
 }
 STATE = {
@@ -161,6 +162,7 @@ def test_show_as_json_is_the_answer_and_the_routers(here: InProcess) -> None:
         ),
         ("--segment-max-age off", {"segment_max_age_ms": 0}),
         ("--compression off", {"compression": "off"}),
+        ("--evidence", {"evidence": True}),
         ("--compression daemon", {"compression": None}),
         ("--keep-per-tag 1 --null-ttl 2h", {"keep_per_tag": 1, "null_ttl_ms": 7_200_000}),
         ("--keep-per-tag 0 --null-ttl none", {"keep_per_tag": 0, "null_ttl_ms": 0}),
