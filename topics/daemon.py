@@ -46,6 +46,7 @@ from topics.daemon_start import (
     mend_pointers,
     opened_audit_log,
     prepared_standby,
+    tell_of_names_elsewhere,
 )
 from topics.engine.engine import Engine
 from topics.engine.restored_topics import keep_only
@@ -446,6 +447,7 @@ class Daemon:
                 f"topics of this directory have the class remote, which needs a bucket, such as {remote[0]!r} (of "
                 f"{len(remote)}): set TOPICS_BUCKET"
             )
+        tell_of_names_elsewhere(engine)
         log.info(
             "recovered",
             topics=len(engine.registry.topics),

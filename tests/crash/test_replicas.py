@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -16,7 +17,7 @@ def view(records: dict[int, int], gaps: list[tuple[int, int, str]] | None = None
     return ReplicaView(records, gaps or [], max([*records, *(last for _, last, _ in gaps or [])], default=0))
 
 
-def ledger(durability: str = "remote", acked: int = 3) -> ReplicaLedger:
+def ledger(durability: Literal["remote", "disk"] = "remote", acked: int = 3) -> ReplicaLedger:
     """A topic in which so many records are acked: number n at seq n + 1."""
     made = ReplicaLedger("t", durability)
     if acked:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tests.crash.processes.ledger import require
 
@@ -32,7 +33,7 @@ class ReplicaView:
 class ReplicaLedger:
     """One topic that clients append to, and from which nothing is deleted. For any number of threads."""
 
-    def __init__(self, name: str, durability: str) -> None:
+    def __init__(self, name: str, durability: Literal["remote", "fsync", "disk", "memory"]) -> None:
         self.name = name
         self.durability = durability
         self.lost = 0
