@@ -278,6 +278,22 @@ def _hosts(group: str, help: str) -> Any:
     return _field((), group=group, help=help, allowed=what, default="", parse=parse)
 
 
+_NAME_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
+
+
+def _prefixes(group: str, help: str) -> Any:
+    """A list of beginnings of names."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        prefixes = tuple(prefix.strip() for prefix in text.split("|")) if text.strip() else ()
+        if not all(_NAME_PREFIX.fullmatch(prefix) for prefix in prefixes):
+            raise ValueError
+        return prefixes
+
+    what = "beginnings of names such as eu.|us., separated by |"
+    return _field((), group=group, help=help, allowed=what, default="", parse=parse)
+
+
 def _is_origin(text: str) -> bool:
     try:
         parts = urlsplit(text)
@@ -472,6 +488,10 @@ class Settings:
     cors_origins: tuple[str, ...] = _origins(ACCESS, "Origins whose pages may call from a browser.")
     allowed_hosts: tuple[str, ...] = _hosts(
         ACCESS, "Names allowed in Host on loopback without API keys, beside localhost and addresses."
+    )
+
+    names: tuple[str, ...] = _prefixes(
+        ACCESS, "Serve only topics, routers and schedules whose names begin with one of these; unset: all."
     )
 
     log_level: str = _choice("info", ("debug", "info", "warning", "error"), LOGGING, "The lowest level that is logged.")

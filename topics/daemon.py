@@ -46,6 +46,7 @@ from topics.daemon_start import (
     opened_audit_log,
     prepared_standby,
     settle_bucket,
+    tell_of_names_elsewhere,
     write_port_file,
 )
 from topics.engine.engine import Engine
@@ -446,6 +447,7 @@ class Daemon:
                 f"topics of this directory have the class remote, which needs a bucket, such as {remote[0]!r} (of "
                 f"{len(remote)}): set TOPICS_BUCKET"
             )
+        tell_of_names_elsewhere(engine)
         log.info(
             "recovered",
             topics=len(engine.registry.topics),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from topics.auth.served_names import ServedNames
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.errors import ApiError, not_owner
@@ -20,6 +21,7 @@ from topics.runtime.offload import ThreadOffload
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import OsFs
 from topics.telemetry.audit_log import AuditLog
+from topics.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
     from topics.bucket.archive import Archive
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from topics.bucket.ownership.start_claim import StartClaim
     from topics.bucket.repair.bucket_home import BucketHome
     from topics.bucket.restored.restore_completion import RestoreCompletion
+
+log = get_logger(__name__)
 
 
 class StartRefusal(Exception):
@@ -178,6 +182,15 @@ async def settle_bucket(archive: Archive, lease: Lease | None) -> None:
     except BucketRefused as error:
         if lease is None or lease.is_held:
             raise StartRefusal(str(error)) from error
+
+
+def tell_of_names_elsewhere(engine: Engine) -> None:
+    """Warn of topics that this daemon has and does not serve, because `TOPICS_NAMES` was changed."""
+    served = ServedNames(engine.settings.names)
+    elsewhere = sum(not served.has(name) for name in engine.registry.topics) if served else 0
+    if elsewhere:
+        consequence = "they stay, and calls for them are refused"
+        log.warning("topics_not_here", topics=elsewhere, names=served.prefixes, consequence=consequence)
 
 
 def mend_pointers(engine: Engine, segments: BucketSegments | None, home: BucketHome | None) -> None:

@@ -37,6 +37,7 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "fenced": 409,
     "payload_too_large": 413,
     "unsupported_media_type": 415,
+    "not_here": 421,
     "topic_full": 422,
     "schema_violation": 422,
     "throttled": 429,

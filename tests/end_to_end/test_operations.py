@@ -25,19 +25,32 @@ from topics.http.answers.metrics import families
 from topics.http.answers.request_figures import RequestFigures
 from topics.http.connections.connection import KEEP_ALIVE_S
 from topics.http.routes import ROUTES
-from topics.telemetry.figures import BucketFigures, EngineFigures
+from topics.telemetry.figures import BucketFigures, EngineFigures, StandbyFigures
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 DEPLOY = DOCS / "deploy"
 OPERATIONS = (DOCS / "operations.md").read_text()
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), *sorted(DEPLOY.iterdir())]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(DOCS.glob("*.md")),
+    *sorted(path for path in DEPLOY.rglob("*") if path.is_file()),
+]
 
 VARIABLE = re.compile(r"\bTOPICS_[A-Z][A-Z0-9_]*\b")
 METRIC = re.compile(r"\btopics_[a-z0-9_]+\b")
 OF_A_JOB = "TOPICS_JOB_"
 """What `topics queue work` tells its commands."""
-NO_METRICS = {"topics_connection", "topics_upgrade", "topics_per_worker", "topics_replayed"}
+NO_METRICS = {
+    "topics_connection",
+    "topics_upgrade",
+    "topics_eu",
+    "topics_us",
+    "topics_home",
+    "topics_not_here",
+    "topics_per_worker",
+    "topics_replayed",
+}
 """Variables of nginx, fields of log lines."""
 
 
@@ -82,7 +95,8 @@ def test_the_examples_of_rates_are_taken() -> None:
 def exposed() -> dict[str, set[str]]:
     """The names of all samples that a scrape can show, each with its labels."""
     samples: dict[str, set[str]] = {}
-    for family in families(EngineFigures(bucket=BucketFigures()), RequestFigures()):
+    figures = EngineFigures(bucket=BucketFigures(lease_left_ms=1), standby=StandbyFigures())
+    for family in families(figures, RequestFigures()):
         labels = set(getattr(family, "_labelnames", ()))
         if family.type == "counter":
             samples[family.name + "_total"] = labels

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from topics.auth.keys import ANY_KEY, Key, Keyring
+from topics.auth.served_names import ServedNames
 from topics.config import is_loopback
 from topics.engine.engine import Engine
 from topics.errors import ApiError
@@ -116,6 +117,7 @@ class Gate:
         self._logs_requests = engine.settings.log_level == "debug"
         self.access = KeyAccess(engine.settings, engine.clock, keyring or Keyring(engine.settings.api_keys))
         settings = engine.settings
+        self._served = ServedNames(settings.names)
         self._origins = Origins(settings.cors_origins, settings.allowed_hosts if is_loopback(settings.host) else None)
         self._routes = RouteTable()
         self._reader = BodyReader(engine.settings, engine.turns, self.access.share)
@@ -388,18 +390,26 @@ class Gate:
             if not self.access.has_keys:
                 self._origins.check(call.method, call.headers, is_page=route.is_page)
             call.params = found.params()
+            if self._served:
+                call.grant = Grant(key, self._served)
+                self._check_names(call)
             return
-        grant = call.grant = Grant(key)
+        grant = call.grant = Grant(key, self._served)
         grant.check_scope(route.needs or ANY_KEY)
         if route.is_about_all and key.prefixes:
             raise ApiError("forbidden", "a key with prefixes may not do what concerns all topics")
         call.params = found.params()
-        for kind in ("topic", "router", "schedule"):
-            if kind in call.params:
-                grant.check_name(call.params[kind], kind)
+        self._check_names(call)
         self.access.enter(key)
         call.entered = True
         call.charge = partial(self.access.charge, key)
+
+    @staticmethod
+    def _check_names(call: Call) -> None:
+        """Check the names in the path of a call. Raises `421 not_here`, `403 forbidden`."""
+        for kind in ("topic", "router", "schedule"):
+            if kind in call.params:
+                call.grant.check_name(call.params[kind], kind)
 
     async def _send(self, call: Call, response: Response) -> None:
         """Send an answer: compress it if the client accepts that, and receive the rest of the body."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from topics.auth.keys import Key, Scope
+from topics.auth.served_names import EVERY_NAME, ServedNames
 from topics.errors import ApiError
 from topics.log.names import check_topic_name
 from topics.log.topic_config import TARGETS
@@ -20,10 +21,11 @@ from topics.runtime.withdrawal import Withdrawal
 class Grant:
     """The rights that one call uses. Without keys nothing is recorded."""
 
-    __slots__ = ("_names", "_scopes", "key", "withdrawal")
+    __slots__ = ("_names", "_scopes", "_served", "key", "withdrawal")
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, served: ServedNames = EVERY_NAME) -> None:
         self.key = key
+        self._served = served
         self.withdrawal = Withdrawal()
         self._scopes = Scope(0)
         self._names: list[str] = []
@@ -40,8 +42,17 @@ class Grant:
             self._scopes |= needed
 
     def check_name(self, name: str, field: str = "topic") -> None:
-        """Check that the key covers a name that the call is about, and record it. Raises `403 forbidden`; `field` is
-        the field of the request that has the name."""
+        """Check that this daemon serves a name that the call is about and that the key covers it, and record it. Raises
+        `421 not_here`, `403 forbidden`; `field` is the field of the request that has the name."""
+        self._served.check(name, field)
+        self._check_covered(name, field)
+
+    def check_prefix(self, prefix: str) -> None:
+        """As `check_name`, for all names that begin so. Raises `421 not_here` only if none of them is served here."""
+        self._served.check_prefix(prefix)
+        self._check_covered(prefix, "topic")
+
+    def _check_covered(self, name: str, field: str) -> None:
         self.key.check_name(name, field)
         if self.key.digest:
             self._names.append(name)

@@ -44,7 +44,7 @@ class Streams:
         covered = call.key.covered
         for prefix in request.prefixes:
             for part in covered(prefix):
-                call.grant.check_name(part)
+                call.grant.check_prefix(part)
         # Before the session is made, because its answer says how far the topics are.
         await engine.reach.wait(known_places(request), trio.current_time() + STREAM_WAIT_S)
         await engine.routers.catch_up(engine.watch_sessions.names_of(request, covered))

@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from topics.auth.keys import ANY_KEY, Key
 from topics.auth.keys import Scope as KeyScope
+from topics.auth.served_names import ServedNames
 from topics.engine.delivery import feed as feeds
 from topics.engine.delivery.feed import Feed
 from topics.engine.delivery.outbox import Outbox
@@ -142,7 +143,8 @@ class WebSocket:
         self._send = send
         self._cancel = trio.CancelScope()
         self.outbox: Outbox
-        self._grant = Grant(key)
+        self._served = ServedNames(engine.settings.names)
+        self._grant = Grant(key, self._served)
         """The scopes and names for which the current command needs its key."""
         self._outer = b""
         """A large command without its records; empty for a small one."""
@@ -244,7 +246,7 @@ class WebSocket:
             carry_out = self._command(command.op)
             if carry_out != self._publish and len(raw) > (most := self._engine.settings.max_call_bytes):
                 raise _too_large(most)
-            self._grant = Grant(self.key)
+            self._grant = Grant(self.key, self._served)
             with self._access.granting(self._grant):
                 await carry_out(raw, request_id)
         except ApiError as error:
@@ -344,7 +346,7 @@ class WebSocket:
         (prefix,) = request.prefixes
         covered = self.key.covered
         for part in covered(prefix):
-            self._grant.check_name(part)
+            self._grant.check_prefix(part)
         watch_sessions, outbox = self._engine.watch_sessions, self.outbox
         await self._engine.routers.catch_up(watch_sessions.names_of(request, covered))
         if not await self._room():

@@ -213,6 +213,7 @@ _OPERATIONS |= {
         codes=(
             "batch_too_large",
             "record_too_large",
+            "not_here",
             "topic_not_found",
             "topic_exists_incompatible",
             "topic_full",
@@ -336,7 +337,7 @@ _OPERATIONS |= {
         ok(answer_types.WatchAnswer, "The session. Its events are at `stream_url`."),
         parameters=(boolean("lenient", False, "Leave out unknown topics instead of refusing the request."),),
         body=JsonBody(watch_requests.WatchBody, {"topics": {"jobs": {"from_seq": 0}}}),
-        codes=("topic_not_found", "consumer_not_found", "throttled"),
+        codes=("topic_not_found", "consumer_not_found", "not_here", "throttled"),
     ),
     "watch": Operation(
         LIVE,

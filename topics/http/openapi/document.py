@@ -129,6 +129,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
     409: "The request conflicts with the present state.",
     413: "The body is too large.",
     415: "The body must be `application/json`, or another type that the call accepts, plain or gzip.",
+    421: "Another daemon serves this name.",
     422: "The topic is full, and its `discard` is `reject`.",
     429: "A limit is reached (`detail.limit`, `detail.max`), or there is pressure (`detail.retry_after_ms`).",
     500: "This request failed; the daemon goes on.",
@@ -286,6 +287,8 @@ def _codes_of(route: Route, operation: Operation) -> set[str]:
         codes.add("forbidden")
     if "{" in route.template or operation.parameters:
         codes.add("invalid_request")
+    if any(f"{{{kind}}}" in route.template for kind in ("topic", "router", "schedule")):
+        codes.add("not_here")
     if operation.body is not None:
         codes.add("invalid_request")
     if operation.body is not None or route.method in ("POST", "PUT"):
