@@ -68,6 +68,9 @@ SMALL: Final = 4
 
 SLICE_TOPICS: Final = 256
 
+MOST_GONE: Final = 1 << 20
+"""Slots of a segment without files: as many as the largest segment has, because somebody may ask for its columns."""
+
 HOT_KINDS: Final = ("data", "idx", "tags", "del", "idx.cold", "tags.cold", "object")
 """The files that a segment may have in the data directory."""
 
@@ -573,9 +576,39 @@ class Reclaimer:
         self._cache.forget(span, old)
         gone = Segment(topic.id, span.first, n=span.n, opened_ms=span.last_ts, sealed=True, tier="gone")
         topic.log.stored.replace(span.first, span.end - 1, gone).unflagged = None
+        _join_gone(topic, gone, self._cache)
         await self._checkpoints.store([topic])
         log.info("segment_emptied", topic=topic.name, first=span.first, last=span.end - 1)
         return 1
+
+
+def _join_gone(topic: LiveTopic, gone: Segment, cache: IndexCache) -> None:
+    """Join a segment without files with its neighbours that have none either. Where old records stay for ever in front
+    of others that come and go, their number would grow without end, and with it the part."""
+    spans = topic.log.stored.all()
+    lo = hi = next(k for k, span in enumerate(spans) if span.segment is gone)
+    while lo and _may_join(spans[lo - 1], spans[lo : hi + 1]):
+        lo -= 1
+    while hi + 1 < len(spans) and _may_join(spans[hi + 1], spans[lo : hi + 1]):
+        hi += 1
+    if lo == hi:
+        return
+    for span in spans[lo : hi + 1]:
+        assert isinstance(span.segment, Segment)
+        cache.forget(span, span.segment)
+    first, last = spans[lo], spans[hi]
+    n = last.end - first.first
+    joined = Segment(topic.id, first.first, n=n, opened_ms=last.last_ts, sealed=True, tier="gone")
+    topic.log.stored.replace(first.first, last.end - 1, joined)
+
+
+def _may_join(span: Span, others: Sequence[Span]) -> bool:
+    """Return True if a span without files, which touches one end of others, may be one with them."""
+    segment = span.segment
+    if not isinstance(segment, Segment) or segment.tier != "gone" or not _all_deleted(span):
+        return False
+    touches = span.end == others[0].first or others[-1].end == span.first
+    return touches and segment.n + sum(other.n for other in others) <= MOST_GONE
 
 
 def _has_cold(topic: LiveTopic) -> bool:
