@@ -23,6 +23,7 @@ Subsystem = Literal[
     "reclaimer",
     "relocator",
     "packing",
+    "evidence",
     "routers",
     "queues",
     "groups",

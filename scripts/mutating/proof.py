@@ -71,7 +71,19 @@ TABLE_TESTS: Final = (
     "engine/tables/test_tables_model.py",
 )
 
+EVIDENCE_TESTS: Final = (
+    "evidence/test_merkle.py",
+    "evidence/test_signed_note.py",
+    "storage/evidence/test_leaf_files.py",
+    "simulation/test_evidence.py",
+)
+
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "topics/evidence/proofs.py": EVIDENCE_TESTS,
+    "topics/evidence/record_leaf.py": EVIDENCE_TESTS,
+    "topics/storage/evidence/leaf_writer.py": EVIDENCE_TESTS,
+    "topics/engine/evidence/evidence_calls.py": EVIDENCE_TESTS,
+    "topics/storage/offline/verify_trees.py": EVIDENCE_TESTS,
     "topics/engine/engine.py": TABLE_TESTS,
     "topics/engine/tables/kept_records.py": TABLE_TESTS,
     "topics/log/tables/kept_tags.py": TABLE_TESTS,
@@ -415,6 +427,7 @@ CRASHES: Final[Mapping[Subsystem, tuple[str, ...]]] = {
     "reclaimer": _SEGMENTS,
     "relocator": _SEGMENTS,
     "packing": _SEGMENTS,
+    "evidence": (*_LOG, "test_transaction_crashes.py"),
     "routers": ("test_router_crashes.py",),
     "queues": ("test_queue_crashes.py",),
     "groups": ("test_queue_crashes.py",),

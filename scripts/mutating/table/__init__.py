@@ -8,6 +8,7 @@ directories  the data directory, and the reserves of seqs
 snapshots    checkpoints, and what a start makes of them and of the log
 segments     segments: how they are written, rewritten, moved, and what is evicted
 packing      packed segments
+evidence     Merkle trees
 routers      routers
 groups       groups of a log
 queues       queues and what makes their jobs
@@ -28,6 +29,7 @@ from mutating.table.appends import CLASSES, IDEMPOTENCY, STAGING
 from mutating.table.conditions import CONDITIONS
 from mutating.table.delivery import DELIVERY, SOCKETS
 from mutating.table.directories import CEILINGS, DIRECTORIES
+from mutating.table.evidence import EVIDENCE
 from mutating.table.groups import GROUPS
 from mutating.table.log_writes import WAL
 from mutating.table.packing import PACKING
@@ -53,6 +55,7 @@ MUTATIONS: Final = (
     *SEGMENTS,
     *RELOCATOR,
     *PACKING,
+    *EVIDENCE,
     *ROUTERS,
     *QUEUES,
     *GROUPS,

@@ -1,0 +1,92 @@
+"""Mutations. Evidence: leaves, trees and what `verify` finds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutating.mutation import Mutation
+
+EVIDENCE: Final = (
+    Mutation(
+        "leaf-without-its-time",
+        "evidence",
+        "topics/evidence/record_leaf.py",
+        "_HEAD.pack(epoch, seq, ts, len(node)),",
+        "_HEAD.pack(epoch, seq, 0, len(node)),",
+        "evidence 1: the leaf of a record has its time",
+        "unit",
+    ),
+    Mutation(
+        "path-may-be-longer",
+        "evidence",
+        "topics/evidence/proofs.py",
+        """
+        if not last:
+            raise BadProof("the proof has more hashes than it may have")
+        if position & 1 or position == last:
+            node = inner_node(one, node)
+        """,
+        """
+        if not last:
+            break
+        if position & 1 or position == last:
+            node = inner_node(one, node)
+        """,
+        "evidence 1: a proof of anything else is none",
+        "unit",
+    ),
+    Mutation(
+        "joined-leaves-of-an-older-part-removed",
+        "evidence",
+        "topics/storage/evidence/leaf_writer.py",
+        "return {file.name for file in (*needed, *_only_ones(beyond, needed, end_seq))}",
+        "return {file.name for file in needed}",
+        "evidence 1: a record keeps its leaf",
+        "unit",
+    ),
+    Mutation(
+        "pieces-not-joined",
+        "evidence",
+        "topics/storage/evidence/leaf_writer.py",
+        "if len(pieces) >= leaf_files.MAX_PIECES:",
+        "if len(pieces) >= 1000:",
+        "evidence 1: leaves are in few files",
+        "unit",
+    ),
+    Mutation(
+        "undone-records-have-leaves",
+        "evidence",
+        "topics/storage/recovery/topic_replay.py",
+        "batch.leaves = BLANK * len(appends)  # nobody has ever seen these records",
+        "batch.leaves = batch.leaves[: 32 * len(appends)]",
+        "evidence 1: a seq that never had a record has the blank leaf",
+        "crash",
+    ),
+    Mutation(
+        "checkpoint-beyond-the-disk",
+        "evidence",
+        "topics/engine/evidence/evidence_calls.py",
+        "size = max(min(topic.synced_seq + 1 - tree.identity.start_seq, tree.published), 0)",
+        "size = max(tree.published, 0)",
+        "evidence 1: a checkpoint covers only what is synced",
+        "crash",
+    ),
+    Mutation(
+        "rewritten-record-not-compared",
+        "evidence",
+        "topics/storage/offline/verify_trees.py",
+        "if known != leaf:",
+        "if len(known) != len(leaf):",
+        "evidence 1: verify recomputes every tree from the segments",
+        "unit",
+    ),
+    Mutation(
+        "rewritten-leaf-not-noticed",
+        "evidence",
+        "topics/storage/offline/verify_trees.py",
+        "elif root_of_range(reader, 0, size) != root:",
+        "elif not root_of_range(reader, 0, size):",
+        "evidence 1: --against compares size and root with a kept checkpoint",
+        "unit",
+    ),
+)
