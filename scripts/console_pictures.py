@@ -26,12 +26,17 @@ import httpx
 from tests.browser.chromium import Browser, Page
 from tests.browser.console_data import fill
 from tests.conformance.client import Client, running
+from tests.end_to_end.test_standby import pair
 
 REPO: Final = Path(__file__).resolve().parents[1]
 SETTLE_S: Final = 2.0
 """How long a view has to draw itself."""
 HISTORY_S: Final = 40.0
 """How long the overview gathers figures for its graphs."""
+FOLLOWED_S: Final = 8.0
+"""How long a standby has to follow, and to tell of itself."""
+READ_S: Final = 6.0
+"""How long a daemon has to read who has its bucket."""
 
 OPEN_FIRST: Final = "document.querySelectorAll('.row-link')[3].click()"
 PRESS_PRIMARY: Final = "document.querySelector('.page-head button.primary').click()"
@@ -141,6 +146,33 @@ def _all(browser: Browser, url: str, directory: Path) -> None:
                 _shoot(page, url, picture, directory / f"{picture.name}-{kind}.png", width=width, dark=dark)
 
 
+def _pair(browser: Browser, root: Path, directory: Path) -> None:
+    """The storage of an owner and of its standby, and what the standby shows where there is nothing."""
+    (root / "bucket").mkdir()
+    takeover = {"TOPICS_BUCKET_TAKEOVER": "1", "TOPICS_BUCKET_LEASE_MS": "20000"}
+    with pair(root, f"file://{root}/bucket", takeover) as (owner, standby):
+        url = f"http://127.0.0.1:{owner.port}"
+        with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+            fill(client)
+        standby.start()
+        time.sleep(FOLLOWED_S)
+        other = f"http://127.0.0.1:{standby.port}"
+        for name, address, view in (
+            ("owner", url, "storage"),
+            ("standby", other, "storage"),
+            ("standby", other, "topics/left"),
+        ):
+            picture = Picture(f"{name}-{view.replace('/', '-')}", view, height=1200)
+            for width, dark in ((WIDE, False), (WIDE, True), (NARROW, False)):
+                kind = "narrow" if width == NARROW else "dark" if dark else "light"
+                with browser.blank() as page:
+                    # The first call has the daemon read who has the bucket, the second one shows it.
+                    page.go(f"{address}/console#/storage")
+                    time.sleep(READ_S)
+                with browser.blank() as page:
+                    _shoot(page, address, picture, directory / f"{picture.name}-{kind}.png", width=width, dark=dark)
+
+
 def _docs(browser: Browser, url: str) -> None:
     from PIL import Image  # noqa: PLC0415
 
@@ -155,7 +187,7 @@ def _docs(browser: Browser, url: str) -> None:
     for name in DOCS.values():
         path = directory / f"{name}.png"
         with Image.open(path) as image:
-            image.convert("RGB").quantize(160, dither=Image.Dither.NONE).save(path, optimize=True)
+            image.convert("RGB").quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> int:
@@ -179,6 +211,8 @@ def main() -> int:
                     else:
                         wanted.directory.mkdir(parents=True, exist_ok=True)
                         _all(browser, client.daemon.url, wanted.directory)
+            if wanted.directory is not None:
+                _pair(browser, home, wanted.directory)
         finally:
             browser.end()
     return 0
