@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -32,7 +32,7 @@ class Daemon:
         self.log = SimpleNamespace(head_seq=9)
         self.registry: Any = SimpleNamespace(topics={"a": SimpleNamespace(id=5, log=self.log)}, next_topic_id=6)
         self.status, self.right = EngineStatus(0), WriteRight()
-        self.reach = Reach(self.registry, self.status, self.right)
+        self.reach = Reach(cast(Any, self.registry), self.status, self.right)
 
     async def refused(self, *places: KnownPlace, wait_s: float = 0) -> str:
         """The code with which a reader is refused; empty if not."""
