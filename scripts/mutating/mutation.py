@@ -38,6 +38,8 @@ Subsystem = Literal[
     "delivery",
     "pressure",
     "sockets",
+    "takeover",
+    "standby",
 ]
 SUBSYSTEMS: tuple[Subsystem, ...] = get_args(Subsystem)
 
@@ -49,8 +51,8 @@ Proof = Literal["unit", "crash", "life"]
 class Mutation:
     """One broken build. `old` is text that occurs exactly once in `file`, whole lines with their indentation left out;
     of those one is different in `new`, missing, or in another place. `breaks` says which promise that is: items of
-    `docs/spec/semantics.md` section 8, rules of `docs/spec/crash.md`, or sections of `docs/spec/speed.md` or
-    `docs/spec/consumers.md` or `docs/spec/evidence.md`."""
+    `docs/spec/semantics.md` section 8, rules of `docs/spec/crash.md`, or sections of `docs/spec/speed.md`,
+    `docs/spec/consumers.md`, `docs/spec/evidence.md` or `docs/spec/bucket.md`."""
 
     name: str
     subsystem: Subsystem

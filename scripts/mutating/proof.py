@@ -103,7 +103,17 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "topics/log/losses.py": ("log/test_topic_log_model.py", "log/test_losses.py"),
     "topics/engine/operations/schema_checks.py": ("engine/operations/test_schema_checks.py",),
-    "topics/engine/ceilings.py": ("engine/test_commit.py", "simulation/test_recovery_rules.py"),
+    "topics/engine/ceilings.py": (
+        "engine/test_commit.py",
+        "simulation/test_recovery_rules.py",
+        "bucket/test_fencing.py",
+    ),
+    "topics/engine/reach.py": ("engine/test_reach.py",),
+    "topics/engine/standby/live_replay.py": ("bucket/test_standby_windows.py",),
+    "topics/bucket/standby/round_follower.py": ("bucket/test_standby_cuts.py",),
+    "topics/bucket/ownership/takeover.py": ("bucket/test_fencing.py", "bucket/test_takeover.py"),
+    "topics/bucket/ownership/lease.py": ("bucket/test_leases.py",),
+    "topics/bucket/ownership/lease_keeper.py": ("bucket/test_leases.py",),
     "topics/engine/record_collector.py": (
         "engine/operations/test_read.py",
         "engine/test_retention.py",
@@ -440,6 +450,8 @@ CRASHES: Final[Mapping[Subsystem, tuple[str, ...]]] = {
     "reading": _LOG,
     "delivery": _LOG,
     "pressure": _LOG,
+    "takeover": _LOG,
+    "standby": _LOG,
 }
 """The crashes that are nearest to a subsystem, below `tests/simulation/`: up to a minute of them."""
 

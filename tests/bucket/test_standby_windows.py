@@ -24,8 +24,12 @@ pytestmark = pytest.mark.trio
 CONFIG = bucket_settings(segment_max_events=8, bucket_base_ms=30_000)
 
 
+@pytest.mark.parametrize("later_ms", [0, 15_000, -15_000], ids=["on", "back", "forward"])
 @pytest.mark.parametrize("behind_ms", [0, 60_000, -60_000], ids=["together", "behind", "ahead"])
-async def test_windows_of_a_standby_go_with_those_of_the_owner(autojump_clock: Any, behind_ms: int) -> None:
+async def test_windows_of_a_standby_go_with_those_of_the_owner(
+    autojump_clock: Any, behind_ms: int, later_ms: int
+) -> None:
+    """Also where the owner changes, so that they step while it follows."""
     clock = SimClock()
     objects = SimObjects(now_ms=clock.now_ms)
     async with archived(objects, CONFIG, fs=SimFs(), clock=clock) as life:
@@ -41,6 +45,8 @@ async def test_windows_of_a_standby_go_with_those_of_the_owner(autojump_clock: A
             await standby.follower.catch_up()
             for turn in range(3):
                 await trio.sleep(20)
+                if turn == 1:
+                    windows.start(Instant(clock.monotonic_ms(), windows.now_ms() - later_ms))
                 await life.append("a", turn, idempotency_key=f"k{turn}")
                 number = await life.archived()
                 at_cut = BucketReader(objects).window_ms(number)

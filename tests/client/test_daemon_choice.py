@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from random import Random
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.client.acts import ACTS, HEALTH, good, outcome_of
 from tests.client.ports import free_port
 from tests.client.scripted_server import GONE, THROTTLED, Answer, Script, failure
-from topics.client import ApiError, Client, ConnectionFailed, NotFound, Retry, TopicsError, Unavailable, calls
+from topics.client import (
+    ApiError,
+    AsyncClient,
+    Client,
+    ConnectionFailed,
+    NotFound,
+    Retry,
+    TopicsError,
+    Unavailable,
+    calls,
+)
 from topics.client.daemon_choice import DaemonChoice
 
 QUICK = Retry(give_up_after=20, first_wait=0.001, longest_wait=0.002)
@@ -116,6 +128,29 @@ def test_what_only_the_owner_can_say_is_not_asked_elsewhere(tell: Any, scripts: 
     first, second = scripts(answer), scripts(good(APPEND))
     assert isinstance(tried(tell, APPEND, first, second, retry=None), ApiError)
     assert not second.sent
+
+
+def test_a_daemon_that_hangs_is_left_by_a_caller_that_gives_up(scripts: Any, backend: str) -> None:
+    """A worker does so: an ack must not take longer than the lease."""
+    owner = scripts(good(APPEND))
+
+    async def story() -> list[str]:
+        async with AsyncClient([hanging, owner.url]) as client:
+            for _ in range(2):
+                with anyio.move_on_after(0.3):
+                    await client.append("a", [1])
+                    pytest.fail("it has answered")
+            found = [client.url]
+            with anyio.move_on_after(1.3):
+                await client.append("a", [1])
+            found.append(client.url)
+            await client.append("a", [1])
+            return found
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hanging = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert anyio.run(story, backend=backend) == [hanging, owner.url], "a short wait says nothing"
+    assert len(owner.sent) == 1
 
 
 # ----------------------------------------------------------------- standbys

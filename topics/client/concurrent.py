@@ -186,11 +186,14 @@ class AsyncClient(BaseClient):
 
     async def once(self, call: ClientCall[T]) -> T:
         """Make one attempt at a call, at one daemon. Raises a TopicsError if it fails."""
-        attempt = self._daemons.pick(call)
+        attempt, began = self._daemons.pick(call), anyio.current_time()
         try:
             answer = await self._http.request(**self.connection.request(call, attempt.url))
         except httpx.HTTPError as error:
             raise unanswered(attempt, error) from None
+        except anyio.get_cancelled_exc_class():
+            attempt.given_up(anyio.current_time() - began)
+            raise
         return answered(call, attempt, answer.status_code, answer.headers, answer.content)
 
     @asynccontextmanager

@@ -38,6 +38,10 @@ ELSEWHERE: Final = frozenset({"not_owner", "behind", "not_ready", "shutting_down
 """The codes of failures of a server after which another daemon may answer. `server_error` is that of a proxy."""
 
 
+SILENCE_S: Final = 1.0
+"""A daemon that has not answered for so long, when its caller gives up, counts as failed (s)."""
+
+
 class _DaemonRow:
     """The daemons as one kind of call sees them."""
 
@@ -144,6 +148,12 @@ class DaemonAttempt:
         self._choice.answered(self._row)
         if error is not None:
             raise error
+
+    def given_up(self, seconds: float) -> None:
+        """Note that the caller has waited for so long, and does not any more. If that is longer than the daemon may
+        wait on purpose, it may be paused: the next call goes to another one, which costs a hop if it was not."""
+        if seconds > self._call.waits + SILENCE_S:
+            self.failure(ConnectionFailed(f"{self.url}: no answer within {seconds:.1f} s", outcome_unknown=True))
 
     def failure(self, error: TopicsError) -> TopicsError:
         """Note that there is no answer, or none that counts. Returns the error."""

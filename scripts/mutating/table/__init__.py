@@ -19,6 +19,7 @@ tables       the newest records of each tag
 reading      reads, filters, raw bytes
 delivery     watchers, streams and sockets
 pressure     what bounds the load, and turns
+takeover     owners of a bucket, takeover, standbys
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from mutating.table.schedules import SCHEDULES
 from mutating.table.segments import EVICTION, RECLAIMER, RELOCATOR, SEGMENTS
 from mutating.table.snapshots import CHECKPOINT, RECOVERY
 from mutating.table.tables import TABLES
+from mutating.table.takeover import TAKEOVER
 
 MUTATIONS: Final = (
     *WAL,
@@ -70,5 +72,6 @@ MUTATIONS: Final = (
     *PRESSURE,
     *TURNS,
     *SOCKETS,
+    *TAKEOVER,
 )
 """All of them."""

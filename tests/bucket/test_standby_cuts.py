@@ -1,0 +1,52 @@
+"""A standby shows whole cuts, also if one goes over several rounds: half of it has topics at different moments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.bucket.archived import archived, bucket_settings
+from tests.bucket.simulated_objects import SimObjects
+from tests.bucket.standby_lives import following
+from tests.bucket.test_collector import bases_for
+from tests.simulation.clock import SimClock
+from tests.simulation.disk import SimFs
+from topics.bucket.log_reader import divided
+from topics.bucket.offline.bucket_reader import BucketReader
+
+pytestmark = pytest.mark.trio
+CONFIG = bucket_settings(segment_max_events=100, bucket_base_ms=30_000)
+
+
+async def test_a_standby_applies_a_cut_of_several_rounds_at_once(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimClock()
+    objects = SimObjects(now_ms=clock.now_ms)
+    async with archived(objects, CONFIG, fs=SimFs(), clock=clock) as life:
+        for name in ("a", "b", "c"):
+            await life.put(name, durability="fsync")
+        assert await bases_for(life).try_take()
+        begun = await life.archived()
+        async with following(SimFs(), objects, CONFIG, SimClock(clock.now_ms())) as standby:
+            await standby.follower.catch_up()
+            for name in ("a", "b", "c"):
+                await life.append(name, *("x" * 100 for _ in range(10)))
+            monkeypatch.setattr(divided, "__defaults__", (700,))
+            last = await life.archived()
+            heads = [BucketReader(objects).round_head(number) for number in range(begun + 1, last + 1)]
+            assert sum(not head.ends_cut for head in heads) >= 2, "one cut has several rounds"
+            follower, shown = standby.follower, []
+            apply = standby.replay.apply
+
+            def looked(*args: Any) -> None:
+                apply(*args)
+                shown.append([standby.engine.registry.topics[name].log.head_seq for name in ("a", "b", "c")])
+
+            monkeypatch.setattr(standby.replay, "apply", looked)
+            await follower.catch_up()
+            assert shown
+            assert all(counts in ([0, 0, 0], [10, 10, 10]) for counts in shown), shown
+            assert shown[-1] == [10, 10, 10]
+            assert follower.figures.round == last
