@@ -204,7 +204,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     StageLifecycle: ("drop_damaged", "ended", "expire", "forget"),
     StageCommits: ("ended", "expire"),
     Transactions: ("expire",),
-    TopicTables: ("null_frames", "prepare", "restore", "settle"),
+    TopicTables: ("is_unfinished", "null_frames", "prepare", "restore", "settle"),
     RouterLifecycle: ("adopt", "forget_topic", "samples"),
     QueueCalls: ("figures", "look_after", "look_after_one", "state", "sweep"),
     GroupCalls: ("adopt_all", "samples"),

@@ -36,7 +36,9 @@ from topics.storage.files.fs import write_all
 from topics.storage.maintenance import packer
 from topics.storage.offline.inspect import Inspection
 from topics.storage.offline.verify import Verification
-from topics.storage.segments.packed_format import MIN_BLOCK_BYTES, PACK_MAGIC, table_of
+from topics.storage.segments.deletion_file import encode_deletions
+from topics.storage.segments.packed_format import MIN_BLOCK_BYTES, PACK_MAGIC, packed_bytes, table_of
+from topics.storage.segments.segment_store import DirectorySegmentStore
 from topics.storage.segments.topic_segments import Segment
 
 PLAIN = settings(
@@ -669,6 +671,52 @@ def test_files_that_were_cut_short_lose_what_was_behind_and_say_so(
             assert machine.live(look), f"{path} cut to {length}"
             if length >= size - 56:
                 assert not announced["t"], "the end has nothing but what the rest has"
+
+
+def test_verify_beside_a_daemon_does_not_take_a_file_that_is_replaced_for_a_damaged_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The part says nothing of it before the next checkpoint."""
+    world = World(config=replace(PLAIN, cold_dir=None))
+
+    async def scenario(life: Life) -> None:
+        await life.engine.topic_lifecycle.put("t", TopicConfigPatch(durability="fsync"))
+        for _ in range(21):
+            await append(life, "t", b'"%b"' % (b"x" * 500))
+        await life.compactor.checkpoint()
+
+    assert world.live(scenario)
+    fs = world.fs.after_process_kill()
+    path = min(data_files(fs))
+    plain = data_files(fs)[path]
+    first, second = packed_bytes(plain, 5, 1), packed_bytes(plain, 6, 1)
+    stored_length = DirectorySegmentStore.stored_length
+    to_come = [first, second]
+
+    def replaced(self: DirectorySegmentStore, topic_id: int, name: str) -> int:
+        size = stored_length(self, topic_id, name)
+        if path.endswith(name) and to_come:
+            change(fs, path, to_come.pop(0))
+        return size
+
+    monkeypatch.setattr(DirectorySegmentStore, "stored_length", replaced)
+    assert [f for f in Verification(fs, ROOT, in_use=True).findings() if f.severity == "damage"] == []
+    assert not to_come
+    assert data_files(fs)[path] == second
+
+    listed, longer = encode_deletions(6, [90]), encode_deletions(6, range(90, 110))
+    with fs.open(path.replace(".data", ".del"), create=True) as file:
+        write_all(file, listed, 0)
+
+    def grows(self: DirectorySegmentStore, topic_id: int, name: str) -> int:
+        size = stored_length(self, topic_id, name)
+        if name.endswith(".del"):
+            change(fs, path.replace(".data", ".del"), longer)
+        return size
+
+    monkeypatch.setattr(DirectorySegmentStore, "stored_length", grows)
+    findings = [f for f in Verification(fs, ROOT, in_use=True).findings() if f.path.endswith(".del")]
+    assert findings == []
 
 
 def test_inspect_and_verify_know_packed_segments(left: tuple[World, dict[str, Written]]) -> None:

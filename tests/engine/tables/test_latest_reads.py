@@ -156,3 +156,37 @@ async def test_a_table_takes_note_of_what_only_files_know(flag: int) -> None:
         conditions = Conditions(tag_seqs={"k1": 2})
         await life.append("t", {"data": 9, "tag": "k1"}, conditions=conditions)
         assert [row["data"] for row in (await life.all("t"))[0]] == [1, 2, 3, 4, 6, 7, 8, 9], "k1 has two"
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+async def test_a_page_of_large_records_loads_about_as_many_as_the_answer_may_have(
+    keep: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with living(CONFIG) as life:
+        await life.put("t", keep_per_tag=keep)
+        for i in range(40):
+            await life.append("t", {"data": f"{i:02}" + 20_000 * "x", "tag": f"k{i:02}"})
+        await life.append("t", *[{"data": None, "tag": f"k{i:02}"} for i in range(20, 24)])
+        await life.compactor.checkpoint()
+        life.engine.registry.topics["t"].blocks.clear()
+        loaded: list[int] = []
+        records = life.engine.latest._records
+        load = records.load
+
+        async def counted(topic: Any, seqs: Any, perf: Performance) -> Any:
+            loaded.append(len(seqs))
+            return await load(topic, seqs, perf)
+
+        monkeypatch.setattr(records, "load", counted)
+        found: list[str] = []
+        after, pages = None, 0
+        while True:
+            page = await life.engine.latest.page("t", LatestRequest("", after, 1000, 100_000), Performance())
+            found += [row["data"][:2] for row in json.loads(b"[%b]" % page.records)]
+            assert sum(loaded) <= 14, "four fit; two, four and eight are loaded"
+            loaded.clear()
+            after, pages = page.next_after, pages + 1
+            if after is None:
+                break
+        assert found == [f"{i:02}" for i in range(40) if not 20 <= i < 24]
+        assert pages <= 12

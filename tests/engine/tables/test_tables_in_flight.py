@@ -19,6 +19,7 @@ from topics.errors import ApiError
 from topics.log.block import Projection
 from topics.model import AppendRequest, Performance, TransactionRequest
 from topics.runtime.offload import Pool
+from topics.storage.wal.frames import FrameType
 
 pytestmark = pytest.mark.trio
 
@@ -225,3 +226,32 @@ async def test_nulls_of_a_topic_that_has_to_wait_delay_no_other(
         waits.set()
         await settle()
         assert len(await rows(life, "a")) == 1
+
+
+@pytest.mark.parametrize("discard", ["old", "reject"])
+@pytest.mark.parametrize("ends", ["retried", "crashed"])
+async def test_caps_that_were_set_with_a_table_hold_whatever_came_in_between(
+    discard: str, ends: str, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config is in the log before the surplus of tags goes, and caps come last."""
+    fs = SimFs()
+    wanted = {"keep_per_tag": 2, "cap_records": 5, "discard": discard}
+
+    async def fails(*_: Any) -> None:
+        raise ApiError("not_ready", "the disk does not answer")
+
+    async with living(CONFIG, fs=fs, clean=False) as life:
+        await life.put("t", durability="fsync")
+        await life.append("t", *[{"data": i, "tag": f"k{i % 5}"} for i in range(25)])
+        with monkeypatch.context() as patch:
+            patch.setattr(TableTrim, "evict", fails)
+            assert (await refusal(life.put("t", **wanted))).code == "not_ready"
+        assert len(await rows(life)) == 10
+        if ends == "retried":
+            await life.put("t", **wanted)
+            assert [data for _, data in await rows(life)] == list(range(20, 25))
+    async with living(CONFIG, fs=fs) as life:
+        await settle()
+        assert [data for _, data in await rows(life)] == list(range(20, 25))
+        await life.put("t", **wanted)
+        assert len(life.frames(FrameType.CONFIG_UPDATE)) == (2 if ends == "retried" else 1)

@@ -249,3 +249,28 @@ def test_deleted_records_without_a_tag_do_not_pile_up() -> None:
         table.sweep(1000, 1)
         most = max(most, len(table._dead) + len(table._aging))
     assert most <= 5000
+
+
+def test_a_record_of_a_large_batch_does_not_copy_all_others_of_its_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever `keep_per_tag` is: one record is taken away for each one that is added."""
+    copied = 0
+
+    class Counted(list[int]):
+        def __getitem__(self, key: Any) -> Any:
+            nonlocal copied
+            if isinstance(key, slice):
+                copied += len(range(*key.indices(len(self))))
+            return super().__getitem__(key)
+
+    class Pending(kept_tags._PendingTag):
+        def __init__(self) -> None:
+            super().__init__()
+            self.records = Counted()
+
+    monkeypatch.setattr(kept_tags, "_PendingTag", Pending)
+    table = KeptTags(Losses(RecordIndex()))
+    change = table.decide(1, ["a"] * 3000, [10] * 3000, (), keep=1000, front=1)
+    assert list(change.seqs) == list(range(1, 2001))
+    assert copied == 0
+    table.publish(change, ["a"], 1)
+    assert [one.seq for one in table.records("a", 1)] == list(range(2001, 3001))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
+from backports import zstd
 
 from tests.simulation.disk import SimFs
 from tests.storage.segments.test_mended_files import Made, flags_in, made, without_flags
+from tests.storage.segments.test_packed_format import forged
 from topics.storage.files.datadir import segment_name
 from topics.storage.segments.mended_files import NotMendable, mended, put_mended, read_local
-from topics.storage.segments.packed_format import packed_bytes
+from topics.storage.segments.packed_format import MAX_BLOCK_BYTES, PackHeader, packed_bytes
 from topics.storage.segments.segment_format import DELETED_FLAG
 from topics.storage.segments.segment_store import DirectorySegmentStore
 
@@ -65,3 +68,23 @@ def test_a_packed_segment_is_mended_whatever_is_damaged(made: Made, age: int, se
         assert not store.exists(topic_id, NAMES["del"]), "the flags are in the file, which is plain"
     again = mended(after, made.copies[age], made.segment, made.counted)
     assert (again.data, again.idx, again.tags, again.damaged) == (None, None, None, 0)
+
+
+def test_a_hostile_file_in_place_of_a_segment_is_read_no_further_than_the_segment_is_long(made: Made) -> None:
+    store, topic_id = packed_store(made), made.segment.topic_id
+    block = zstd.compress(bytes(MAX_BLOCK_BYTES))
+    hostile = forged(PackHeader(3, 1, 100 * MAX_BLOCK_BYTES, MAX_BLOCK_BYTES), [block] * 100)
+    assert len(hostile) < 10_000
+    store.put(topic_id, NAMES["data"], [hostile])
+    assert store.length(topic_id, NAMES["data"]) == 100 * MAX_BLOCK_BYTES
+    tracemalloc.start()
+    try:
+        local = read_local(store, made.segment)
+        assert tracemalloc.get_traced_memory()[1] < 10 * MAX_BLOCK_BYTES
+    finally:
+        tracemalloc.stop()
+    assert local.data == bytes(made.segment.data_bytes)
+    files = mended(local, made.copies[2], made.segment, made.counted)
+    put_mended(store, made.segment, files)
+    assert read_local(store, made.segment).data == files.data
+    assert not store.exists(topic_id, NAMES["del"])

@@ -22,6 +22,7 @@ from topics.storage.segments.packed_format import (
     PACK_HEADER_BYTES,
     PACK_TRAILER_BYTES,
     PackHeader,
+    as_written,
     decode_pack_header,
     encode_pack_header,
     inflated_block,
@@ -169,6 +170,26 @@ def test_a_file_that_was_cut_short_has_its_first_blocks() -> None:
     assert all_of(missing) == data, "without the end the heads of the blocks are followed"
     garbage = bytes(PACK_HEADER_BYTES) + file[PACK_HEADER_BYTES:]
     assert all_of(garbage) == data, "without the beginning the end says the same"
+
+
+def test_what_is_there_twice_is_put_right_and_nothing_else() -> None:
+    data = content(2 * MIN_BLOCK_BYTES + 99)
+    file = pack(data)
+    table = table_of(Bytes(file), len(file))
+    assert table is not None
+    places = zip(table.offsets, table.sizes, strict=True)
+    in_blocks = {at for begin, size in places for at in range(begin, begin + size)}
+    for at in range(len(file)):
+        changed = bytearray(file)
+        changed[at] ^= 0x11
+        found = table_of(Bytes(bytes(changed)), len(changed))
+        assert found is not None
+        whole = as_written(found, Bytes(bytes(changed)))
+        assert whole == (None if at in in_blocks else file), at
+    for size in range(len(file)):
+        found = table_of(Bytes(file[:size]), size)
+        whole = as_written(found, Bytes(file[:size])) if found is not None else None
+        assert whole == (None if size < max(in_blocks) + 1 else file), size
 
 
 def test_blocks_of_another_place_or_file_do_not_count() -> None:

@@ -20,7 +20,7 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.maintenance.base_capture import CapturedSegment
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES, decode_index
-from topics.storage.segments.packed_format import table_of
+from topics.storage.segments.packed_format import as_written, table_of
 from topics.storage.segments.packed_reads import PackedReads, pack_problems
 from topics.storage.segments.segment_format import SegmentDamaged
 from topics.storage.segments.segment_pointer import SegmentPointer, files_of
@@ -89,26 +89,29 @@ def read_sealed(tiers: SegmentTiers, captured: CapturedSegment) -> SealedBytes:
         if captured.tier == "cold":
             raise FileNotFoundError(2, "a cold segment is not in the cold store")
         return SealedBytes(0, None, idx, tags)
-    head, unpacked = _head_of(data)
+    head, unpacked, data = _opened(data)
     salt = layout_of(head, captured.segment.first, captured.salt).salt or 0
     if unpacked:
         return SealedBytes(salt, data, idx, tags, unpacked)
     return SealedBytes(salt, data[: captured.data_bytes], idx, tags)  # bytes beyond do not count
 
 
-def _head_of(data: bytes) -> tuple[bytes, int]:
-    """Return the first bytes of the unpacked form of a `.data`, and its length, 0 for one that is not packed. Raises
-    OSError for a packed one that is damaged: each block counts for many records."""
+def _opened(data: bytes) -> tuple[bytes, int, bytes]:
+    """Return the first bytes of the unpacked form of a `.data`, its length, 0 for one that is not packed, and the file.
+    Of a packed one this is the file as it was written, where damage has only met what is there twice. Raises OSError
+    for other damage: each block counts for many records."""
 
     def read(offset: int, length: int) -> bytes:
         return data[offset : offset + length]
 
     table = table_of(read, len(data))
     if table is None:
-        return data[:FILE_HEADER_BYTES], 0
-    for at, problem in pack_problems(read, len(data)):
+        return data[:FILE_HEADER_BYTES], 0, data
+    whole = as_written(table, read)
+    if whole is None:
+        at, problem = next(pack_problems(read, len(data)))
         raise OSError(errno.EIO, f"a packed .data is damaged at {at}: {problem}")
-    return PackedReads().read(table, read, 0, FILE_HEADER_BYTES), table.length
+    return PackedReads().read(table, read, 0, FILE_HEADER_BYTES), table.length, whole
 
 
 def pointed_entry(tiers: SegmentTiers, captured: CapturedSegment) -> SegmentEntry | None:
@@ -157,7 +160,7 @@ def read_foreign(store: SegmentStore, topic_id: int, first: int) -> SealedBytes:
         data = store.read_stored(topic_id, segment_name(first, "data"), 0, MOST_BYTES)
     except FileNotFoundError:
         return SealedBytes(0, None, None, None)
-    head, unpacked = _head_of(data)
+    head, unpacked, data = _opened(data)
     return SealedBytes(layout_of(head, first, None).salt or 0, data, None, None, unpacked)
 
 

@@ -10,7 +10,7 @@ those of a page all together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -38,6 +38,10 @@ MOST_NAMES: Final = 50_000
 RECORD_BYTES: Final = 60
 """About what a record has in an answer besides its data, meta and tag (bytes)."""
 
+FIRST_LOADED: Final = 2
+"""So many records of unknown size are loaded first, then twice as many, until the answer is full: a page of the largest
+records must not be in memory whole."""
+
 ROUNDS: Final = 10
 """How often a page looks again for the newest record of tags whose record has died while it was loaded. Those that are
 left then have a record behind `head_seq`, or none."""
@@ -48,6 +52,8 @@ class _Choice(NamedTuple):
 
     rows: list[tuple[str, int]]
     next_after: str | None
+    fits: bool = False
+    """True if the records are known to be about as many as the answer may have."""
 
 
 class LatestReads:
@@ -106,8 +112,27 @@ class LatestReads:
         else:
             choice = await self._looked_up(topic, request, perf)
         found: dict[str, bytes] = {}
-        rows = choice.rows
         projection = Projection(request.include_tags, request.include_meta)
+        done, room = 0, request.max_batch_bytes
+        at_once = len(choice.rows) if choice.fits else FIRST_LOADED
+        while done < len(choice.rows) and room > 0:
+            rows = choice.rows[done : done + at_once]
+            await self._load(topic, rows, projection, found, perf)
+            room -= sum(len(found[tag]) for tag, _ in rows if tag in found)
+            done, at_once = done + len(rows), 2 * at_once
+        if done < len(choice.rows):
+            choice = _Choice(choice.rows[:done], choice.rows[done - 1][0])
+        return _page(topic, choice, found, head, request.max_batch_bytes)
+
+    async def _load(
+        self,
+        topic: Topic,
+        rows: Sequence[tuple[str, int]],
+        projection: Projection,
+        found: dict[str, bytes],
+        perf: Performance,
+    ) -> None:
+        """Add the records of some tags that are not null."""
         for _ in range(ROUNDS):
             blocks = await self._records.load(topic, [seq for _, seq in rows], perf)
             again = []
@@ -118,10 +143,9 @@ class LatestReads:
                 elif block.data_of(seq) != NULL:
                     found[tag], _ = block.cut(seq, seq, 1, projection, at_least_one=True)
             if not again:
-                break
+                return
             await self._settled(topic)
             rows = list((await self._newest(topic, again)).items())
-        return _page(topic, choice, found, head, request.max_batch_bytes)
 
     async def _settled(self, topic: Topic) -> None:
         """Wait until the topic shows whole changes, and evict expired records. There is no await before the return
@@ -164,7 +188,7 @@ class LatestReads:
             await trio.lowlevel.checkpoint()
             await self._settled(topic)
         more = is_full and bool(kept.tags_from(request.prefix, after, 1))
-        return _Choice(rows, after if more else None)
+        return _Choice(rows, after if more else None, fits=True)
 
     async def _newest(self, topic: Topic, tags: Iterable[str]) -> dict[str, int]:
         """Return the newest live records of some tags, those that have one, by tag."""

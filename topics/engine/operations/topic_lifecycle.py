@@ -19,7 +19,7 @@ import trio
 
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
-from topics.engine.commits import Commits, Creation, unlogged_floor
+from topics.engine.commits import Commits, Creation
 from topics.engine.doubts import Doubts
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
@@ -147,7 +147,7 @@ class TopicLifecycle:
             if not await self._commits.settled(topic):
                 continue
             config = resolve_config(topic.config, patch, topic=name)
-            if config == topic.config:
+            if config == topic.config and not self._tables.is_unfinished(topic):
                 self.doubts.check(name)
                 return config, False
             self.check_targets(name, config)
@@ -384,9 +384,7 @@ class TopicLifecycle:
             with self.doubts.deciding(topic.name):
                 await batch.wait_synced()
             if trims:
-                await topic.drained()
                 await self._tables.trim(topic)
-                await self._evict(topic)
             return config
         except BaseException:
             self._tables.settle(topic)
@@ -397,25 +395,6 @@ class TopicLifecycle:
 
     async def _below(self, topic: Topic, config: TopicConfig) -> int:
         return await self._loader.prepared(topic, partial(eviction_watermark, topic.log, config, []))
-
-    async def _evict(self, topic: Topic) -> None:
-        """Evict what new caps do not allow, after the records were taken away that come before them."""
-        below = await self._below(topic, topic.config)
-        if below <= topic.log.earliest_seq:
-            return
-        mark = unlogged_floor(topic)
-        entries = [] if mark is None else [(FrameType.EVICT_WATERMARK, mark)]
-        entries.append((FrameType.EVICT_WATERMARK, {"below": below, "reason": "cap"}))
-        entries = [] if topic.ephemeral else entries
-
-        def apply(batch: ControlBatch) -> None:
-            topic.on_disk.applied_end = batch.end or topic.on_disk.applied_end
-            topic.change(partial(self._latch, topic, below))
-
-        data = seal_batch(entries, topic_id=topic.id, ts=self._registry.now_ms(), opened=False)
-        batch = ControlBatch(data, len(entries), topic_id=topic.id, wants_sync=True, apply=apply)
-        self._commits.writer(topic).submit(batch)
-        await batch.wait_synced()
 
     def _update_entries(
         self, topic: Topic, config: TopicConfig, ceiling: int, below: int

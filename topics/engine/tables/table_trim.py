@@ -1,5 +1,6 @@
 """Taking away what the existing records of tags have too many, in slices: when `keep_per_tag` is set or lowered, and
-after a start that finds some, because a crash came in between or salvage has brought records back.
+after a start that finds some, because a crash came in between or salvage has brought records back. Then evicting what
+caps do not allow, which were set with it: the records of tags come before them.
 
 Each slice is a commit of its own, so a crash leaves a part of them. A barrier keeps appends and deletions from the
 topic; readers see every slice.
@@ -15,13 +16,17 @@ from typing import Final
 import trio
 
 from topics.engine.commits import Commits, unlogged_floor
+from topics.engine.loader import Loader
 from topics.engine.registry import Registry
 from topics.engine.tables.kept_records import TAKEN_SLICE
 from topics.engine.topic import Commit, CommitPoint, Topic
 from topics.errors import ApiError
-from topics.log.missing_columns import missing_to_take_away
+from topics.log.missing_columns import missing_below, missing_to_take_away
+from topics.log.retention import eviction_watermark
+from topics.log.span import NotLoaded
 from topics.runtime.background import BackgroundTasks
 from topics.runtime.clock import Clock
+from topics.storage.wal.batches import ControlBatch
 from topics.storage.wal.frames import NOTHING, FrameType, seal_batch
 from topics.storage.wal.keep_frames import keep_to_wire
 from topics.telemetry.logs import get_logger
@@ -38,10 +43,13 @@ RETRY_S: Final = 10.0
 class TableTrim:
     """Made once by the engine."""
 
-    def __init__(self, clock: Clock, registry: Registry, *, commits: Commits, background: BackgroundTasks) -> None:
+    def __init__(
+        self, clock: Clock, registry: Registry, *, commits: Commits, loader: Loader, background: BackgroundTasks
+    ) -> None:
         self._clock = clock
         self._registry = registry
         self._commits = commits
+        self._loader = loader
         self._background = background
 
     def note_all(self) -> None:
@@ -109,11 +117,42 @@ class TableTrim:
         topic.jobs_gone(seqs)
         self._registry.account(topic)
 
+    async def evict(self, topic: Topic) -> None:
+        """Evict what the caps of a topic do not allow. The caller has set a barrier, and nothing is pending. Returns
+        when it is synced. Raises the error of the shard, and 503 if the disk does not answer."""
+        await self._loader.expire(topic)
+        if not is_over_caps(topic):
+            return
+        below = await self._loader.prepared(topic, partial(eviction_watermark, topic.log, topic.config, []))
+        if below <= topic.log.earliest_seq:
+            return
+        mark = unlogged_floor(topic)
+        entries = [] if mark is None else [(FrameType.EVICT_WATERMARK, mark)]
+        entries.append((FrameType.EVICT_WATERMARK, {"below": below, "reason": "cap"}))
+        entries = [] if topic.ephemeral else entries
+
+        def apply(batch: ControlBatch) -> None:
+            topic.on_disk.applied_end = batch.end or topic.on_disk.applied_end
+            topic.change(partial(self._evict_below, topic, below))
+
+        data = seal_batch(entries, topic_id=topic.id, ts=self._registry.now_ms(), opened=False)
+        batch = ControlBatch(data, len(entries), topic_id=topic.id, wants_sync=True, apply=apply)
+        self._commits.writer(topic).submit(batch)
+        await batch.wait_synced()
+
+    def _evict_below(self, topic: Topic, below: int) -> None:
+        """Raises NotLoaded, and is then called again."""
+        if missing := missing_below(topic.log.index, below):
+            raise NotLoaded(missing)
+        topic.log.evict_below(below, "cap")
+        self._registry.account(topic)
+
     # -- after a start -----------------------------------------------------------------------------------------------
 
     async def _look_at(self, topic: Topic) -> None:
-        """Trim a topic if any of its tags has a surplus. Tries again if the shard takes nothing at the moment."""
-        while await self._has_surplus(topic):
+        """Trim a topic if any of its tags has a surplus, or it holds more than its caps allow. Tries again if the shard
+        takes nothing at the moment."""
+        while await self._has_surplus(topic) or (not topic.deleted and is_over_caps(topic)):
             if topic.barrier is not None:
                 await topic.barrier.wait()
                 continue
@@ -123,6 +162,7 @@ class TableTrim:
                 try:
                     await topic.drained()
                     await self.trim(topic)
+                    await self.evict(topic)
                 finally:
                     topic.lift_barrier()
             except ApiError as error:
@@ -139,3 +179,13 @@ class TableTrim:
             if i % TAGS_SLICE == 0:
                 await trio.lowlevel.checkpoint()
         return False
+
+
+def is_over_caps(topic: Topic) -> bool:
+    """Return True if a topic with a table holds more than its caps allow."""
+    log_, config = topic.log, topic.config
+    if log_.kept is None or topic.working is not None:
+        return False
+    return bool(config.cap_records and log_.count > config.cap_records) or bool(
+        config.cap_bytes and log_.bytes > config.cap_bytes
+    )

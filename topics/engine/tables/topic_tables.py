@@ -17,7 +17,7 @@ from topics.engine.loader import Loader
 from topics.engine.registry import Registry
 from topics.engine.tables.kept_records import KeptRecords
 from topics.engine.tables.table_builder import TableBuilder
-from topics.engine.tables.table_trim import TableTrim
+from topics.engine.tables.table_trim import TableTrim, is_over_caps
 from topics.engine.topic import Topic
 from topics.errors import ApiError
 from topics.model import TopicConfig
@@ -51,7 +51,7 @@ class TopicTables:
     ) -> None:
         self.records = KeptRecords(registry, loader=loader, background=background)
         self._builder = TableBuilder(loader=loader, offload=offload)
-        self._trim = TableTrim(clock, registry, commits=commits, background=background)
+        self._trim = TableTrim(clock, registry, commits=commits, loader=loader, background=background)
         self._registry = registry
         self._background = background
 
@@ -120,6 +120,14 @@ class TopicTables:
             log_.kept = log_.nulls = None
 
     async def trim(self, topic: Topic) -> None:
-        """Take away what the config of a topic, which is in force, leaves too many. The caller has set a barrier, and
-        nothing is pending. Raises the error of the shard."""
+        """Take away what the config of a topic, which is in force, leaves too many, and then evict what its caps do not
+        allow. The caller has set a barrier. Raises the error of the shard, and 503 if the disk does not answer."""
+        await topic.drained()
         await self._trim.trim(topic)
+        await self._trim.evict(topic)
+
+    @staticmethod
+    def is_unfinished(topic: Topic) -> bool:
+        """Return True if a change of config has come into force, and has then failed to evict what the new caps do not
+        allow."""
+        return is_over_caps(topic)

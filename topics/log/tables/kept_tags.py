@@ -447,8 +447,9 @@ def _first_above(entry: array[int], seq: int) -> int:
 
 
 def _chained(oldest: Iterable[int], pending: Sequence[int], begin: int) -> Iterator[int]:
+    """Yield records, the oldest first. Takes no slice: mostly one of very many is wanted."""
     yield from oldest
-    yield from pending[begin:]
+    yield from map(pending.__getitem__, range(begin, len(pending)))
 
 
 def _unpacked(record: int) -> KeptRecord:

@@ -34,7 +34,7 @@ from topics.storage.segments.index_format import (
     IndexColumns,
     decode_index,
 )
-from topics.storage.segments.packed_format import header_of
+from topics.storage.segments.packed_format import PackHeader, header_of
 from topics.storage.segments.packed_reads import pack_problems
 from topics.storage.segments.segment_format import (
     DELETED_FLAG,
@@ -51,6 +51,12 @@ from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.tags_format import decode_tags, encode_tags
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.wal.frames import HAS_TAG
+
+LOOKS: Final = 3
+"""How often a packed file that looks damaged is looked at, if it was replaced meanwhile."""
+
+_WHOLE: Final = 1 << 31
+"""No list of deletions is as long."""
 
 _VALID_FLAGS: Final = bytes(flags for flags in range(256) if not flags & ~KEPT_FLAGS)
 _CHECK_AT: Final = 17
@@ -231,22 +237,23 @@ class SegmentCheck:
         return slots
 
     def _packed(self, place: FilePlace) -> Iterator[Finding]:
-        """Yield the damage of the blocks of a packed file, and that of its `.del`."""
+        """Yield the damage of the blocks of a packed file, and that of its `.del`. A daemon that works on the directory
+        may replace both at any moment, and the part need not say so; then they are looked at again."""
         read = partial(place.store.read_stored, place.topic_id, place.name)
-        size = place.store.stored_length(place.topic_id, place.name)
-        for at, problem in pack_problems(read, size):
-            yield Finding(place.path, at, problem, "damage")
         listed = place._replace(name=deletions_path(place.name), path=deletions_path(place.path))
-        try:
-            blob = listed.read(0, listed.length())
-        except FileNotFoundError:
-            return
-        header, _ = header_of(read, size)
-        found = decode_deletions(blob)
-        if header is None or (found is not None and found.generation != header.generation):
-            yield Finding(listed.path, None, "is about another file than .data: it says nothing", "note")
-        elif not deletions_are_whole(blob):
-            yield Finding(listed.path, None, "its two copies differ, or do not verify", "damage")
+
+        def look() -> tuple[int, PackHeader | None]:
+            size = place.store.stored_length(place.topic_id, place.name)
+            return size, header_of(read, size)[0]
+
+        before, findings = look(), list[Finding]()
+        for _ in range(LOOKS):
+            findings = [Finding(place.path, at, problem, "damage") for at, problem in pack_problems(read, before[0])]
+            findings += _of_list(listed, before[1])
+            if not findings or (now := look()) == before:
+                break
+            before = now
+        yield from findings
 
     def _windows(self, place: FilePlace, end: int, slots: _Slots, layout: DataLayout) -> Iterator[DataScan]:
         """Yield the valid frames of the first `end` bytes, and add the ranges without any to `slots.bad`."""
@@ -492,6 +499,19 @@ class SegmentCheck:
         if lost != span.lost:
             problem = f"{lost} slots are in holes, and the part says {span.lost}"
             yield Finding(path, None, problem, self._against_part)
+
+
+def _of_list(place: FilePlace, header: PackHeader | None) -> Iterator[Finding]:
+    """Yield the damage of a `.del`, given the header of its `.data`, None if that is not packed."""
+    try:
+        blob = place.read(0, _WHOLE)  # of one file: its length is not asked for before
+    except FileNotFoundError:
+        return
+    found = decode_deletions(blob)
+    if header is None or (found is not None and found.generation != header.generation):
+        yield Finding(place.path, None, "is about another file than .data: it says nothing", "note")
+    elif not deletions_are_whole(blob):
+        yield Finding(place.path, None, "its two copies differ, or do not verify", "damage")
 
 
 def _is_torn(entries: bytes, i: int) -> bool:

@@ -41,8 +41,8 @@ from topics.storage.segments.tags_format import decode_tags
 from topics.storage.segments.topic_segments import Segment
 from topics.storage.wal.wal_files import LogPosition
 
-_WHOLE: Final = 1 << 31
-"""Files of segments are read up to here; none is as long."""
+MOST_TAGS_BYTES: Final = 1 << 31
+"""`.tags` are read up to here; none is as long."""
 
 _AROUND: Final = 9
 """Bytes of a frame behind its body: checksum and delete flag."""
@@ -127,11 +127,12 @@ def counted_slots(span: Span) -> CountedSlots:
 
 
 def read_local(store: SegmentStore, segment: Segment) -> LocalFiles:
-    """Return the files of a hot segment. Raises OSError. Blocking."""
+    """Return the files of a hot segment, `.data` and `.idx` up to the length that they should have: a damaged or
+    hostile file may say that it is much longer. Raises OSError. Blocking."""
 
-    def file(kind: str) -> bytes | None:
+    def file(kind: str, most: int) -> bytes | None:
         try:
-            return store.read_range(segment.topic_id, segment_name(segment.first, kind), 0, _WHOLE)
+            return store.read_range(segment.topic_id, segment_name(segment.first, kind), 0, most)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -139,7 +140,9 @@ def read_local(store: SegmentStore, segment: Segment) -> LocalFiles:
                 raise
             return None  # sectors that cannot be read are damage, too
 
-    return LocalFiles(file("data"), file("idx"), file("tags"))
+    return LocalFiles(
+        file("data", segment.data_bytes), file("idx", INDEX_ENTRY_BYTES * segment.n), file("tags", MOST_TAGS_BYTES)
+    )
 
 
 def mended(local: LocalFiles, copy: SegmentCopy, segment: Segment, counted: CountedSlots) -> MendedFiles:

@@ -305,6 +305,25 @@ def open_block(table: BlockTable, number: int, stored: bytes) -> bytes | None:
     return inflated_block(stored, header.bytes_of(number))
 
 
+def as_written(table: BlockTable, read: Read) -> bytes | None:
+    """Return a whole file as it was when it was written, if only something is damaged that is there twice; None if a
+    block is damaged or missing."""
+    header = table.header
+    if table.found < header.blocks:
+        return None
+    encoded, listed = encode_pack_header(header), bytearray()
+    chunks = [encoded]
+    for number in range(table.found):
+        stored = read(table.offsets[number], table.sizes[number])
+        if open_block(table, number, stored) is None:
+            return None
+        head = _HEAD.pack(table.sizes[number], table.sums[number])
+        listed += head
+        chunks += [head, stored]
+    table_sum = _SUM.pack(xxhash.xxh3_64_intdigest(listed, header.generation))
+    return b"".join([*chunks, listed, table_sum, encoded])
+
+
 def inflated_block(stored: bytes, size: int) -> bytes | None:
     """Return what was compressed to these bytes; None unless that has `size` bytes."""
     reader = zstd.ZstdDecompressor(options=_NO_LARGER)
