@@ -36,6 +36,7 @@ from topics.bucket.standby.round_follower import RoundFollower, Unfollowable
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.engine.standby.copy_sources import CopySources
+from topics.engine.standby.key_expiry import KeyExpiry
 from topics.engine.standby.live_replay import LiveReplay
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import OsFs
@@ -103,6 +104,14 @@ async def follow(engine: Engine) -> LiveReplay:
         time=engine.time,
         status=engine.status,
         fs=engine.fs,
+    )
+
+
+def key_expiry(engine: Engine) -> KeyExpiry:
+    """Return what forgets, on a standby, the keys whose window is over."""
+    return KeyExpiry(
+        [engine.keys.take_stock, engine.unique_jobs.take_stock],
+        [engine.stage_commits.expire, engine.transactions.expire],
     )
 
 
@@ -188,6 +197,7 @@ class Standby:
         reasons: list[str] = []
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(key_expiry(self._engine).run)
                 nursery.start_soon(self._watch_owner, self._follower, nursery.cancel_scope)
                 await self._follower.run()
             if self.has_taken:
