@@ -41,6 +41,7 @@ from topics.engine.standby.live_replay import LiveReplay
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import OsFs
 from topics.storage.recovery.damage import Damage
+from topics.storage.wal.followed_shard import FollowedShard
 from topics.telemetry.figures import StandbyFigures
 from topics.telemetry.logs import get_logger
 
@@ -188,7 +189,23 @@ class Standby:
             found = replay.shards.get(shard)
             if offset and (found is None or found.file is None or (found.file.ordinal, found.end) < (ordinal, offset)):
                 return f"shard {shard} of the log is damaged: it was whole up to {offset} of file {ordinal}"
+        if replay.damaged:
+            return f"records of topic {replay.damaged[0]!r} are damaged"
         return ""
+
+    async def _watch_damage(self, follower: RoundFollower) -> None:
+        """Look if something of this directory was found damaged: readers are refused it, and the directory is made
+        anew, since the bucket has it. Raises Unfollowable, OSError."""
+        while True:
+            await trio.sleep(OWNER_S)
+            if self._damage:
+                raise await follower.give_up(self._damage)
+
+    @property
+    def _damage(self) -> str:
+        """What was found damaged; empty if nothing was."""
+        writers = self._engine.store.writers
+        return next((one.damage for one in writers if isinstance(one, FollowedShard) and one.damage), "")
 
     async def run(self) -> None:
         """Follow. Returns when the process has to begin again: as the owner (`has_taken`), or with another
@@ -198,6 +215,7 @@ class Standby:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(key_expiry(self._engine).run)
+                nursery.start_soon(self._watch_damage, self._follower)
                 nursery.start_soon(self._watch_owner, self._follower, nursery.cancel_scope)
                 await self._follower.run()
             if self.has_taken:
@@ -222,6 +240,7 @@ class Standby:
                     and reason is not None
                     and follower.is_current
                     and owner.round <= follower.place.number
+                    and not self._damage
                 ):
                     self.has_taken = await self._takeover.take(follower.place.number, follower.place.epoch)
             except (StoreError, BucketRefused, PutGivenUp) as error:
