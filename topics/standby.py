@@ -38,10 +38,12 @@ from topics.bucket.standby.round_follower import RoundFollower, Unfollowable
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.engine.standby.copy_sources import CopySources
+from topics.engine.standby.key_expiry import KeyExpiry
 from topics.engine.standby.live_replay import LiveReplay
 from topics.runtime.offload import Offload, Pool
 from topics.storage.files.fs import OsFs
 from topics.storage.recovery.damage import Damage
+from topics.storage.wal.followed_shard import FollowedShard
 from topics.telemetry.figures import StandbyFigures
 from topics.telemetry.logs import get_logger
 
@@ -107,6 +109,14 @@ async def follow(engine: Engine) -> LiveReplay:
         fs=engine.fs,
         on_changed=engine.adopt_replayed,
         offload=engine.offload,
+    )
+
+
+def key_expiry(engine: Engine) -> KeyExpiry:
+    """Return what forgets, on a standby, the keys whose window is over."""
+    return KeyExpiry(
+        [engine.keys.take_stock, engine.unique_jobs.take_stock],
+        [engine.stage_commits.expire, engine.transactions.expire],
     )
 
 
@@ -190,7 +200,23 @@ class Standby:
             found = replay.shards.get(shard)
             if offset and (found is None or found.file is None or (found.file.ordinal, found.end) < (ordinal, offset)):
                 return f"shard {shard} of the log is damaged: it was whole up to {offset} of file {ordinal}"
+        if replay.damaged:
+            return f"records of topic {replay.damaged[0]!r} are damaged"
         return ""
+
+    async def _watch_damage(self, follower: RoundFollower) -> None:
+        """Look if something of this directory was found damaged: readers are refused it, and the directory is made
+        anew, since the bucket has it. Raises Unfollowable, OSError."""
+        while True:
+            await trio.sleep(OWNER_S)
+            if self._damage:
+                raise await follower.give_up(self._damage)
+
+    @property
+    def _damage(self) -> str:
+        """What was found damaged; empty if nothing was."""
+        writers = self._engine.store.writers
+        return next((one.damage for one in writers if isinstance(one, FollowedShard) and one.damage), "")
 
     async def run(self) -> None:
         """Follow. Returns when the process has to begin again: as the owner (`has_taken`), or with another
@@ -199,6 +225,8 @@ class Standby:
         reasons: list[str] = []
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(key_expiry(self._engine).run)
+                nursery.start_soon(self._watch_damage, self._follower)
                 nursery.start_soon(self._watch_owner, self._follower, nursery.cancel_scope)
                 await self._follower.run()
             if self.has_taken:
@@ -223,6 +251,7 @@ class Standby:
                     and reason is not None
                     and follower.is_current
                     and owner.round <= follower.place.number
+                    and not self._damage
                 ):
                     self.has_taken = await self._takeover.take(follower.place.number, follower.place.epoch)
             except (StoreError, BucketRefused, PutGivenUp) as error:

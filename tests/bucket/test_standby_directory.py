@@ -11,6 +11,7 @@ import trio
 from tests.bucket.archived import ArchivedLife, archived, bucket_settings, owner_of
 from tests.bucket.simulated_objects import SimObjects
 from tests.bucket.standby_lives import URL, following, live
+from tests.engine.life import refusal
 from tests.simulation.clock import BASE_MS, SimClock
 from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
@@ -276,5 +277,49 @@ def test_a_standby_waits_for_the_first_base(monkeypatch: pytest.MonkeyPatch) -> 
             async with archived(objects, CONFIG, fs=disk.after_process_kill(), clock=clock, bases=True) as life:
                 await fill(life)
         assert notes[0] is not None
+
+    live(script)
+
+
+@pytest.mark.parametrize("found_by", ["a read", "a start"])
+def test_a_damaged_record_is_no_hole_on_a_standby(found_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bucket has it: readers are refused it for a moment, and the directory is made anew. Otherwise a standby that
+    takes over would have lost what was acked as `remote`."""
+    config = replace(CONFIG, segment_compression="off")
+
+    async def script() -> None:
+        objects, fs, clock = SimObjects(), SimFs(), SimClock(BASE_MS)
+        async with archived(objects, config, clock=clock, bases=True) as owner:
+            await fill(owner)
+        assert prepare_directory(fs, ROOT, URL, objects, 1, copies_all=True) is not None
+        async with following(fs, objects, config) as life:
+            await life.compactor.checkpoint()
+        paths = [path for path, content in fs.tree().items() if content and path.endswith(".data")]
+        assert paths
+        for path in paths if found_by == "a read" else [path.replace(".data", ".idx") for path in paths] + paths:
+            with fs.open(path) as handle:
+                write_all(handle, b"\xff" * (handle.size() // 2), handle.size() // 2)
+        monkeypatch.setattr("topics.standby.make_objects", lambda *_: objects)
+        monkeypatch.setattr("topics.standby.lease_terms", lambda *_: None)
+        note = prepare_directory(fs, ROOT, URL, objects, 1)
+        assert note is not None
+        follower = ArchivedLife(config, fs, clock, InlineOffload())
+        engine = follower.engine
+        engine.store.lock("a standby")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            standby = Standby(config, engine, note, "http://standby")
+            if await standby.recover():
+                nursery.start_soon(engine.delivery.scheduler.run)
+                engine.open_for_business()
+                assert (await refusal(follower.all("a"))).code == "not_ready"
+                assert engine.registry.topics["a"].log.count == 10
+                with trio.fail_after(60):
+                    await standby.run()
+            nursery.cancel_scope.cancel()
+        engine.store.unlock()
+        again = prepare_directory(fs, ROOT, URL, objects, 1)
+        assert again is not None
+        assert again.dir != note.dir
 
     live(script)

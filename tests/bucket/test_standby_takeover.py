@@ -29,6 +29,7 @@ from topics.bucket.round_format import encode_round
 from topics.bucket.standby.directory import prepare_directory
 from topics.bucket.standby.round_follower import Unfollowable
 from topics.engine.engine import Engine
+from topics.engine.standby.key_expiry import KeyExpiry
 from topics.standby import Standby
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import join
@@ -112,6 +113,26 @@ async def successor(patch: pytest.MonkeyPatch) -> AsyncIterator[Successor]:
             nursery.cancel_scope.cancel()
     finally:
         engine.store.unlock()
+
+
+def test_a_standby_that_follows_forgets_keys_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[float] = []
+
+    async def noted(self: KeyExpiry) -> None:
+        passes.append(trio.current_time())
+
+    monkeypatch.setattr(KeyExpiry, "pass_over", noted)
+
+    async def script() -> None:
+        async with successor(monkeypatch) as one:
+            owner = owner_of(one.objects)
+            owner.state, owner.dir, owner.lease_ms = "held", "another", 0
+            one.objects._set("owner", encode_owner(owner))
+            with trio.move_on_after(60):
+                await one.standby.run()
+
+    live(script)
+    assert len(passes) >= 5
 
 
 def test_a_standby_becomes_the_owner_when_the_bucket_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,9 @@ from tests.conformance.client import Daemon, until
 from topics.bucket.file_objects import FileObjects
 from topics.bucket.local_note import BucketNote, write_note
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name
+from topics.bucket.object_store import StoreError, StoreErrorKind
 from topics.bucket.pin_format import Pin, encode_pin
+from topics.cli.app import run
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import OsFs
 from topics.storage.recovery.restored_copy import SKIPPED_SEQS
@@ -74,6 +76,21 @@ def test_a_restored_directory_is_whole_and_a_daemon_serves_it(topics: CommandLin
     finally:
         daemon.kill()
     assert not (data / "RESTORED").exists()
+
+
+def test_a_restore_is_good_if_its_pin_cannot_be_removed(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials may not permit deletions. All topics are selected and copied, so the pin keeps nothing."""
+
+    def denied(self: FileObjects, names: object) -> None:
+        raise StoreError(StoreErrorKind.DENIED, "nothing may be deleted")
+
+    monkeypatch.setattr(FileObjects, "delete", denied)
+    data = tmp_path / "data"
+    assert run(["restore", url, "--data-dir", str(data), "--full", "--topic", "*"]) == 0
+    assert (data / "FORMAT").exists()
+    assert not (data / "meta" / "restore").exists()
 
 
 @pytest.mark.parametrize("full", [False, True])

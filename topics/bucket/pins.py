@@ -55,9 +55,15 @@ def pinned(objects: ObjectStore, base: int, now_ms: int) -> Iterator[str]:
     try:
         yield uuid
     except BaseException:
-        with suppress(StoreError):
-            remove_pin(objects, uuid)
+        drop_pin(objects, uuid)
         raise
+
+
+def drop_pin(objects: ObjectStore, uuid: str) -> None:
+    """Remove a pin that has kept nothing, or keeps nothing any more. If the store does not do it, the pin ends by
+    itself: what was made under it is good all the same."""
+    with suppress(StoreError):
+        remove_pin(objects, uuid)
 
 
 def remove_pin(objects: ObjectStore, uuid: str) -> None:

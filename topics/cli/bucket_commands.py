@@ -123,7 +123,7 @@ def restore(
         Workers,
     )
     from topics.bucket.offline.restore_target import RestoreRefused, choose_target  # noqa: PLC0415
-    from topics.bucket.pins import pinned, remove_pin  # noqa: PLC0415
+    from topics.bucket.pins import drop_pin, pinned  # noqa: PLC0415
     from topics.storage.files.fs import OsFs  # noqa: PLC0415
 
     if to_ms is not None and number is not None:
@@ -146,7 +146,7 @@ def restore(
                 with shown_progress(work.progress, "restore"):
                     figures = work.run(target)
             if work.source is not None and not figures.left:
-                remove_pin(objects, work.source.pin)
+                drop_pin(objects, work.source.pin)
         except RestoreRefused as error:
             raise UsageRefusal(str(error)) from None
         except OSError as error:

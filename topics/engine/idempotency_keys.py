@@ -81,6 +81,15 @@ class IdempotencyKeys:
         self.count += len(topic.keys) - before - 1
         self._settle(topic, key)
 
+    async def take_stock(self) -> None:
+        """On a standby, where replay adds keys and nobody is told: count them anew, and forget those whose window is
+        over. Costs a look at each topic. Cancelling leaves the rest for the next call."""
+        topics = self._registry.by_id.values()
+        self._keyed = {topic.id: topic for topic in topics if topic.keys}
+        self.count = sum(len(topic.keys) for topic in self._keyed.values() if topic.keys is not None)
+        self.count += sum(topic.transactions.members for topic in topics if topic.transactions is not None)
+        await self.expire()
+
     async def expire(self) -> None:
         """Forget the keys whose window is over, a few thousand at a time. Costs a look at each topic that has keys, and
         the keys forgotten. Cancelling leaves the rest for the next call."""

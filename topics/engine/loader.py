@@ -6,6 +6,7 @@ for the disk.
 
 from __future__ import annotations
 
+import errno
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -412,6 +413,8 @@ class Loader:
             if topic.deleted or not await self.prepared(topic, alive):
                 continue
             log.error("records_damaged", topic=topic.name, first=first, last=last)
+            if self.notes.is_for_others(topic, f"record {first} of topic {topic.name!r} is damaged"):
+                raise _unavailable(topic, OSError(errno.EIO, "they are damaged, and fetched from the bucket"))
             await self.prepared(topic, partial(topic.log.add_hole, first, last, "corrupt"))
             self.notes.note(topic, [(first, last)])
             self._registry.account(topic)

@@ -29,7 +29,7 @@ from topics.bucket.ownership.owner_format import Owner
 from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms, Ownership
 from topics.bucket.ownership.owner_watch import TakeReason
 from topics.bucket.ownership.takeover import LONGEST_LOOK_S, Takeover
-from topics.bucket.pins import pinned, remove_pin
+from topics.bucket.pins import drop_pin, pinned
 from topics.bucket.place import Place
 from topics.bucket.round_format import Round
 from topics.bucket.settled_puts import SettledPuts
@@ -254,7 +254,7 @@ class StartClaim:
                 mark = ClockMark(window_ms, place.wall_ms, self._clock.boottime_ms(), self._fs.boot_id())
                 write_mark(self._fs, self._datadir, mark)
             if not figures.left:
-                remove_pin(self._objects, pin)
+                drop_pin(self._objects, pin)
         except (RestoreRefused, BucketDamaged) as error:
             raise BucketRefused(f"the directory cannot be made from the bucket: {error}") from error
         finally:

@@ -25,7 +25,7 @@ from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
 from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget, choose_target
-from topics.bucket.pins import pinned, remove_pin
+from topics.bucket.pins import drop_pin, pinned
 from topics.bucket.standby.followed_log import LogLost, cut_to
 from topics.bucket.standby.handover import set_aside, stays
 from topics.runtime.window_clock import ClockMark
@@ -201,7 +201,7 @@ def _make(
                 mark = ClockMark(adopted.window_ms, adopted.wall_ms, 0, "")
                 write_mark(fs, DataDir(root), mark)
             if not figures.left:
-                remove_pin(objects, pin)
+                drop_pin(objects, pin)
             break
         except RestoreRefused as error:
             raise StandbyRefused(str(error)) from error

@@ -158,7 +158,7 @@ class RoundFollower:
             except (OSError, ApiError) as error:
                 self._enter("waiting", f"a round cannot be written or read here: {error}")
             except (BucketRefused, LogBroken) as error:
-                raise await self._give_up(str(error)) from error
+                raise await self.give_up(str(error)) from error
             else:
                 if self.place.ends_cut:
                     self._caught_up_ms = began_ms
@@ -179,7 +179,7 @@ class RoundFollower:
             except (OSError, ApiError, PutGivenUp) as error:
                 self._enter("waiting", f"the bucket cannot be taken over now: {error}")
             except (BucketRefused, LogBroken) as error:
-                raise await self._give_up(str(error)) from error
+                raise await self.give_up(str(error)) from error
             else:
                 if lease.is_held:  # else another daemon may have taken the prefix, and this one follows it
                     return place
@@ -193,7 +193,7 @@ class RoundFollower:
         owner = self._takeover.watch.owner
         await self._takeover.catch_up(self.place, self.follow)
         if owner is not None and self.place.number < owner.round:
-            raise await self._give_up(
+            raise await self.give_up(
                 f"the bucket has no round {self.place.number + 1} any more, and its owner has written {owner.round}"
             )
 
@@ -201,7 +201,7 @@ class RoundFollower:
         """Take the next round. Raises Unfollowable, LogBroken, OSError, ApiError; may be called again then."""
         head = found.head
         if head.begins_history or head.shards != self._shards:
-            raise await self._give_up(f"round {head.number} begins another history")
+            raise await self.give_up(f"round {head.number} begins another history")
         if self._written < head.number:
             pieces = [LogPiece(run.shard, run.ordinal, run.offset, data) for run, data in found.pieces()]
             new = await self._offload.run(Pool.FILES, partial(self._files.write, pieces))
@@ -237,7 +237,7 @@ class RoundFollower:
             self._followed.apply(cut, head.wall_ms, note.window_ms)
         except Exception as error:
             log.exception("round_not_applied", round=head.number)
-            raise await self._give_up(f"round {head.number} cannot be applied: {error}") from error
+            raise await self.give_up(f"round {head.number} cannot be applied: {error}") from error
         figures = self.figures
         figures.epoch, figures.round, figures.wall_ms = head.epoch, head.number, head.wall_ms
         figures.rounds += 1
@@ -256,7 +256,7 @@ class RoundFollower:
             if (shard, place[0]) in ended or (shard in self.note.complete and tuple(before[shard]) == tuple(place))
         ]
 
-    async def _give_up(self, reason: str) -> Unfollowable:
+    async def give_up(self, reason: str) -> Unfollowable:
         """Have the next start make the directory anew. Raises OSError."""
         await self._offload.run(Pool.FILES, partial(mark_unfinished, self._fs, self._datadir.root))
         return Unfollowable(reason)

@@ -66,6 +66,13 @@ class UniqueJobs:
         for topic in self._registry.by_id.values():
             self._adopt(topic)
 
+    async def take_stock(self) -> None:
+        """On a standby, where replay adds keys and nobody is told: count them anew, and forget what `expire` does."""
+        self.total = KeyTotal()
+        self._topics = {}
+        self.adopt_all()
+        await self.expire()
+
     async def expire(self) -> None:
         """Forget the keys whose window is over, those of jobs that are gone, and those of deleted topics, some at a
         time. Cancelling leaves the rest for the next call."""

@@ -104,6 +104,8 @@ class LiveReplay:
         }
         """By topic id, the highest seq that a router, a consumer or a group is known to have seen."""
         self.transactions = recovered.transactions
+        self.damaged = sorted({recovered.topics[topic_id].name for topic_id in recovered.columns.damaged})
+        """The topics in whose segments recovery has found damage."""
         self._registry = registry
         self._store = store
         self._indexes = indexes

@@ -231,6 +231,8 @@ class SpanLoader:
         """Make a `corrupt` hole of damaged records that are still live. Raises NotLoaded."""
         first, last = max(first, topic.log.earliest_seq), min(last, topic.log.head_seq)
         if first <= last and not topic.deleted:
+            if self._notes.is_for_others(topic, f"record {first} of topic {topic.name!r} is damaged"):
+                raise OSError(errno.EIO, "records are damaged, and fetched from the bucket")
             topic.log.add_hole(first, last, "corrupt")
             self._notes.note(topic, [(first, last)])
             log.error("records_damaged", topic=topic.name, first=first, last=last)

@@ -170,6 +170,8 @@ class SegmentGrowth:
         """These records are lost, and announced."""
         for seq in seqs:
             log.error("record_damaged", topic=topic.name, seq=seq)
+            if self._notes.is_for_others(topic, f"record {seq} of topic {topic.name!r} is damaged"):
+                return
             with suppress(NotLoaded):  # the next attempt will find it again
                 if topic.log.is_live(seq):
                     topic.log.add_hole(seq, seq, "corrupt")

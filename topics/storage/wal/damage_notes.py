@@ -16,6 +16,7 @@ from topics.errors import ApiError
 from topics.model import TopicConfig
 from topics.storage.wal import frames
 from topics.storage.wal.batches import ControlBatch
+from topics.storage.wal.followed_shard import FollowedShard
 from topics.storage.wal.frames import FrameType
 from topics.storage.wal.shard_writer import ShardWriter
 
@@ -36,6 +37,17 @@ class DamageNotes:
         """`writers` returns the writers of the shards, by number."""
         self._writers = writers
         self._now_ms = now_ms
+
+    def is_for_others(self, topic: DamagedTopic, what: str) -> bool:
+        """Return True if damage must not be told to readers, because this is a standby: the bucket has what is damaged
+        here. Then the standby is told `what` is damaged, and makes its directory anew."""
+        if topic.deleted:
+            return False
+        writer = self._writers()[topic.shard]
+        if not isinstance(writer, FollowedShard):
+            return False
+        writer.note_damage(what)
+        return True
 
     def note(self, topic: DamagedTopic, ranges: Iterable[tuple[int, int]]) -> None:
         """Log that these seqs (inclusive ranges) of a topic are lost. Must be called in the step in which they become

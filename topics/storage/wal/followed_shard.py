@@ -22,6 +22,12 @@ class FollowedShard(ShardWriter):
 
     refusal: Callable[[], ApiError]
     """Makes the error with which writes are refused."""
+    damage = ""
+    """What was found damaged first in files of its topics; empty if nothing was."""
+
+    def note_damage(self, what: str) -> None:
+        """Note what is damaged. The bucket has it: the standby makes its directory anew."""
+        self.damage = self.damage or what
 
     def follow(
         self, file: WalFile, end: int, frame_count: int, last_seqs: Mapping[int, int], file_end: int | None = None
