@@ -83,15 +83,37 @@ def no_fencing(patch: pytest.MonkeyPatch) -> Iterator[None]:
 PAIR_SEEDS = range(1, 200) if EVERYTHING else range(1, 6)
 
 
-@pytest.mark.parametrize("seed", slow_after(1, PAIR_SEEDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", PAIR_SEEDS)
 async def test_daemons_that_follow_one_another(seed: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: Any) -> None:
     """A standby takes over, races with another one, and follows again when it comes back with its directory."""
     connect(monkeypatch)
     history = History(seed, nodes=2 + seed % 2, kind=PairNode)
-    await history.run(events=15 if seed == 1 else 30)
+    await history.run(events=30)
     assert history.judge.problems == []
     assert history.judge.takeovers >= 2
-    assert sum(node.taken for node in history.nodes if isinstance(node, PairNode))
+
+
+@pytest.mark.parametrize("nodes", slow_after(1, [2, 3]))
+async def test_a_standby_takes_over_and_the_former_owner_follows_it(
+    nodes: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
+) -> None:
+    connect(monkeypatch)
+
+    async def owner_is_away(history: History) -> None:
+        for _ in range(2):
+            owner = await history.owner()
+            await trio.sleep(3)
+            owner.kill(loses_disk=False)
+            owner.pause()  # it is not started again before another one has taken over
+            await trio.sleep(12)
+            owner.resume()
+            await trio.sleep(4)
+
+    history = History(1, nodes=nodes, kind=PairNode)
+    await history.run(script=owner_is_away)
+    assert history.judge.problems == []
+    assert sum(node.taken for node in history.nodes if isinstance(node, PairNode)) >= 2
 
 
 def is_lost(problem: str) -> bool:
