@@ -43,6 +43,7 @@ from topics.engine.groups.group_calls import GroupCalls
 from topics.engine.idempotency_keys import IdempotencyKeys
 from topics.engine.loader import Loader
 from topics.engine.operations.append import Appends
+from topics.engine.operations.backward_reads import BackwardReads
 from topics.engine.operations.delete import Deletions
 from topics.engine.operations.export import Exports
 from topics.engine.operations.fence_removal import FenceRemovals
@@ -57,6 +58,7 @@ from topics.engine.operations.unique_jobs import UniqueJobs
 from topics.engine.queues.job_changes import JobChanges
 from topics.engine.queues.job_lists import JobLists
 from topics.engine.queues.queue_calls import QueueCalls
+from topics.engine.reach import Reach
 from topics.engine.redrives.dead_jobs import DeadJobs
 from topics.engine.redrives.letter_moves import LetterMoves
 from topics.engine.redrives.redrives import Redrives
@@ -65,10 +67,13 @@ from topics.engine.schedules.firings import Firings
 from topics.engine.schedules.schedule_calls import ScheduleCalls
 from topics.engine.tables.topic_tables import TopicTables
 from topics.engine.topic_states import TopicStates
+from topics.runtime.held_clock import HeldClock
 from topics.runtime.turns import Turns
 from topics.sched.governor import Governor
+from topics.storage.cache.index_cache import IndexCache
 from topics.storage.cache.payload_cache import PayloadCache
 from topics.storage.maintenance.compactor import Compactor
+from topics.storage.maintenance.file_holds import FileHolds
 from topics.storage.maintenance.home_moves import HomeMoves
 from topics.storage.maintenance.reclaimer import Reclaimer
 from topics.storage.maintenance.relocator import Relocator
@@ -105,7 +110,7 @@ def test_damage_of_every_kind_is_met_as_the_specification_says(name: str) -> Non
 # ----------------------------------------------------------------- the table is complete
 
 WRITES: Final[dict[type, tuple[str, ...]]] = {
-    Engine: ("announce_last_checkpoint", "checkpoint", "expire_unused", "recover"),
+    Engine: ("announce_last_checkpoint", "checkpoint", "expire_unused", "recover", "restore"),
     TopicLifecycle: ("delete", "put"),
     Appends: ("append",),
     Deletions: ("delete_records", "trim"),
@@ -135,7 +140,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     GroupCalls: ("delete", "put"),
     JobChanges: ("cancel", "retry"),
     LetterMoves: ("move",),
-    Ceilings: ("lower_all", "lower_idle"),
+    Ceilings: ("lower_all", "lower_bucket_ceilings", "lower_idle"),
     Compactor: (
         "announce",
         "capture",
@@ -153,25 +158,27 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
 }
 """What has an effect on the disk, or may have."""
 READS: Final[dict[type, tuple[str, ...]]] = {
-    Engine: ("open_for_business", "quiesce", "run", "start_draining", "wake_all"),
+    Engine: ("adopt_replayed", "fence", "open_for_business", "quiesce", "run", "start_draining", "wake_all"),
     RouterLifecycle: ("ends", "page", "state"),
     QueueCalls: ("nothing_claimed", "window_ms"),
-    GroupCalls: ("page", "state"),
-    ConsumerCalls: ("page", "placed", "state"),
+    GroupCalls: ("page", "page_of_all", "state"),
+    ConsumerCalls: ("page", "page_of_all", "placed", "state"),
     ScheduleCalls: ("page", "state", "topic_of"),
     ConsumerReads: ("read",),
     JobLists: ("dead_letter_of", "has_dead_letter", "letters", "page"),
     DeadJobs: ("retry",),
     Redrives: ("ended", "get", "start", "stop", "stop_all"),
-    Deletions: ("is_ready",),
+    Deletions: ("count_records", "is_ready"),
     Reads: ("read", "record", "wait_for_news"),
     EvidenceCalls: ("checkpoint", "consistency", "inclusion"),
     LatestReads: ("one", "page"),
     Exports: ("open",),
-    TopicStates: ("of", "page"),
-    EngineMetrics: ("figures",),
-    IdempotencyKeys: ("expire",),
-    UniqueJobs: ("expire",),
+    TopicStates: ("of", "of_type", "page", "ranked"),
+    EngineMetrics: ("figures", "tiers"),
+    IdempotencyKeys: ("expire", "take_stock"),
+    UniqueJobs: ("expire", "take_stock"),
+    BackwardReads: ("read",),
+    Reach: ("wait",),
     Compactor: ("replay_starts", "run"),
     Reclaimer: ("run",),
     Relocator: ("run",),
@@ -186,6 +193,7 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
         "create_missing",
         "creations_ended",
         "forget",
+        "replace_config",
     ),
     Appends: (
         "admit",
@@ -205,13 +213,13 @@ INNER: Final[dict[type, tuple[str, ...]]] = {
     StageCommits: ("ended", "expire"),
     Transactions: ("expire",),
     TopicTables: ("is_unfinished", "null_frames", "prepare", "restore", "settle"),
-    RouterLifecycle: ("adopt", "forget_topic", "samples"),
+    RouterLifecycle: ("adopt", "adopt_replayed", "drop_replayed", "forget_topic", "samples"),
     QueueCalls: ("figures", "look_after", "look_after_one", "state", "sweep"),
-    GroupCalls: ("adopt_all", "samples"),
-    ConsumerCalls: ("adopt_all", "advance", "find", "samples"),
+    GroupCalls: ("adopt", "adopt_all", "samples"),
+    ConsumerCalls: ("adopt", "adopt_all", "advance", "find", "samples"),
     LetterMoves: ("wait_for",),
     Firings: ("decided", "figures", "look", "note_change", "running"),
-    Ceilings: ("forget", "commit_point", "watch"),
+    Ceilings: ("commit_point", "first_bucket_ceiling", "forget", "watch"),
     IdempotencyKeys: ("adopt", "begin", "check_room", "forget", "in_flight", "known", "remember"),
     UniqueJobs: ("adopt_all", "begin", "judged", "nothing_stored", "publish"),
     HomeMoves: ("bring", "bring_all", "copied", "needed", "pointer"),
@@ -321,6 +329,9 @@ def test_every_part_of_the_engine_is_in_the_table_or_called_by_its_parts_alone()
         Counter,
         Loader,
         Turns,
+        HeldClock,
+        IndexCache,
+        FileHolds,
     }
     by_itself = {TopicDelivery, WatchSessions, Governor, Forwarders, LengthCheck}
     assert parts == ({*CALLED} - {Engine}) | inner | by_itself

@@ -12,6 +12,7 @@ from tests.simulation.lives import CLASSES
 from tests.simulation.model import Client
 from tests.simulation.segment_lives import SMALL, STORED, SegmentSweep, checkpoint, exactly, fill, fill_all, one_of_each
 from tests.simulation.world import Life
+from topics.errors import ApiError
 from topics.log.tag_match import TagMatch
 
 LONG = replace(SMALL, wal_file_bytes=64 << 10, segment_max_events=100)
@@ -285,6 +286,29 @@ async def lowering(life: Life, client: Client) -> None:
         await client.look(name)
 
 
+class AlwaysHeld:
+    """The lease of an owner that nobody else takes."""
+
+    is_held = True
+
+    @property
+    def refusal(self) -> ApiError:
+        raise AssertionError("it is held")
+
+
+async def lowering_for_takers(life: Life, client: Client) -> None:
+    """A daemon whose bucket another one may take gives back the seqs that it has reserved there, before a stop."""
+    right = life.store.right
+    right.lease = AlwaysHeld()
+    await client.create("reserved", durability="disk")
+    await client.append("reserved", 3)
+    life.engine.ceilings.lower_bucket_ceilings()
+    await trio.sleep(0.1)
+    right.lease = None
+    await client.append("reserved", 3)
+    await client.look("reserved")
+
+
 async def rotating(life: Life, client: Client) -> None:
     """Several files of the log, with all classes in them."""
     for i in range(7):
@@ -345,6 +369,7 @@ LOG_OPERATIONS = (
         before=near_the_reserve("ephemeral", "memory", "disk"),
     ),
     Operation("lower-ceiling", (1, 3), (2, 4), SegmentSweep, LONG, lowering, before=a_topic_of_each_class),
+    Operation("lower-bucket-ceiling", (1,), (2, 4), SegmentSweep, LONG, lowering_for_takers),
     Operation("rotate-wal", (4, 5), (1, 6, 10), SegmentSweep, SMALL, rotating, before=a_topic_of_each_class),
     Operation("clean-stop", (1, 6), (1, 4, 6), SegmentSweep, LONG, stopping, before=a_topic_of_each_class, end="stop"),
 )
