@@ -39,6 +39,8 @@ from topics.client import (
 pytestmark = pytest.mark.slow
 
 LEASE_MS = 2000
+LONG_LEASE_MS = 12_000
+"""Of tests that look at what is so while there is no owner."""
 PATIENT = Retry(give_up_after=60, longest_wait=0.5)
 OVERALL_S = 90
 
@@ -46,7 +48,7 @@ OVERALL_S = 90
 class Group:
     """Daemons with the same settings over one bucket. The first one that was started owns it."""
 
-    def __init__(self, root: Path, count: int) -> None:
+    def __init__(self, root: Path, count: int, lease_ms: int) -> None:
         (root / "bucket").mkdir()
         self.daemons = []
         for number in range(count):
@@ -56,7 +58,7 @@ class Group:
                 "port": port,
                 "bucket": f"file://{root}/bucket",
                 "bucket_takeover": 1,
-                "bucket_lease_ms": LEASE_MS,
+                "bucket_lease_ms": lease_ms,
                 "bucket_round_ms": 100,
                 "bucket_poll_ms": 50,
                 "role": "standby",
@@ -92,8 +94,8 @@ class Group:
 
 
 @contextmanager
-def group(root: Path, count: int = 2) -> Iterator[Group]:
-    made = Group(root, count)
+def group(root: Path, lease_ms: int = LEASE_MS, count: int = 2) -> Iterator[Group]:
+    made = Group(root, count, lease_ms)
     try:
         made.start()
         yield made
@@ -215,7 +217,7 @@ def test_an_asynchronous_producer_and_tail_fail_over(tmp_path: Path, backend: st
 
 
 def test_with_any_a_watch_goes_on_at_a_standby_while_there_is_no_owner(tmp_path: Path) -> None:
-    with group(tmp_path) as daemons:
+    with group(tmp_path, LONG_LEASE_MS) as daemons:
         first, second = daemons.daemons
         with Client(daemons.urls) as client:
             client.create("r", durability="remote")
@@ -264,7 +266,7 @@ def test_commands_find_the_owner(tmp_path: Path) -> None:
             command, env=environ, input=stdin, capture_output=True, text=True, timeout=OVERALL_S, check=False
         )
 
-    with group(tmp_path) as daemons:
+    with group(tmp_path, LONG_LEASE_MS) as daemons:
         first, second = daemons.daemons
         backwards = daemons.urls[::-1]
         assert topics("create", "r", "--durability", "remote", urls=backwards).returncode == 0
