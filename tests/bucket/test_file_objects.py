@@ -162,6 +162,19 @@ def test_what_killed_processes_have_left_goes_after_a_day_and_is_never_listed(tm
     assert [facts.name for facts in store.list("")] == ["a"]
 
 
+def test_files_of_others_are_not_listed(tmp_path: Path) -> None:
+    """A copy that a program for synchronisation has left has a name that no call takes: nobody could read it as a pin,
+    or list on behind it."""
+    store = FileObjects(str(tmp_path))
+    for name in ("pins/a", "pins/c"):
+        store.put_new(name, b"")
+    (tmp_path / "pins" / "a (conflicted copy)").write_bytes(b"")
+    (tmp_path / "pins" / "b~").write_bytes(b"")
+    assert [one.name for one in store.list("pins/")] == ["pins/a", "pins/c"]
+    page = store.list("pins/", limit=1)
+    assert [one.name for one in store.list("pins/", page[0].name, limit=1)] == ["pins/c"]
+
+
 def test_empty_directories_go(tmp_path: Path) -> None:
     store = FileObjects(str(tmp_path))
     for name in ("a/b/c", "a/d"):

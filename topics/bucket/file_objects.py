@@ -48,6 +48,7 @@ from topics.bucket.object_store import (
     check_name,
     check_page,
     check_range,
+    is_name,
 )
 
 LEFT_S: Final = 86_400
@@ -294,7 +295,7 @@ class FileObjects:
             if name.endswith("/"):
                 if (name.startswith(prefix) or prefix.startswith(name)) and (after < name or after.startswith(name)):
                     yield from self._below(name, prefix, after)
-            elif name.startswith(prefix) and name > after:
+            elif name.startswith(prefix) and name > after and is_name(name):
                 with contextlib.suppress(FileNotFoundError):
                     facts = entry.stat()
                     tag = f"{facts.st_ino:x}-{facts.st_mtime_ns:x}-{facts.st_size:x}"

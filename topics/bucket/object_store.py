@@ -78,7 +78,8 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: str, after: str = "", limit: int = MAX_PAGE) -> list[ObjectFacts]:
         """At most `limit` (1 to `MAX_PAGE`) objects whose name begins with `prefix` and is greater than `after`, in
-        ascending order of the name. If there are fewer than `limit`, the listing is at its end."""
+        ascending order of the name. What has a name that no object can have is left out. If there are fewer than
+        `limit`, the listing is at its end."""
         ...
 
 
@@ -162,9 +163,14 @@ class ObjectTooLarge(ValueError):
 def check_name(name: str) -> str:
     """Return the name of an object. Raises ValueError unless it is ASCII letters, digits and `_.=+-` in parts that are
     separated by `/`, of which none is empty or begins with one of `.=+-`."""
-    if len(name) > MAX_NAME or _NAME.fullmatch(name) is None:
+    if not is_name(name):
         raise ValueError(f"{name!r} is no name of an object")
     return name
+
+
+def is_name(name: str) -> bool:
+    """Return True if an object can have this name. Others that a store has are somebody else's, and are not listed."""
+    return len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
 
 
 def check_page(prefix: str, after: str, limit: int) -> None:

@@ -34,6 +34,7 @@ from topics.bucket.object_store import (
     check_name,
     check_page,
     check_range,
+    is_name,
 )
 from topics.bucket.obstore_errors import Refusal, meaning
 
@@ -155,7 +156,7 @@ class ObstoreObjects:
         for chunk in stream:
             for meta in chunk:
                 name = meta["path"][len(self._before) :]
-                if name > after and name.startswith(prefix):
+                if name > after and name.startswith(prefix) and is_name(name):
                     found.append(meta)
                     if len(found) == limit:
                         return found
