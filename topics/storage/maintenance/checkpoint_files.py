@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -133,15 +133,19 @@ class CheckpointFiles:
             files = self._store.files.of_shard(writer.shard)
             names += [datadir.relative(file.path) for file in files if file.ordinal < end]
         sealed: list[tuple[int, int]] = []
+        in_cold: dict[int, set[str]] = {}
         for i, (topic, generation, segments) in enumerate(self._topics(moment, named, held=held), 1):
             if generation is not None:
                 names.append(_RELATIVE.manifest_path(topic.id, generation))
             names += self._segment_files(segments)
             # A file may be packed without the part saying so, after a crash or if a snapshot was damaged.
             sealed += [(s.topic_id, s.first) for s in segments if s.sealed and s.tier == "hot"]
-            names += await self._cold_deletions(s for s in segments if s.tier == "cold")
+            for segment in segments:
+                if segment.tier == "cold":
+                    in_cold.setdefault(segment.topic_id, set()).add(segment_name(segment.first, "del"))
             if i % SLICE_TOPICS == 0:
                 await trio.lowlevel.checkpoint()
+        names += await self._cold_deletions(in_cold)
         for topic_id, leaves in (await self._leaf_files(moment.topics)).items():
             names += [join(_RELATIVE.topic_dir(topic_id), file.name) for file in leaves]
         names += await self._offload.run(Pool.FILES, partial(self._foreign_files, moment.foreign))
@@ -230,15 +234,16 @@ class CheckpointFiles:
                 names.append(_RELATIVE.segment_path(owner, first, "object"))
         return names
 
-    async def _cold_deletions(self, segments: Iterable[Segment]) -> list[str]:
-        """Return the `.del` files of segments in a cold directory."""
+    async def _cold_deletions(self, wanted: Mapping[int, Set[str]]) -> list[str]:
+        """Return those of these `.del` files, by topic, that are in a cold directory. None of topics behind one that
+        cannot be listed, and none if calls of the store hang: then the other files cannot be copied either."""
         cold, found = self.tiers.cold, []
-        for segment in segments if cold is not None and self.tiers.objects is None else ():
-            assert cold is not None
-            name = segment_name(segment.first, "del")
-            with suppress(OSError):  # then the other files cannot be copied either
-                if await self._offload.run(Pool.COLD_READ, partial(cold.exists, segment.topic_id, name)):
-                    found.append(f"cold:{_RELATIVE.segment_path(segment.topic_id, segment.first, 'del')}")
+        if cold is None or self.tiers.objects is not None or (self._store.cold and self._store.cold.hanging):
+            return []
+        with suppress(OSError):
+            for topic_id, names in wanted.items():
+                there = await self._offload.run(Pool.COLD_READ, partial(cold.list, topic_id))
+                found += [f"cold:{join(_RELATIVE.topic_dir(topic_id), name)}" for name in there if name in names]
         return found
 
     def _existing(self, segments: Iterable[tuple[int, int]], kinds: Iterable[str]) -> list[str]:
