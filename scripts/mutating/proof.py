@@ -420,6 +420,7 @@ NEAR: Final[Mapping[Subsystem, tuple[str, ...]]] = {
     ),
     "schedules": ("engine/schedules/test_schedule_lives.py",),
     "idempotency": ("engine/test_idempotency_keys.py",),
+    "evidence": EVIDENCE_TESTS,
 }
 """The same of a subsystem whose code is in files of others."""
 

@@ -4,7 +4,9 @@ have (`docs/spec/evidence.md` section 1). Crashes everywhere are rows of the cra
 from __future__ import annotations
 
 import posixpath
+from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -12,20 +14,21 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import trio
 import xxhash
 
 from tests.everything import EVERYTHING
 from tests.simulation.disk import SimFs
-from tests.simulation.evidence_lives import Auditor, Heads, proved, rewritten, tiny_blocks
+from tests.simulation.evidence_lives import Auditor, Heads, checkpoint_of, proved, read, rewritten, tiny_blocks
 from tests.simulation.test_damage import overwrite
 from tests.simulation.wal_content import scan_of
 from tests.simulation.world import ROOT, Life, World, quiet, settings
 from tests.storage.data_file import rows_of
 from topics.errors import ApiError
 from topics.evidence.checkpoint_note import TreeHead
-from topics.evidence.record_leaf import LEAF_BYTES
+from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.log.tag_match import TagMatch
-from topics.model import Compression, Performance, TopicConfigPatch
+from topics.model import AppendRequest, Compression, Performance, TopicConfigPatch, TransactionRequest
 from topics.storage.evidence.leaf_files import HEAD_BYTES, encode_leaf_file, parse_leaf_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES, decode_file_header
 from topics.storage.files.fs import write_all
@@ -419,3 +422,50 @@ def test_a_bad_manifest_costs_no_leaf() -> None:
         assert "manifest_damaged" in {event["event"] for event in start.events}
         problems = [found.problem for found in rewritten(start.after("drop"), list(heads.values()))]
         assert [one for one in problems if "lea" in one or "checkpoint" in one or "tree" in one] == []
+
+
+def test_a_checkpoint_covers_what_is_on_disk() -> None:
+    """Copies may be visible before the bytes are synced that they are made of."""
+
+    async def script(life: Life) -> None:
+        client = Auditor()
+        await client.create(life, "t")
+        await client.append(life, "t", 3)
+        life.engine.registry.topics["t"].synced_seq = 2
+        assert (await checkpoint_of(life, "t")).size == 2
+        with pytest.raises(ApiError) as error:
+            await life.engine.evidence.inclusion("t", 3, None)
+        assert error.value.code == "record_not_found"
+
+    assert World(config=CONFIG).live(script)
+
+
+def test_records_of_an_undone_transaction_have_blank_leaves() -> None:
+    """Nobody has ever seen them; the machine crashes at every operation of the transaction."""
+    blank: list[int] = []
+
+    async def look(life: Life) -> None:
+        await proved(life)
+        for name in ("t", "u"):
+            seen = {record.seq for record in await read(life, name)}
+            for seq in range(1, life.engine.registry.topics[name].log.head_seq + 1):
+                leaf = b64decode((await life.engine.evidence.inclusion(name, seq, None)).leaf)
+                assert (leaf == BLANK) is (seq not in seen)
+                blank.extend([seq] * (leaf == BLANK))
+
+    for at in range(12):
+
+        async def script(life: Life, at: int = at) -> None:
+            client = Auditor()
+            await client.create(life, "t", "u")
+            appends = [AppendRequest(records=client.records(2)), AppendRequest(records=client.records(1))]
+            request = TransactionRequest(topics=["t", "u"], appends=appends, idempotency_key="k")
+            life.fs.crash_at = life.fs.mutations + at
+            with suppress(ApiError):
+                await life.engine.transactions.append(request, Performance())
+            await trio.sleep(1)
+
+        world = World(config=replace(CONFIG, wal_shards=2))
+        world.live(script, end="kill")
+        assert world.after("drop").live(look, end="kill")
+    assert blank

@@ -60,7 +60,7 @@ EVIDENCE: Final = (
         "batch.leaves = BLANK * len(appends)  # nobody has ever seen these records",
         "batch.leaves = batch.leaves[: 32 * len(appends)]",
         "evidence 1: a seq that never had a record has the blank leaf",
-        "crash",
+        "unit",
     ),
     Mutation(
         "checkpoint-beyond-the-disk",
@@ -69,7 +69,7 @@ EVIDENCE: Final = (
         "size = max(min(topic.synced_seq + 1 - tree.identity.start_seq, tree.published), 0)",
         "size = max(tree.published, 0)",
         "evidence 1: a checkpoint covers only what is synced",
-        "crash",
+        "unit",
     ),
     Mutation(
         "rewritten-record-not-compared",

@@ -16,6 +16,7 @@ from topics.evidence.merkle import GrowingTree, Leaves
 from topics.evidence.proofs import check_consistency, check_inclusion, prove_consistency, prove_inclusion
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.evidence.topic_tree import PendingLeaves, TopicTree, TreeIdentity
+from topics.storage.evidence import leaf_files
 from topics.storage.evidence.leaf_files import LeavesDamaged, decode_leaf_file, encode_leaf_file, parse_leaf_name
 from topics.storage.evidence.leaf_reader import LeafDirectory, RootCache, TreeReader
 from topics.storage.evidence.leaf_writer import LeafWriter, StoredLeaves, needed_files, remove_obsolete
@@ -124,10 +125,10 @@ def test_a_part_that_is_older_than_the_files_finds_its_leaves(portions: list[Por
 
 def test_files_stay_few() -> None:
     life = Life()
-    for _ in range(50):
+    for count in range(1, 51):
         life.checkpoint((1, 0))
-    names = [name for name in life.fs.listdir(TOPIC) if parse_leaf_name(name)]
-    assert len(names) <= 50 // 8 + 4
+        files = [file for name in life.fs.listdir(TOPIC) if (file := parse_leaf_name(name)) is not None]
+        assert len(files) <= count // 8 + leaf_files.MAX_PIECES
     life.check()
 
 
