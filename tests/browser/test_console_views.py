@@ -69,6 +69,20 @@ def test_a_view_is_for_everybody(shown: Console, parts: tuple[str, ...], title: 
     assert page.complaints == []
 
 
+@pytest.mark.parametrize("parts", [("clients",), ("topics", "orders", "delete")])
+def test_a_narrow_screen_shows_which_view_is_open(browser: Browser, client: Client, parts: tuple[str, ...]) -> None:
+    """The rows of links are scrolled there, by an address that is opened and by one that somebody goes to."""
+    links = "[...document.querySelectorAll('[aria-current]')]"
+    inside = f"{links}.every((one) => one.getBoundingClientRect().right <= innerWidth)"
+    with console(browser, client.daemon.url) as shown:
+        shown.page.set_width(380)
+        shown.go(*parts)
+        shown.until(f"document.querySelectorAll('[aria-current]').length === {min(len(parts), 2)} && {inside}")
+        shown.page.value_of("location.reload()")
+        shown.until("document.querySelector('h1') && document.querySelector('[aria-current]')")
+        shown.until(f"document.querySelectorAll('[aria-current]').length === {min(len(parts), 2)} && {inside}")
+
+
 def test_the_page_asks_its_own_daemon_for_all_it_needs_and_nobody_else(browser: Browser, client: Client) -> None:
     with console(browser, client.daemon.url) as shown:
         shown.until_said("Records per second")

@@ -69,7 +69,7 @@ function App() {
       <${Banner} state=${state} figures=${poll.data} />
       ${state.rights === null
         ? state.askKey ? null : html`<${Busy} what="Asking the daemon" />`
-        : html`<${View} address=${address} figures=${poll.data} key=${first} />`}
+        : html`<${View} address=${address} figures=${poll.data} key=${address.parts.slice(0, 2).join()} />`}
     </main>
     ${state.askKey && html`<${AskKey} wrong=${state.badKey} />`}
     ${help && html`<${Help} close=${() => setHelp(false)} />`}`;

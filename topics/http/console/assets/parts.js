@@ -102,10 +102,11 @@ export function Figures({ items }) {
   </dl>`;
 }
 
-const show = (one) => one?.scrollIntoView({ block: "nearest" });
+// It is not in the document yet.
+const show = (one) => one && setTimeout(() => one.scrollIntoView({ block: "nearest" }));
 
 /** What a link has that leads to the present view: on a narrow screen the row of links is scrolled there. */
-export const isCurrent = (is) => (is ? { "aria-current": "page", ref: show } : { ref: null });
+export const isCurrent = (is) => is && { "aria-current": "page", ref: show };
 
 export function Tabs({ items, current }) {
   return html`<nav class="tabs" aria-label="Parts of this page"><ul>

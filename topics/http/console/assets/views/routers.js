@@ -11,7 +11,7 @@ export function Routers({ address }) {
   const [prefix, setPrefix] = useState("");
   const [creating, setCreating] = useState(false);
   const poll = useGet("routers", { prefix, page_size: 500 });
-  if (router !== undefined) return html`<${One} name=${router} key=${router} />`;
+  if (router !== undefined) return html`<${One} name=${router} />`;
   return html`<${Page} title="Routers" actions=${may("admin") && html`<${Do} class="primary" onClick=${() => setCreating(true)}>Create a router<//>`}>
     <${Search} label="Name begins with" value=${prefix} set=${setPrefix} />
     <${Loaded} poll=${poll}>${(page) => page.routers.length === 0 ? html`<${Card}><${Empty} title="There is no router." command="topics router create orders-archive orders archive">A router copies the records of one topic to another.<//><//>` : html`

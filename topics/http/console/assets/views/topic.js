@@ -12,7 +12,7 @@ export function Topic({ address }) {
   const [deleting, setDeleting] = useState(false);
   const poll = useGet(["topics", name], { touch: false, places: true });
   const kind = poll.data?.type ?? "topic";
-  return html`<${Page} title=${name} kind=${kind} key=${name} actions=${may("delete", name) && poll.data && html`<${Do} class="danger" onClick=${() => setDeleting(true)}>Delete<//>`}>
+  return html`<${Page} title=${name} kind=${kind} actions=${may("delete", name) && poll.data && html`<${Do} class="danger" onClick=${() => setDeleting(true)}>Delete<//>`}>
     <${Loaded} poll=${poll}>${(state) => html`
       <${State} state=${state} />
       <${TopicTabs} topic=${name} type=${state.type} current=${tab} />
