@@ -26,6 +26,7 @@ from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.local_note import BucketNote
 from topics.bucket.object_store import StoreError
 from topics.bucket.offline.bucket_reader import BucketDamaged
+from topics.bucket.offline.restore_target import NothingToRestore
 from topics.bucket.ownership.owner_object import BucketRefused, Ownership
 from topics.bucket.ownership.owner_watch import TakeReason
 from topics.bucket.ownership.takeover import Takeover
@@ -68,7 +69,7 @@ async def prepare(settings: Settings, offload: Offload) -> BucketNote | None:
     while True:
         try:
             return await offload.run(Pool.CPU, call)
-        except (StoreError, BucketDamaged) as error:
+        except (StoreError, BucketDamaged, NothingToRestore) as error:
             sentence = error.sentence if isinstance(error, StoreError) else str(error)
             log.warning("standby_not_begun", problem=sentence, consequence="it is tried again")
         await trio.sleep(wait_s)

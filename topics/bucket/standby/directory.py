@@ -22,7 +22,7 @@ from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
-from topics.bucket.offline.restore_target import RestoreRefused, choose_target
+from topics.bucket.offline.restore_target import NothingToRestore, RestoreRefused, choose_target
 from topics.bucket.pins import pinned, remove_pin
 from topics.bucket.standby.followed_log import cut_to
 from topics.bucket.standby.handover import set_aside, stays
@@ -47,7 +47,7 @@ def prepare_directory(
 ) -> BucketNote | None:
     """Have a directory that can be followed on, and return its note. With `takes` it may have been an owner's: None
     then says that it is the owner's, or that nobody has owned the bucket yet. If another directory has taken over, it
-    is set aside. Raises StandbyRefused, BucketDamaged, StoreError, OSError."""
+    is set aside. Raises StandbyRefused, NothingToRestore, BucketDamaged, StoreError, OSError."""
     datadir = DataDir(root)
     reader = BucketReader(objects)
     if takes and _is_owner(fs, datadir, reader):
@@ -150,6 +150,8 @@ def _make(fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStor
             if not figures.left:
                 remove_pin(objects, pin)
             break
+        except NothingToRestore:
+            raise
         except RestoreRefused as error:
             raise StandbyRefused(str(error)) from error
         except BucketDamaged as error:
