@@ -110,7 +110,7 @@ def test_an_owner_that_was_replaced_or_deleted_is_none_at_once(other: Owner | No
     assert not machine.lease.is_held
     with pytest.raises(ApiError) as refused:
         machine.lease.check()
-    assert refused.value.detail == {"owner": "http://b" if other is not None else None}
+    assert refused.value.detail == {"owner": "http://b" if other is not None else None, "refused": False}
 
 
 def test_the_prefix_is_taken_at_once_if_it_is_absent_given_up_or_ours() -> None:
