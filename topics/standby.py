@@ -26,11 +26,12 @@ from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.local_note import BucketNote
 from topics.bucket.object_store import StoreError
 from topics.bucket.offline.bucket_reader import BucketDamaged
+from topics.bucket.offline.restore_target import NothingToRestore
 from topics.bucket.ownership.owner_object import BucketRefused, Ownership
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts
 from topics.bucket.standby.announcer import Announcer
-from topics.bucket.standby.directory import NothingToFollow, StandbyRefused, mark_unfinished, prepare_directory
+from topics.bucket.standby.directory import StandbyRefused, mark_unfinished, prepare_directory
 from topics.bucket.standby.followed_log import FollowedLog
 from topics.bucket.standby.handover import hand_over
 from topics.bucket.standby.replica_look import ReplicaLook
@@ -72,7 +73,7 @@ async def prepare(settings: Settings, offload: Offload) -> BucketNote | None:
     while True:
         try:
             return await offload.run(Pool.CPU, call)
-        except (StoreError, BucketDamaged, NothingToFollow) as error:
+        except (StoreError, BucketDamaged, NothingToRestore) as error:
             sentence = error.sentence if isinstance(error, StoreError) else str(error)
             log.warning("standby_not_begun", problem=sentence, consequence="it is tried again")
         await trio.sleep(wait_s)

@@ -16,9 +16,10 @@ from tests.simulation.disk import SimFs
 from tests.simulation.world import ROOT
 from topics.bucket.object_store import StoreError, StoreErrorKind
 from topics.bucket.offline.bucket_reader import BucketDamaged
+from topics.bucket.offline.restore_target import NothingToRestore
 from topics.bucket.ownership.lease_keeper import LeaseKeeper
 from topics.bucket.ownership.owner_object import LeaseTerms
-from topics.bucket.standby.directory import NothingToFollow, prepare_directory
+from topics.bucket.standby.directory import prepare_directory
 from topics.standby import Standby
 
 
@@ -54,7 +55,7 @@ class PairNode(Node):
         try:
             # Calls that fail are made again by the reader, after a wait of the thread.
             note = prepare_directory(fs, ROOT, URL, self._objects._inner, 1, takes=True, copies_all=True)
-        except (NothingToFollow, BucketDamaged):
+        except (NothingToRestore, BucketDamaged):
             return
         if note is None:
             await super()._live()

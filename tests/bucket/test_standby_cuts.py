@@ -8,12 +8,15 @@ import pytest
 
 from tests.bucket.archived import archived, bucket_settings
 from tests.bucket.simulated_objects import SimObjects
-from tests.bucket.standby_lives import following
+from tests.bucket.standby_lives import URL, following
 from tests.bucket.test_collector import bases_for
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
+from tests.simulation.world import ROOT
 from topics.bucket.log_reader import divided
 from topics.bucket.offline.bucket_reader import BucketReader
+from topics.bucket.offline.restore_target import NothingToRestore
+from topics.bucket.standby.directory import prepare_directory
 
 pytestmark = pytest.mark.trio
 CONFIG = bucket_settings(segment_max_events=100, bucket_base_ms=30_000)
@@ -50,3 +53,19 @@ async def test_a_standby_applies_a_cut_of_several_rounds_at_once(
             assert all(counts in ([0, 0, 0], [10, 10, 10]) for counts in shown), shown
             assert shown[-1] == [10, 10, 10]
             assert follower.figures.round == last
+
+
+async def test_a_standby_waits_for_the_first_base_and_is_not_refused(autojump_clock: Any) -> None:
+    """All daemons of a pair may be started at once: the owner has no base yet then."""
+    objects, clock, fs = SimObjects(), SimClock(), SimFs()
+    async with archived(objects, CONFIG, fs=SimFs(), clock=clock) as life:
+        await life.put("a", durability="fsync")
+        await life.archived()
+        for _ in range(2):
+            with pytest.raises(NothingToRestore):
+                prepare_directory(fs, ROOT, URL, objects, 1)
+        assert await bases_for(life).try_take()
+        await life.archived()
+        note = prepare_directory(fs, ROOT, URL, objects, 1)
+        assert note is not None
+        assert note.bucket == BucketReader(objects).bucket_id

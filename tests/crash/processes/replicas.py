@@ -163,10 +163,14 @@ class ReplicaSite:
     # -- the daemons -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        for replica in self.replicas:
-            replica.begin()
-            if replica is self.replicas[0]:
-                self._until(lambda: self.owner() is not None, "nobody begins as the owner")
+        """All at once, as an orchestrator does it: those that do not own the bucket wait for the first base."""
+        threads = [threading.Thread(target=replica.begin) for replica in self.replicas]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._until(lambda: self.owner() is not None, "nobody begins as the owner")
+        self._tend_fenced()
 
     def end(self) -> None:
         """Whatever happened: no process is left."""

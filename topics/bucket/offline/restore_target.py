@@ -23,6 +23,10 @@ class RestoreRefused(Exception):
     """There is nothing in the bucket that a restore could use. The message is one sentence for the operator."""
 
 
+class NothingToRestore(RestoreRefused):
+    """The bucket has no base yet, or no round that ends a cut behind one."""
+
+
 class RestoreTarget(NamedTuple):
     """The numbers of the base and of the last round."""
 
@@ -40,7 +44,7 @@ def choose_target(
     reader.format()
     bases = [base.number for base in reader.bases()]
     if not bases:
-        raise RestoreRefused("the bucket has no base, so there is nothing to restore")
+        raise NothingToRestore("the bucket has no base, so there is nothing to restore")
     if number is not None:
         return _of_number(reader, bases, number, map_heads)
     while bases:
@@ -50,7 +54,7 @@ def choose_target(
             if head.ends_cut and (to_ms is None or head.wall_ms <= to_ms):
                 return RestoreTarget(base, head.number, head.wall_ms)
         bases = bases[: bases.index(base)]
-    raise RestoreRefused("the bucket has no round that ends a cut behind one of its bases")
+    raise NothingToRestore("the bucket has no round that ends a cut behind one of its bases")
 
 
 def _of_number(reader: BucketReader, bases: Sequence[int], number: int, map_heads: MapHeads) -> RestoreTarget:

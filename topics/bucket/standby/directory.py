@@ -24,7 +24,7 @@ from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
-from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget, choose_target
+from topics.bucket.offline.restore_target import NothingToRestore, RestoreRefused, choose_target
 from topics.bucket.pins import drop_pin, pinned
 from topics.bucket.standby.followed_log import LogLost, cut_to
 from topics.bucket.standby.handover import set_aside, stays
@@ -38,11 +38,6 @@ log = get_logger(__name__)
 
 ATTEMPTS: Final = 3
 """How often a restore is begun if objects go while it reads: the owner may remove a base that nobody has pinned yet."""
-
-
-class NothingToFollow(Exception):
-    """The bucket has no base yet from which a directory could be made; its owner may be making the first one. The
-    message is a phrase."""
 
 
 class StandbyRefused(Exception):
@@ -62,7 +57,7 @@ def prepare_directory(
     """Have a directory that can be followed on, and return its note. With `takes` it may have been an owner's: None
     then says that it is the owner's, or that nobody has owned the bucket yet. If another directory has taken over, it
     is set aside. `copies_all`: a directory that is made has all segments from the beginning, because cold ones are not
-    read from the bucket. Raises StandbyRefused, NothingToFollow, BucketDamaged, StoreError, OSError."""
+    read from the bucket. Raises StandbyRefused, NothingToRestore, BucketDamaged, StoreError, OSError."""
     datadir = DataDir(root)
     reader = BucketReader(objects)
     with _alone(fs, datadir):
@@ -181,7 +176,7 @@ def _make(
     for attempt in range(ATTEMPTS):
         pool = Workers(workers)
         try:
-            target = _target(reader, pool)
+            target = choose_target(reader, map_heads=pool.map)
             last = reader.round(target.round)
             adopted = BucketNote(
                 bucket=last.head.bucket,
@@ -203,6 +198,8 @@ def _make(
             if not figures.left:
                 drop_pin(objects, pin)
             break
+        except NothingToRestore:
+            raise
         except RestoreRefused as error:
             raise StandbyRefused(str(error)) from error
         except BucketDamaged as error:
@@ -220,13 +217,6 @@ def _make(
         ms=round((time.monotonic() - began) * 1000),
     )
     return adopted
-
-
-def _target(reader: BucketReader, pool: Workers) -> RestoreTarget:
-    try:
-        return choose_target(reader, map_heads=pool.map)
-    except RestoreRefused as error:
-        raise NothingToFollow(str(error)) from error
 
 
 def keep_note(fs: Fs, datadir: DataDir, note: BucketNote) -> None:
