@@ -43,7 +43,7 @@ NOT_RUN = {
     "export AWS_REGION": "credentials",
     "topics bucket status": "test_bucket.py runs it",
     "topics bucket ls": "test_bucket.py runs it",
-    "openssl genpkey -algorithm ed25519": "a key for all machines; tests/evidence reads one that openssl could have made",
+    "openssl genpkey -algorithm ed25519": "a key for all machines, made as root; tests/evidence has keys in files",
     "chown -R topics: /var/lib/topics\necho TOPICS_BUCKET": "needs a bucket; test_bucket_demo.py takes one over",
     'curl -fsS -X POST -H "Authorization': "needs jq and rsync; test_consistent_copy.py copies by the list",
 }
