@@ -58,6 +58,7 @@ PICTURES: Final = (
     Picture("topic", "topics/orders", OPEN_FIRST),
     Picture("topic-config", "topics/orders/config", height=1200),
     Picture("topic-append", "topics/orders/append"),
+    Picture("topic-evidence", "topics/ledger/evidence"),
     Picture("topic-delete", "topics/orders/delete"),
     Picture("topic-empty", "topics/left"),
     Picture(
@@ -205,6 +206,8 @@ def main() -> int:
         try:
             with running(home / "daemon") as client:
                 fill(client)
+                client.put("/v0/topics/ledger", json={"durability": "fsync", "evidence": True}).raise_for_status()
+                client.post("/v0/topics/ledger", json={"records": [{"data": "entry"}] * 3}).raise_for_status()
                 with _busy(client):
                     if wanted.docs:
                         _docs(browser, client.daemon.url)

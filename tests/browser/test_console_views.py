@@ -17,6 +17,7 @@ VIEWS = [
     (("topics", "orders"), "orders", "log only"),
     (("topics", "orders", "config"), "orders", "Idempotency window"),
     (("topics", "orders", "latest"), "orders", "Tag begins with"),
+    (("topics", "ledger", "evidence"), "ledger", "Covers"),
     (("topics", "orders", "append"), "orders", "Append a record"),
     (("topics", "orders", "delete"), "orders", "Count them"),
     (("queues",), "Queues and groups", "shipping"),
@@ -36,6 +37,8 @@ VIEWS = [
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with running(tmp_path_factory.mktemp("daemon")) as client:
         fill(client)
+        client.put("/v0/topics/ledger", json={"durability": "fsync", "evidence": True}).raise_for_status()
+        client.post("/v0/topics/ledger", json={"records": [{"data": 1}, {"data": 2}]}).raise_for_status()
         yield client
 
 

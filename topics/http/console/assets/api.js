@@ -81,6 +81,7 @@ export async function call(method, path, { query = {}, body, signal, exact = fal
   const url = address(typeof path === "string" ? path.split("/") : path, query);
   const known = method === "GET" ? remembered.get(url.href) : undefined;
   const sent = headers({
+    Accept: "application/json",
     ...(body === undefined ? {} : { "Content-Type": "application/json" }),
     ...(known === undefined ? {} : { "If-None-Match": known.tag }),
   });

@@ -116,7 +116,7 @@ export function Tabs({ items, current }) {
 }
 
 /** The parts of a topic that the key may see, whichever view has them. */
-export const TopicTabs = ({ topic, type, current }) => html`<${Tabs} current=${current} items=${[
+export const TopicTabs = ({ topic, type, current, hasEvidence }) => html`<${Tabs} current=${current} items=${[
   ["records", link("topics", topic), "Records"],
   type === "queue" && ["jobs", link("queues", topic), "Jobs"],
   type === "log" && ["latest", link("topics", topic, "latest"), "Latest by tag"],
@@ -124,6 +124,7 @@ export const TopicTabs = ({ topic, type, current }) => html`<${Tabs} current=${c
   ["config", link("topics", topic, "config"), "Configuration"],
   type === "log" && ["groups", link("queues", topic), "Groups"],
   type === "log" && ["consumers", `${link("consumers")}?prefix=${encodeURIComponent(topic)}`, "Consumers"],
+  hasEvidence && ["evidence", link("topics", topic, "evidence"), "Evidence"],
   may("delete", topic) && ["delete", link("topics", topic, "delete"), "Delete records"],
 ]} />`;
 

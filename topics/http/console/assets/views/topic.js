@@ -3,6 +3,7 @@
 import { Badge, Bar, Card, Delete, Do, Figures, Loaded, Page, TopicTabs, Trouble, ago, call, count, daemon, duration, html, may, plural, size, time, useAction, useGet, useState, visible } from "../kit.js";
 import { Append } from "./append.js";
 import { DeleteRecords } from "./delete_records.js";
+import { Evidence } from "./evidence.js";
 import { Latest } from "./latest.js";
 import { Records } from "./records.js";
 import { ConfigFields, patchOf } from "./topic_config.js";
@@ -15,8 +16,8 @@ export function Topic({ address }) {
   return html`<${Page} title=${name} kind=${kind} actions=${may("delete", name) && poll.data && html`<${Do} class="danger" onClick=${() => setDeleting(true)}>Delete<//>`}>
     <${Loaded} poll=${poll}>${(state) => html`
       <${State} state=${state} />
-      <${TopicTabs} topic=${name} type=${state.type} current=${tab} />
-      ${tab === "latest" ? html`<${Latest} topic=${name} />` : tab === "append" && may("write", name) ? html`<${Append} topic=${name} state=${state} done=${poll.now} />`
+      <${TopicTabs} topic=${name} type=${state.type} current=${tab} hasEvidence=${state.config.evidence} />
+      ${tab === "latest" ? html`<${Latest} topic=${name} />` : tab === "evidence" ? html`<${Evidence} topic=${name} />` : tab === "append" && may("write", name) ? html`<${Append} topic=${name} state=${state} done=${poll.now} />`
         : tab === "config" ? html`<${Config} state=${state} done=${poll.now} />`
         : tab === "delete" && may("delete", name) ? html`<${DeleteRecords} topic=${name} state=${state} done=${poll.now} />`
         : html`<${Records} topic=${name} state=${state} query=${address.query} />`}`}
