@@ -93,10 +93,8 @@ class Copy:
 
     def take(self) -> int:
         """Copy; the number of files. Raises Failure, OSError."""
-        began = time.monotonic()
         self._held = self._daemon.checkpoint(self._hold_ms)
-        # From before the call: the hold began later, and so it ends later.
-        self._renew_at = began + self._hold_ms / 2000
+        self._renew_at = self._half_way()
         pairs = [(self._source_of(name), self._dest / self._place_of(name)) for name in self._held.files]
         self._check_room(source for source, _ in pairs)
         directories = {self._dest, self._dest / "data"}
@@ -159,11 +157,15 @@ class Copy:
 
     def _renew(self) -> None:
         """Prolong the hold, if there is time left for more of it."""
-        began = time.monotonic()
-        if began >= self._give_up:
+        if time.monotonic() >= self._give_up:
             raise Failure("copying takes longer than --max-s allows")
         self._confirm(self._hold_ms)
-        self._renew_at = began + self._hold_ms / 2000
+        self._renew_at = self._half_way()
+
+    def _half_way(self) -> float:
+        """When to prolong the hold that an answer has just told of. It counts from a little before the answer on; the
+        call that prolongs it shows whether it has lasted."""
+        return time.monotonic() + self._hold_ms / 2000
 
     def _confirm(self, hold_ms: int) -> None:
         """That the hold has lasted: while it does, answers name the same snapshots; after it this call takes another

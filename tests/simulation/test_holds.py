@@ -206,6 +206,34 @@ def hot_spans(life: Life, name: str) -> list[Span]:
     return [span for span in spans if isinstance(span.segment, Segment) and span.segment.tier == "hot"]
 
 
+def test_a_hold_is_prolonged_while_a_checkpoint_takes_longer_than_the_hold_still_lasts() -> None:
+    """The call that prolongs it waits for that checkpoint, which waits here for the files of a topic."""
+    world = World(config=SMALL)
+    hold_ms = 500
+    answers: list[Named] = []
+
+    async def script(life: Life) -> None:
+        client = Client(life.engine, History())
+        await stored(life, client)
+        answers.append(await named(life, hold_ms))
+        await changed(client, 0)
+        segment_set = life.engine.registry.topic("fsync").segment_set
+        assert segment_set is not None
+        began = trio.current_time()
+        async with segment_set.hot_lock, trio.open_nursery() as nursery:
+            nursery.start_soon(life.compactor.checkpoint)
+            await trio.sleep(hold_ms / 2000)
+            answers.append(await named(life, hold_ms))
+        assert trio.current_time() - began > hold_ms / 1000
+        snapshots = [{path for path in answer.content if SNAPSHOT in path} for answer in answers]
+        assert snapshots[0] == snapshots[1]
+        assert answers[0].changed(life.fs) == []
+
+    assert world.live(script, end="kill")
+    for answer in answers:
+        answer.check_copy(world)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_copies_between_topics_are_in_a_copy_that_was_asked_for_late_in_a_hold(seed: int) -> None:
     """They are made of records in segments that are younger than the hold, and get their own only behind the answer."""

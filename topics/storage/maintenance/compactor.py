@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
@@ -219,21 +219,33 @@ class Compactor:
 
     async def name_files(self, hold_ms: int = 0) -> tuple[list[str], CheckpointResult]:
         """Take a checkpoint. Return the files that it consists of, relative to the data directory, and itself; files in
-        the cold directory have `cold:` in front. With `hold_ms`, none of the files is changed or removed for so long,
-        and the files of the log that are no longer written to are among them.
+        the cold directory have `cold:` in front. With `hold_ms`, none of the files is changed or removed for so long
+        from the return on, and the files of the log that are no longer written to are among them.
 
         During a hold, a call takes no new checkpoint and prolongs the hold. It names the same snapshots, which identify
         the hold, and otherwise the present files: those that a crash after all later checkpoints would leave if it had
         damaged their snapshots. Raises like `checkpoint`.
         """
-        async with self._lock:
-            hold = await self._begun_hold()
-            if not hold_ms:
-                return await self.files.names(hold.named, held=False), hold.taken
-            await self._file_holds.hold(hold_ms)
-            names = await self.files.names(hold.named, held=True)
-            self._hold, self._keeps_outdated = hold, True
-            return names, hold.taken
+        with ExitStack() as stack:
+            if hold_ms and self._lasting is not None:
+                # A checkpoint that is going on may take longer than the hold still lasts.
+                stack.enter_context(self._file_holds.naming())
+            async with self._lock:
+                hold = await self._begun_hold()
+                if not hold_ms:
+                    return await self.files.names(hold.named, held=False), hold.taken
+                before = self._lasting
+                self._hold, self._keeps_outdated = hold, True
+                # Naming the files may take longer than `hold_ms`, too.
+                stack.enter_context(self._file_holds.naming())
+                try:
+                    await self._file_holds.hold(hold_ms)
+                    names = await self.files.names(hold.named, held=True)
+                except BaseException:
+                    self._hold = before
+                    raise
+                await self._file_holds.hold(hold_ms)
+                return names, hold.taken
 
     async def _begun_hold(self) -> _Hold:
         """Return the present hold, or else a new one, with a checkpoint; it does not last yet."""
@@ -250,6 +262,7 @@ class Compactor:
         and ended by `release`. Raises like `checkpoint`; then it is not held, either."""
         async with self._lock:
             hold = await self._begun_hold()
+            self._hold, self._keeps_outdated = hold, True
             await self._file_holds.hold(hold_ms, BASE)
             try:
                 await self.files.prepare_cut()
@@ -262,8 +275,6 @@ class Compactor:
             except BaseException:
                 self.release()
                 raise
-            finally:
-                self._hold, self._keeps_outdated = hold, True
             del fields["topics"]
             fields["number"] = self._store.snapshot_number
             return BaseCapture(hold, fields, cut, wal_files, topics, moment.foreign)

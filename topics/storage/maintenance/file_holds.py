@@ -9,8 +9,8 @@ passes the mark before the work is done: a recovery that sees the mark reads the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import trio
@@ -47,6 +47,8 @@ class FileHolds:
         """Taken by each piece of work except checkpoints, so that a hold can wait for the present one."""
         self._held_until_ms: dict[str, int] = {}
         """Who wants the files to be held, and how long (`Clock.monotonic_ms`)."""
+        self._calls = 0
+        """How many calls have named files."""
         self._ended = trio.Event()
         """Set, and replaced, when somebody gives up a hold before its time."""
         self.busy: set[LiveTopic] = set()
@@ -89,6 +91,17 @@ class FileHolds:
             pass
         with trio.move_on_after(COLD_WAIT_S):
             await self._no_cold_work.wait()
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Keep all files during the body, which names them for an answer. Does not wait for work that is going on."""
+        self._calls += 1
+        call = f"call {self._calls}"
+        self._held_until_ms[call] = self._clock.monotonic_ms() + MAX_HOLD_MS
+        try:
+            yield
+        finally:
+            self.end(call)
 
     def end(self, who: str) -> None:
         """Give up what is left of a hold. The files stay as they are while somebody else wants it."""
