@@ -244,7 +244,7 @@ class Compactor:
                 except BaseException:
                     self._hold = before
                     raise
-                await self._file_holds.hold(hold_ms)
+                self._file_holds.prolong(hold_ms)
                 return names, hold.taken
 
     async def _begun_hold(self) -> _Hold:

@@ -85,12 +85,16 @@ class FileHolds:
     async def hold(self, ms: int, who: str = OPERATOR) -> None:
         """Keep all files for `ms` from now on, except for checkpoints. Returns when no other work on them is going
         on."""
-        until = self._clock.monotonic_ms() + min(ms, MAX_HOLD_MS)
-        self._held_until_ms[who] = max(self._held_until_ms.get(who, 0), until)
+        self.prolong(ms, who)
         async with self._one:
             pass
         with trio.move_on_after(COLD_WAIT_S):
             await self._no_cold_work.wait()
+
+    def prolong(self, ms: int, who: str = OPERATOR) -> None:
+        """Have a hold last `ms` from now on. Does not wait for work that is going on."""
+        until = self._clock.monotonic_ms() + min(ms, MAX_HOLD_MS)
+        self._held_until_ms[who] = max(self._held_until_ms.get(who, 0), until)
 
     @contextmanager
     def naming(self) -> Iterator[None]:
