@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "segment_max_bytes": None,
     "segment_max_age_ms": None,
     "compression": None,
+    "evidence": False,
     "keep_per_tag": 0,
     "null_ttl_ms": 86400000,
 }

@@ -380,7 +380,7 @@ def topic_of(client: Client, topic: str) -> str:
 
 
 ANSWER_HEADERS = {
-    "allow", "cache-control", "connection", "content-encoding", "content-length", "content-type", "date",
+    "allow", "cache-control", "connection", "content-encoding", "content-length", "content-type", "date", "etag",
     "retry-after", "server", "transfer-encoding", "vary", "x-accel-buffering", "x-request-id", "www-authenticate",
     "keep-alive", "content-security-policy", "x-content-type-options", "referrer-policy", "x-frame-options",
 }  # fmt: skip

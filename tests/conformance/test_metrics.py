@@ -91,7 +91,7 @@ def test_every_family_has_its_labels_when_there_is_something_to_tell(client: Cli
             assert found.labels[name] == labels, name
     assert found.value("topic_queue_ready", topic=queue.topic) == 1
     assert ("topic_queue_ready", (("topic", topic),)) not in found.samples
-    assert set(found.by("topics_by_class", "class")) == {"ephemeral", "memory", "disk", "fsync"}
+    assert set(found.by("topics_by_class", "class")) == {"ephemeral", "memory", "disk", "fsync", "remote"}
     assert sum(found.by("topics_by_class", "class").values()) == found.value("topics")
 
 

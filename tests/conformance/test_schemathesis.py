@@ -75,6 +75,8 @@ def prepare(client: Client) -> None:
         body_of(client.post(f"{consumer}/{call}", json={**body, "generation": held["generation"]}))
     client.put_topic("full", cap_records=1, discard="reject")
     client.append("full", 1)
+    client.put_topic("proven", durability="fsync", evidence=True)
+    client.append("proven", *range(100))
     client.put_topic("jobs", type="queue")
     client.append("jobs", *range(100))
     body_of(client.post("/v0/topics/jobs/claim", json={"node": "worker-1", "max": 50}))

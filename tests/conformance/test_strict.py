@@ -242,7 +242,7 @@ def test_the_root_says_where_to_go(client: Client) -> None:
     body = body_of(client.get("/"))
     assert body.pop("service") == "topics"
     assert body.pop("version")
-    assert set(body) == {"docs", "openapi", "topics", "ready", "metrics"}
+    assert set(body) == {"console", "docs", "openapi", "topics", "ready", "metrics"}
     for path in body.values():
         assert client.get(path).status_code == 200
 

@@ -104,6 +104,7 @@ class Site:
             "cache_bytes": 200_000,
             "checkpoint_ms": 200,
             "reclaim_ms": 200,
+            "segment_compression": "off",  # what fills the disk here compresses well
         }
         self.disk = disk
         self.daemon = Daemon(root, **(small | settings))

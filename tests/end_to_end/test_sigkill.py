@@ -53,6 +53,7 @@ class Daemon:
         """Start it, and wait until it listens."""
         self.lives += 1
         port_file = self.root / f"port.{self.lives}"
+        port_file.unlink(missing_ok=True)  # another daemon may have been here
         environ = {name: text for name, text in os.environ.items() if not name.startswith("TOPICS_")}
         environ |= {
             "TOPICS_PORT": "0",

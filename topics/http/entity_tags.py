@@ -9,6 +9,9 @@ from typing import Final
 
 import xxhash
 
+MOST_TAGGED: Final = 64 << 10
+"""Larger answers (bytes) have no tag: reading all of one takes longer than a change is worth."""
+
 _PERFORMANCE: Final = b',"performance":{'
 
 

@@ -43,7 +43,7 @@ from topics.http.connections.asgi_messages import Receive, Send, stop_receiving
 from topics.http.connections.connection import Connection
 from topics.http.connections.exchange import ClientGone, Exchange, Scope
 from topics.http.connections.refusals import new_request_id
-from topics.http.entity_tags import matches, tag_of
+from topics.http.entity_tags import MOST_TAGGED, matches, tag_of
 from topics.http.grants import Grant
 from topics.http.handlers.bulk import Bulk
 from topics.http.handlers.console import ConsoleHandlers
@@ -520,7 +520,10 @@ class Gate:
 
 
 def _tagged(call: Call, response: Response) -> Response:
-    """Return an answer in JSON with its entity tag; without a body, if the client has named this tag."""
+    """Return an answer in JSON with its entity tag, unless it is large; without a body, if the client has named this
+    tag."""
+    if len(response.body) > MOST_TAGGED:
+        return response
     tag = tag_of(response.body)
     headers = [*response.headers, (b"etag", tag)]
     if matches(call.headers.get(b"if-none-match"), tag):
