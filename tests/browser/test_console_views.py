@@ -97,7 +97,7 @@ def test_the_page_asks_its_own_daemon_for_all_it_needs_and_nobody_else(browser: 
 def test_the_topics_have_their_figures_and_can_be_searched_and_sorted(shown: Console) -> None:
     shown.page.set_width(1280)
     shown.go("topics")
-    shown.until("rows('Topics').length === 8")
+    shown.until("rows('Topics').length === 9")
     by_name = {row[0]: row for row in shown.rows("Topics")}
     assert list(by_name) == sorted(by_name)
     assert by_name["orders"][3] == "150"
