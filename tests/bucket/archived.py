@@ -53,11 +53,12 @@ async def archived(
     clean: bool = True,
     settle: bool = True,
     bases: bool = False,
+    offload: InlineOffload | None = None,
 ) -> AsyncIterator[ArchivedLife]:
     """An engine from recovery to its stop, as the daemon does it; `clean=False` ends it as a kill does. With `bases` it
     makes bases, and shows topics of the class `remote` when the bucket has what was recovered."""
     config = config or bucket_settings()
-    fs, clock, offload = fs or SimFs(), clock or SimClock(), InlineOffload()
+    fs, clock, offload = fs or SimFs(), clock or SimClock(), offload or InlineOffload()
     life = ArchivedLife(config, fs, clock, offload)
     engine = life.engine
     life.objects = objects

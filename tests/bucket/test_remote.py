@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -14,13 +15,18 @@ from tests.engine.life import living
 from tests.everything import slow_after
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
+from tests.simulation.offload import InlineOffload
 from topics.errors import ApiError
+from topics.runtime.offload import Pool
 from topics.storage.wal import round_waits
 
 pytestmark = pytest.mark.trio
 
 CONFIG = bucket_settings(bucket_round_ms=600_000, admission_ms=1000)
 """Rounds are made only when something waits for one."""
+
+ROUND_S = 0.04
+T = TypeVar("T")
 
 
 def away(op: str, name: str) -> SimFault | None:
@@ -55,6 +61,50 @@ async def test_an_ack_comes_when_a_round_has_the_record_and_not_before(autojump_
         assert await there(objects, "a") == await life.seqs("a") == [1, 2]
         await life.delete("a", 2)
         assert await there(objects, "a") == [2]
+
+
+class SlowRounds(InlineOffload):
+    """A round takes `ROUND_S`, half for being made, half for being put."""
+
+    async def perform(self, kind: Pool, call: Callable[[], T]) -> T:
+        if kind is Pool.BUCKET_CHANGE:
+            await trio.sleep(ROUND_S / 2)
+        return await super().perform(kind, call)
+
+
+async def test_clients_that_are_answered_together_are_in_one_round_again(autojump_clock: Any) -> None:
+    objects = SimObjects()
+    async with archived(objects, CONFIG, bases=True, offload=SlowRounds()) as life:
+        await opened(life)
+        await life.put("a", durability="remote")
+        before = len(rounds_in(objects))
+
+        async def client(number: int) -> None:
+            for value in range(8):
+                await life.append("a", value)
+                await trio.sleep(number * ROUND_S / 100)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(16):
+                nursery.start_soon(client, number)
+        # At the beginning the first one does not know of the others. At the end some have nothing more to append.
+        assert len(rounds_in(objects)) - before <= 8 + 3
+
+
+async def test_a_client_that_is_alone_waits_for_no_others(autojump_clock: Any) -> None:
+    objects = SimObjects()
+    async with archived(objects, CONFIG, bases=True, offload=SlowRounds()) as life:
+        await opened(life)
+        await life.put("a", durability="remote")
+        async with trio.open_nursery() as nursery:
+            for value in range(5):
+                nursery.start_soon(life.append, "a", value)
+        await trio.sleep(1)
+        await life.append("a", 5)  # behind a cut for five
+        began = trio.current_time()
+        for value in range(20):
+            await life.append("a", value)
+        assert trio.current_time() - began < 21 * ROUND_S
 
 
 async def test_nobody_sees_what_the_bucket_has_not(autojump_clock: Any) -> None:

@@ -409,15 +409,14 @@ class Archive:
         due = trio.current_time() + self._settings.bucket_round_ms / 1000
         while not (self._stopping or self._given_up):
             now = trio.current_time()
-            if (
-                self._asked
-                or (self._cuts.is_wanted and self.is_restorable)
-                or (self._behind and (now >= due or self._cuts.new_bytes >= ROUND_BYTES))
-            ):
+            look_at = min(due, now + LOOK_S) if now < due else now + LOOK_S
+            if self._cuts.is_wanted and self.is_restorable:
+                look_at = min(look_at, self._cuts.gathered_at)
+            if self._asked or look_at <= now or (self._behind and (now >= due or self._cuts.new_bytes >= ROUND_BYTES)):
                 break
             if not self._behind:
                 self._archived_at_ms = self._clock.monotonic_ms()
-            with trio.move_on_after(min(due - now, LOOK_S) if now < due else LOOK_S):
+            with trio.move_on_at(look_at):
                 await self._wake.wait()
             self._wake = trio.Event()
         self._asked = False
@@ -446,9 +445,9 @@ class Archive:
         self._check_place()
         starts = place.positions
         assert starts is not None
-        parts = await self._offload.run(
-            Pool.FILES, partial(measured, self._fs, stretches(self._store.files, starts, ends)), holds_disk=False
-        )
+        parts = stretches(self._store.files, starts, ends)
+        if any(part.end is None for part in parts):
+            parts = await self._offload.run(Pool.FILES, partial(measured, self._fs, parts), holds_disk=False)
         reached = list(starts)
         rounds = divided(parts)
         pieces = next(rounds, None)

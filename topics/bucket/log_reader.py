@@ -51,25 +51,25 @@ def stretches(files: WalFiles, starts: Sequence[LogPosition], ends: Sequence[Log
 
 
 def measured(fs: Fs, parts: Sequence[Stretch]) -> list[Stretch]:
-    """Return the stretches with their ends. Empty ones are left out. Raises LogGone, OSError. Blocking."""
+    """Return the stretches with their ends. Raises OSError. Blocking."""
     found = []
     for part in parts:
-        with fs.open(part.file.path, read_only=True) as handle:
-            size = handle.size()
-        end = size if part.end is None else part.end
-        if not part.offset <= end <= size:
-            raise LogGone(f"{part.file.path} ends at {size}, before {max(end, part.offset)}")
-        if end > part.offset:
-            found.append(part._replace(end=end))
+        if part.end is None:
+            with fs.open(part.file.path, read_only=True) as handle:
+                part = part._replace(end=handle.size())
+        found.append(part)
     return found
 
 
 def divided(parts: Sequence[Stretch], most: int = ROUND_BYTES) -> Iterator[list[Piece]]:
-    """Yield the runs of one round after another: `most` bytes each, the last one what is left."""
+    """Yield the runs of one round after another: `most` bytes each, the last one what is left. Empty stretches, whose
+    ends are known, are left out. Raises LogGone."""
     pieces: list[Piece] = []
     room = most
     for file, offset, end in parts:
         assert end is not None
+        if end < offset:
+            raise LogGone(f"{file.path} ends at {end}, before {offset}")
         at = offset
         while at < end:
             length = min(end - at, room)

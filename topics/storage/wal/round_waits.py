@@ -97,13 +97,16 @@ class RoundWaits:
 
     # -- the archive -------------------------------------------------------------------------------------------------
 
-    def reach(self, positions: Sequence[LogPosition]) -> None:
-        """Tell the batches before these places, by shard, that a round has them."""
+    def reach(self, positions: Sequence[LogPosition]) -> int:
+        """Tell the batches before these places, by shard, that a round has them. Return how many they are."""
+        reached = 0
         for shard, waiting in self._shards.items():
             while waiting and waiting[0].end <= positions[shard]:
                 self._take(waiting).batch.on_synced()
+                reached += 1
         if not self.is_full:
             self._room.unpark_all()
+        return reached
 
     def set_away(self, problem: str | None) -> None:
         """Note why nothing gets into the bucket now; None if it does."""
