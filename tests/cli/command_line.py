@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-PROGRAM = (sys.executable, "-m", "topics")
+from tests.processes.forked import PROGRAM, run_command
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -29,14 +28,8 @@ class CommandLine:
 
     def __call__(self, *arguments: str, input: str | bytes = b"", **variables: str) -> subprocess.CompletedProcess[str]:
         """Run it with `input` on its standard input. Streams are decoded as UTF-8, strictly."""
-        done = subprocess.run(
-            [*PROGRAM, *arguments],
-            env=self.environ | variables,
-            input=input.encode() if isinstance(input, str) else input,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
+        given = input.encode() if isinstance(input, str) else input
+        done = run_command(arguments, self.environ | variables, given, 60)
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def json(self, *arguments: str, **variables: str) -> Any:

@@ -16,11 +16,12 @@ from typing import IO, Any
 
 import pytest
 
-from tests.cli.command_line import PROGRAM, CommandLine
+from tests.cli.command_line import CommandLine
 from tests.cli.here import Here
 from tests.cli.terminal import Terminal
 from tests.client.ports import free_port
 from tests.conformance.client import Client, Daemon, data_of, fresh_name, until
+from tests.processes.forked import PROGRAM
 from topics.cli.app import run
 
 pytestmark = pytest.mark.slow

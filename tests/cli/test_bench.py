@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli.canned import CannedDaemon, InProcess
-from tests.cli.command_line import PROGRAM, CommandLine
+from tests.cli.command_line import CommandLine
 from tests.cli.terminal import Terminal
 from tests.conformance.client import Daemon, until
+from tests.processes.forked import PROGRAM
 from topics.cli.figures.bench import SHARED, _is_loopback
 from topics.cli.figures.measurements import MeasuredLoad
 from topics.client import Client

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tests.cli.canned import CannedDaemon, InProcess
-from tests.cli.command_line import PROGRAM, CommandLine, fields
+from tests.cli.command_line import CommandLine, fields
 from tests.cli.terminal import Terminal
 from tests.client.ports import free_port
 from tests.conformance.client import Daemon, fresh_name, until
+from tests.processes.forked import PROGRAM
 from topics.cli.app import run
 from topics.client import Client, NewRecord, Record
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command_line import PROGRAM, environment
+from tests.cli.command_line import environment
 from tests.cli.here import Here
 from tests.cli.terminal import Terminal
 from tests.conformance.client import Client, Daemon, data_of
 from tests.conformance.test_raw_bytes import PNG, bytes_of, in_json
+from tests.processes.forked import PROGRAM
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command_line import PROGRAM, CommandLine
+from tests.cli.command_line import CommandLine
 from tests.cli.here import Here
 from tests.cli.terminal import Terminal
 from tests.conformance.client import Client, Daemon, until
+from tests.processes.forked import PROGRAM
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.cli.canned import CannedDaemon, InProcess
-from tests.cli.command_line import PROGRAM, CommandLine, environment
+from tests.cli.command_line import CommandLine, environment
 from tests.cli.terminal import ESCAPES, Terminal
 from tests.client.ports import free_port
 from tests.conformance.client import Daemon, until
+from tests.processes.forked import PROGRAM
 from topics.client import Client
 
 WITHIN_S = 30.0

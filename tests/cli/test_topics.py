@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.cli.canned import CannedDaemon, InProcess
-from tests.cli.command_line import PROGRAM, CommandLine, environment, fields
+from tests.cli.command_line import CommandLine, environment, fields
 from tests.cli.terminal import Terminal
 from tests.conformance.client import fresh_name
+from tests.processes.forked import PROGRAM
 
 CONFIG = {
     **{"type": "log", "ttl_ms": 604_800_000, "cap_records": 0, "cap_bytes": 10_000_000, "discard": "old"},

@@ -9,8 +9,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+
+from tests.processes.forked import Process, start_daemon
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 JSON_TYPE = "application/json"
@@ -31,7 +31,7 @@ def fresh_name(stem: str = "t") -> str:
 
 
 class Daemon:
-    """`python -m topics` on a directory of its own; it may be ended and started again."""
+    """A daemon on a directory of its own; it may be ended and started again."""
 
     defaults: ClassVar[dict[str, object]] = {}
     """Settings of every daemon that does not set them itself."""
@@ -39,7 +39,7 @@ class Daemon:
     def __init__(self, root: Path, **settings: object) -> None:
         self.root = root
         self.port = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._environ = {name: text for name, text in os.environ.items() if not name.startswith("TOPICS_")}
         self._environ |= {"TOPICS_DATA_DIR": str(root / "data"), "TOPICS_PORT": "0", "TOPICS_MIN_FREE_BYTES": "0"}
         self._environ |= {"TOPICS_ALLOWED_HOSTS": "x"}  # what requests that are written by hand call it
@@ -56,13 +56,7 @@ class Daemon:
         port_file = self.root / "port"
         port_file.unlink(missing_ok=True)
         with (self.root / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "topics"],
-                env=self._environ | {"TOPICS_PORT_FILE": str(port_file)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            self._process = start_daemon(self._environ | {"TOPICS_PORT_FILE": str(port_file)}, log)
         until(lambda: self._read_port(port_file), within_s=60)
 
     def _read_port(self, port_file: Path) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import httpx
 import pytest
 
 from tests.end_to_end.test_command_line import topics
+from tests.processes.forked import Process, start_daemon
 
 SMALL = {
     "TOPICS_WAL_FILE_BYTES": "1048576",
@@ -38,7 +37,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def daemon(root: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+def daemon(root: Path) -> Iterator[tuple[Process, httpx.Client]]:
     """A daemon on `root`/data and `root`/cold, ready; killed at the end if it still runs."""
     port_file = root / "port"
     port_file.unlink(missing_ok=True)
@@ -46,9 +45,7 @@ def daemon(root: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]
     places = {"TOPICS_DATA_DIR": str(root / "data"), "TOPICS_COLD_DIR": str(root / "cold")}
     listener = {"TOPICS_PORT": "0", "TOPICS_PORT_FILE": str(port_file)}
     with (root / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "topics"], env=inherited | SMALL | places | listener, stdout=log, stderr=log
-        )
+        process = start_daemon(inherited | SMALL | places | listener, log)
     try:
         deadline = time.monotonic() + 30
         while not port_file.exists():

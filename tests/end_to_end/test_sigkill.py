@@ -11,8 +11,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,8 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from tests.processes.forked import Process, start_daemon
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 WAL_FILE_BYTES = 128 << 10
@@ -36,7 +36,7 @@ class Daemon:
         self.settings = settings
         self.port = 0
         self.lives = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def start(self) -> None:
         """Start it, and wait until it is ready."""
@@ -67,7 +67,7 @@ class Daemon:
             "TOPICS_DRAIN_MS": "50000",
         } | self.settings
         with (self.root / "log").open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-m", "topics"], env=environ, stderr=log, stdout=log)
+            self._process = start_daemon(environ, log)
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             assert self._process.poll() is None, f"the daemon has ended: {self.log()}"

@@ -1,0 +1,53 @@
+"""A forked daemon or command is what Python would have started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.client import Daemon
+from tests.processes.forked import PROGRAM, run_command
+
+COMMANDS = [
+    (["--version"], b""),
+    (["topic", "nonsense"], b""),
+    (["inspect", "/nowhere"], b""),
+    (["evidence", "check", "-"], b"1\n"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "given"), COMMANDS, ids=str)
+def test_a_command_says_the_same_and_ends_the_same(arguments: list[str], given: bytes) -> None:
+    environ = os.environ | {"TOPICS_URL": "http://127.0.0.1:9"}
+    forked = run_command(arguments, environ, given, 60)
+    started = subprocess.run(
+        [*PROGRAM, *arguments], env=environ, input=given, capture_output=True, timeout=60, check=False
+    )
+    assert (forked.returncode, forked.stdout, forked.stderr) == (started.returncode, started.stdout, started.stderr)
+
+
+def test_a_command_that_goes_on_for_too_long_is_ended() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_command(["tail", "a"], os.environ | {"TOPICS_URL": "http://127.0.0.1:9"}, b"", 0.0)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_daemons_have_their_own_settings_and_ends(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    roots = [tmp_path / name for name in ("a", "b")]
+    for root in roots:
+        root.mkdir()
+    one, other = (Daemon(root, max_record_bytes=size) for root, size in zip(roots, (2000, 1000), strict=True))
+    try:
+        first, second = one.start(), other.start()
+        first.append("t", "x" * 1500)
+        assert second.post("/v0/topics/t", json={"records": [{"data": "x" * 1500}]}).status_code == 400
+        assert one.end(number) == code
+        second.append("t", 1)
+    finally:
+        one.kill()
+        other.kill()
+    assert "Traceback" not in (roots[0] / "log").read_text()
