@@ -37,6 +37,8 @@ class Growth(NamedTuple):
     data_bytes: int
     frames: int
     seals: bool
+    sha256: bytes | None
+    """Of the segment, if this seals it."""
 
     def segment_after(self, now_ms: int) -> Segment:
         """Return the segment as it is with what it has taken up. A new one was opened at `now_ms`, ms since the
@@ -52,6 +54,7 @@ class Growth(NamedTuple):
             sealed=self.seals,
             tier=segment.tier,
             salt=segment.salt,
+            sha256=self.sha256,
         )
 
 
@@ -109,6 +112,8 @@ class TopicCapture:
         self.growths: list[Growth] = []
         self.sealed: Segment | None = None
         """The segment that was active and is sealed as it is."""
+        self.sealed_sha256: bytes | None = None
+        """Its SHA-256."""
         self.flagged: list[tuple[Span, array[int]]] = []
         """Seqs whose deletions are flagged in `.data` by now."""
         self.index_patches: list[tuple[str, list[FlagPatch]]] = []
@@ -207,7 +212,8 @@ class TopicCapture:
         changed = copy(segment)
         if segment is self.moved:
             changed.tier = self.tier
-        changed.sealed = segment.sealed or segment is self.sealed
+        if segment is self.sealed:
+            changed.sealed, changed.sha256 = True, self.sealed_sha256
         return changed.to_wire()
 
 

@@ -6,6 +6,7 @@ frame_dump          frames on disk, one after another, for people
 verify              checks that a directory is as it was written
 verify_wal          checks the log of one shard
 verify_segments     checks one segment
+verify_sums         checks the SHA-256 of sealed segments
 verify_pointers     checks what the directory has of segments in a bucket
 verify_start        what the next start would say
 verify_routers      checks what routers and commits of stages have left

@@ -51,6 +51,7 @@ from topics.storage.offline.verify_pointers import pointed_firsts, pointer_findi
 from topics.storage.offline.verify_routers import CopyCheck
 from topics.storage.offline.verify_segments import SegmentCheck
 from topics.storage.offline.verify_start import verify_start
+from topics.storage.offline.verify_sums import SumCount
 from topics.storage.offline.verify_trees import KeptCheckpoint, SegmentLeaves, TreeCheck, checked, tree_check
 from topics.storage.offline.verify_wal import LogCheck, LogFacts, LogReference, PartFacts, ShardLogFacts
 from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic, shard_of
@@ -116,6 +117,7 @@ class Verification:
         self._copied: set[int] = set()
         """Topics with segments that copies point to."""
         self._damaged = False
+        self._sums = SumCount()
 
     def findings(self) -> Iterator[Finding]:
         """Yield every problem, damage and notes, in the order of the directory.
@@ -342,6 +344,7 @@ class Verification:
                 yield from self._leftover_directories(topic_id)
                 continue
             yield from self._topic(topic_id)
+        yield from self._sums.findings(self._datadir.topics_dir)
         for place in (self._datadir, self._cold_dir):
             for name in self._fs.listdir(place.topics_dir) if place is not None else ():
                 if place is not None and parse_topic_name(name) is None:
@@ -409,6 +412,7 @@ class Verification:
             where = "no cold directory is given" if self._cold_given is None else f"{self._cold_given} is missing"
             which = f"{len(away)} segments (seqs {away[0].first} to {away[-1].end - 1})"
             yield Finding(found.path, None, f"{which} are in the cold directory: {where}", "damage")
+        self._sums.add(found.segments)
         check = self._check(topic_id, found)
         for i, segment in enumerate(found.segments):
             span = spans[i] if i < len(spans) else None
@@ -433,7 +437,8 @@ class Verification:
         if found.part.evidence is not None:
             leaves = SegmentLeaves(self._fs, self._datadir.topic_dir(topic_id), topic_id, found.part.evidence)
         holes = holes_of(found.part.log)
-        return SegmentCheck(self._tiers, topic_id, self._path_of(topic_id), holes, ahead=ahead, leaves=leaves)
+        path_of, name = self._path_of(topic_id), found.part.name
+        return SegmentCheck(self._tiers, topic_id, name, path_of, holes, ahead=ahead, leaves=leaves)
 
     def _replaced(self, topic_id: int, found: StoredPart, i: int) -> Iterator[Finding]:
         """Check a segment again that looks damaged while the daemon works: its files may have been replaced."""

@@ -59,7 +59,9 @@ class SegmentWork(NamedTuple):
         leaves = None
         if self.tree is not None:
             leaves = SegmentLeaves(reading, DataDir(self.root).topic_dir(self.topic_id), self.topic_id, self.tree)
-        check = SegmentCheck(tiers, self.topic_id, self._path_of, self.holes, ahead=self.ahead, leaves=leaves)
+        check = SegmentCheck(
+            tiers, self.topic_id, self.topic, self._path_of, self.holes, ahead=self.ahead, leaves=leaves
+        )
         span = Span.load(self.span) if self.span is not None else None
         return list(check.findings(self.loaded(), span, is_front=self.is_front))
 
