@@ -116,7 +116,8 @@ def _evident() -> dict[str, bytes]:
     world = World(3, config=replace(CONFIG, segment_max_events=5000, segment_max_bytes=1 << 20, wal_file_bytes=4 << 20))
 
     async def life(one: Life) -> None:
-        for name, config in (("proved", {"durability": "fsync", "evidence": True}), ("plain", {})):
+        configs: dict[str, dict[str, Any]] = {"proved": {"durability": "fsync", "evidence": True}, "plain": {}}
+        for name, config in configs.items():
             await one.engine.topic_lifecycle.put(name, TopicConfigPatch(**config))
             records = [RecordIn(data=msgspec.Raw(b"%d" % i)) for i in range(1000)]
             for _ in range(33 if config else 6):

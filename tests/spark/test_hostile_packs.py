@@ -14,7 +14,14 @@ from topics.spark.segments import MAX_SEGMENT_BYTES
 from topics.storage.files.file_header import FILE_HEADER_BYTES, encode_file_header
 from topics.storage.offline.stored_topics import StoredSegment
 from topics.storage.segments import packed_reads
-from topics.storage.segments.packed_format import MAX_BLOCK_BYTES, PackedFile, PackHeader, checksum_of, open_block
+from topics.storage.segments.packed_format import (
+    MAX_BLOCK_BYTES,
+    BlockTable,
+    PackedFile,
+    PackHeader,
+    checksum_of,
+    open_block,
+)
 
 left = files.left
 __all__ = ["left"]  # a fixture for these tests, too
@@ -38,7 +45,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many bytes each block had that was unpacked."""
     sizes: list[int] = []
 
-    def counted(table: packed_reads.BlockTable, number: int, stored: bytes) -> bytes | None:
+    def counted(table: BlockTable, number: int, stored: bytes) -> bytes | None:
         block = open_block(table, number, stored)
         sizes.append(len(block or b""))
         return block
