@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from topics.log import bare_spans, record_index, retention, span, tag_index, topic_log, topic_tags
+from topics.log import record_index, retention, span, tag_index, topic_log, topic_tags
 from topics.log.losses import Gap
+from topics.log.tables import bare_spans
 from topics.log.topic_log import Extent, SeqRun, TopicLog
 from topics.model import TopicConfig
 

@@ -13,11 +13,11 @@ from typing import TypeVar
 import pytest
 
 from tests.log.logs import extent, steps, tiny_limits, told
-from topics.log import bare_spans
-from topics.log.bare_spans import LEAST_RUN, MOST_JOINED
 from topics.log.frame_ranges import locate
 from topics.log.record_index import RawRun
 from topics.log.span import DELETED, LIVE, SPAN_RECORDS
+from topics.log.tables import bare_spans
+from topics.log.tables.bare_spans import LEAST_RUN, MOST_JOINED
 from topics.log.topic_log import Extent, TopicLog
 
 T = TypeVar("T")

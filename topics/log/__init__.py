@@ -8,7 +8,6 @@ topic_tags        the tags of live records, as far as memory knows them, and the
 stored_spans      which records are in segments, and how raw spans become stored ones
 record_index      where each record is: spans, in order
 span              slots with contiguous seqs, their columns and their summary
-bare_spans        gives back the memory of deleted slots that only memory has
 missing_columns   which columns must be loaded before a call
 seq_ceiling       seqs that are reserved on disk ahead of the head
 bucket_ceiling    seqs that are reserved in the bucket, for whoever takes over

@@ -35,7 +35,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from topics.log import bare_spans
 from topics.log.span import (
     DELETED,
     LIVE,
@@ -48,6 +47,7 @@ from topics.log.span import (
     SpanSum,
     total_of,
 )
+from topics.log.tables import bare_spans
 
 _DELETED_RUN: Final = re.compile(rb"\x01+")
 

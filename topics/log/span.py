@@ -18,7 +18,7 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Sequence
-from itertools import compress, pairwise
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 from topics.log.dumped_values import from_little_endian, little_endian
@@ -620,25 +620,3 @@ class Span:
         span.first_ts, span.last_ts = span.ts[0], span.ts[-1]
         span.recount()
         return span
-
-    def check(self) -> None:
-        """Assert that the columns, if they are loaded, agree with the summary and with one another."""
-        unflagged = self.unflagged or array("Q")
-        assert all(self.first <= seq < self.end for seq in unflagged), "unflagged seq of another span"
-        assert len(set(unflagged)) == len(unflagged), "unflagged twice"
-        assert self.stored or not unflagged, "raw and unflagged"
-        if not self.loaded:
-            assert not any((self.ts, self.offset, self.frame_len, self.size, self.flags, self.dead)), "half loaded"
-            assert not self.file, "half loaded"
-            assert self.stored or self.deleted == self.n, "bare, and not deleted"
-            return
-        columns = (self.ts, self.offset, self.frame_len, self.size, self.flags, self.dead)
-        assert all(len(column) == self.n for column in columns), "columns differ in length"
-        assert len(self.file) == (0 if self.stored else self.n), "file column"
-        kept = (*self.summary(), self.unindexed)
-        self.recount()
-        assert kept == (*self.summary(), self.unindexed), kept
-        assert all(a <= b for a, b in pairwise(self.ts)), "time goes back"
-        assert (self.first_ts, self.last_ts) == (self.ts[self.start], self.ts[-1]), "times of the summary"
-        assert not any(size for size, dead in zip(self.size, self.dead, strict=True) if dead and size)
-        assert all(self.dead[seq - self.first] == DELETED for seq in unflagged), "unflagged and not deleted"

@@ -7,7 +7,8 @@ import pytest
 
 from tests.engine.life import Life, living, settings
 from tests.simulation.disk import SimFs
-from topics.log import bare_spans, record_index, span
+from topics.log import record_index, span
+from topics.log.tables import bare_spans
 
 pytestmark = pytest.mark.trio
 CONFIG = settings(segment_max_events=40, wal_file_bytes=64 << 10)

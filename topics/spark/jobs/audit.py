@@ -272,8 +272,8 @@ def _times(number: int, what: str) -> str:
 def command(
     options: JobOptions, path: str, cold: str | None, report: Path | None, against: tuple[str, ...], in_use: bool
 ) -> None:
-    """Look for damage in a data directory, its segments in parallel: checksums, order of seqs, indexes and tags against
-    the data, floors, Merkle trees. Changes nothing.
+    """Look for damage in a data directory, its segments and Merkle trees in parallel: checksums and hashes, order of
+    seqs, indexes and tags against the data, floors. Changes nothing.
 
     Exit code 1 if there is damage. Notes alone are no damage.
     """
