@@ -220,6 +220,30 @@ def test_the_divided_verification_finds_the_same(what: str, *, in_use: bool) -> 
     assert any("rewritten: its leaf" in one.problem for one in found) is (what in ("record and leaf", "leaf"))
 
 
+def test_leaves_that_a_daemon_joins_during_the_check_are_no_damage() -> None:
+    """The files that were listed are gone when they are read; those of the newest part are looked at then."""
+    world = World(config=CONFIG)
+    client = Auditor()
+
+    async def pieces(life: Life) -> None:
+        if not len(client):
+            await client.create(life, "t")
+        for _ in range(2):
+            await client.append(life, "t")
+            await life.compactor.checkpoint()
+        await client.keep(life, "t")
+
+    with tiny_blocks(), quiet():
+        assert world.live(pieces, end="kill")
+        divided = DividedVerification(world.fs, ROOT, in_use=True)
+        assert list(divided.findings()) == []
+        assert len(divided.leaves) == 2
+        assert world.live(pieces, end="kill")
+        results = [part.verified(world.fs) for part in divided.leaves]
+        assert any(result.problems for result in results)
+        assert list(divided.tree_findings(results)) == []
+
+
 def test_a_record_that_was_never_covered_may_be_rewritten() -> None:
     """A checkpoint says nothing of what came later, nor does the tree of who has changed that, too."""
     world, heads = made()
