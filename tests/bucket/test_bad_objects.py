@@ -182,6 +182,12 @@ def test_topics_and_segments_that_cannot_be_are_refused() -> None:
         objects = of_segments(lambda _, entry, file=file: setattr(entry, "data", file), sealed=True)  # type: ignore[misc]
         refused(objects, "cannot be|should have|hash|its part says")
 
+    def unpacks_to_2_gib(_topic: TopicEntry, entry: SegmentEntry) -> None:
+        assert entry.data is not None
+        entry.data = entry.data._replace(unpacked=(2 << 30) - 1)
+
+    refused(of_segments(unpacks_to_2_gib, sealed=True), "unpacked segment .* has 2147483647 bytes, and its part says")
+
 
 def test_a_part_that_contradicts_its_segments_is_refused() -> None:
     def with_part(change: Callable[[Any], object]) -> Objects:

@@ -134,7 +134,8 @@ def test_every_round_of_a_history_is_restored(seed: int, real: bool) -> None:
     for number in run.random.sample(cuts, min(len(cuts), 6)):
         now_ms = run.bucket.now_ms[number]
         fs = restored(run.bucket.objects, number)
-        assert [one for one in Verification(fs, "/data").findings() if one.severity == "damage"] == []
+        found = list(Verification(fs, "/data").findings())
+        assert [one for one in found if one.severity == "damage" or "no SHA-256" in one.problem] == []
         mine, parts = shown_on(run.world, fs, now_ms)
         theirs, other_parts = shown_on(run.world, run.bucket.at[number].after_process_kill(), now_ms)
         assert mine == theirs

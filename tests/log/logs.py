@@ -11,6 +11,7 @@ import pytest
 
 from topics.log import record_index, retention, span, tag_index, topic_log, topic_tags
 from topics.log.losses import Gap
+from topics.log.tables import bare_spans
 from topics.log.topic_log import Extent, SeqRun, TopicLog
 from topics.model import TopicConfig
 
@@ -22,6 +23,8 @@ def tiny_limits() -> Iterator[None]:
         for module in (span, record_index):
             patch.setattr(module, "SPAN_RECORDS", 4)
         patch.setattr(span, "MIN_TRIM", 3)
+        patch.setattr(bare_spans, "LEAST_RUN", 2)
+        patch.setattr(bare_spans, "MOST_JOINED", 7)
         patch.setattr(retention, "_FIRST_STRIDE", 2)
         patch.setattr(tag_index, "RUN_NAMES", 2)
         patch.setattr(tag_index, "_CHUNK", 2)

@@ -3,6 +3,7 @@ have (`docs/spec/evidence.md` section 1). Crashes everywhere are rows of the cra
 
 from __future__ import annotations
 
+import pickle
 import posixpath
 from base64 import b64decode
 from collections.abc import Iterator
@@ -189,21 +190,58 @@ def test_whoever_rewrites_a_record_or_a_leaf_is_found_out(compression: Compressi
     assert missed == []
 
 
-def test_the_divided_verification_finds_the_same() -> None:
-    """As Spark's audit does it: segments by themselves."""
+@pytest.mark.parametrize("in_use", [False, True])
+@pytest.mark.parametrize("what", ["nothing", "record and leaf", "leaf", "damaged leaf", "missing leaves"])
+def test_the_divided_verification_finds_the_same(what: str, *, in_use: bool) -> None:
+    """As Spark's audit does it: segments and files of leaves by themselves, roots of blocks joined."""
     world, heads = made("zstd")
     tampering = Tampering(world.fs)
-    tampering.change_segment(*next(tampering.segment_bytes()))
-    tampering.change_leaf(*next(tampering.leaf_places()))
+    path, number = next(tampering.leaf_places())
+    if what == "record and leaf":
+        tampering.change_segment(*next(tampering.segment_bytes()))
+    if "leaf" in what:
+        tampering.change_leaf(path, number)
+    if what == "damaged leaf":
+        world.fs.flip_bit(path, HEAD_BYTES + 3, 0)
+    if what == "missing leaves":
+        world.fs.unlink(path)
     kept = [KeptCheckpoint("kept", head) for head in heads.values()]
     with tiny_blocks(), quiet():
-        whole = list(Verification(world.fs, ROOT, against=kept).findings())
-        divided = DividedVerification(world.fs, ROOT, against=kept)
+        whole = list(Verification(world.fs, ROOT, against=kept, in_use=in_use).findings())
+        divided = DividedVerification(world.fs, ROOT, against=kept, in_use=in_use)
         found = list(divided.findings())
-        assert not any("rewritten: its leaf" in one.problem for one in found)
-        found += [one for work in divided.work for one in work.findings(world.fs)]
+        assert not any("leaf" in one.problem or "leaves" in one.problem for one in found)
+        work, leaves = pickle.loads(pickle.dumps((divided.work, divided.leaves)))
+        assert bool(leaves) is (what != "missing leaves")
+        found += [one for part in work for one in part.findings(world.fs)]
+        found += divided.tree_findings([part.verified(world.fs) for part in leaves])
     assert sorted(map(str, found)) == sorted(map(str, whole))
-    assert any("rewritten: its leaf" in one.problem for one in found)
+    assert any(one.severity == "damage" for one in found) is (what != "nothing")
+    assert any("rewritten: its leaf" in one.problem for one in found) is (what in ("record and leaf", "leaf"))
+
+
+def test_leaves_that_a_daemon_joins_during_the_check_are_no_damage() -> None:
+    """The files that were listed are gone when they are read; those of the newest part are looked at then."""
+    world = World(config=CONFIG)
+    client = Auditor()
+
+    async def pieces(life: Life) -> None:
+        if not len(client):
+            await client.create(life, "t")
+        for _ in range(2):
+            await client.append(life, "t")
+            await life.compactor.checkpoint()
+        await client.keep(life, "t")
+
+    with tiny_blocks(), quiet():
+        assert world.live(pieces, end="kill")
+        divided = DividedVerification(world.fs, ROOT, in_use=True)
+        assert list(divided.findings()) == []
+        assert len(divided.leaves) == 2
+        assert world.live(pieces, end="kill")
+        results = [part.verified(world.fs) for part in divided.leaves]
+        assert any(result.problems for result in results)
+        assert list(divided.tree_findings(results)) == []
 
 
 def test_a_record_that_was_never_covered_may_be_rewritten() -> None:

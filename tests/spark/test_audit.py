@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.simulation.world import Life, World
 from tests.spark.test_segments import tree
+from tests.storage.made import CONFIG
+from topics.evidence.record_leaf import LEAF_BYTES
+from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
 from topics.spark.__main__ import run
+from topics.spark.jobs.audit import _quiet, sentence
 from topics.spark.session import JobOptions
+from topics.storage.evidence.leaf_files import BLOCK_LEAVES, HEAD_BYTES, encode_leaf_file
+from topics.storage.files.file_header import FILE_HEADER_BYTES, decode_file_header
 from topics.storage.files.fs import OsFs
+from topics.storage.offline.verify import Verification
+from topics.storage.offline.verify_divided import SegmentWork
+from topics.storage.offline.verify_trees import LeafWork
+from topics.storage.segments.segment_format import TRAILER_BYTES, digests
 
 
 @pytest.fixture
@@ -94,6 +108,78 @@ def test_damage_is_named_with_file_and_segment(copy: Path, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert all(f"damage: {path}" in out for path in (data[0], index, tags, gone))
     assert "4 segments damaged" in out
+
+
+@cache
+def _evident() -> dict[str, bytes]:
+    """The files of a directory with a topic whose tree has two whole blocks, and with one that has no evidence."""
+    world = World(3, config=replace(CONFIG, segment_max_events=5000, segment_max_bytes=1 << 20, wal_file_bytes=4 << 20))
+
+    async def life(one: Life) -> None:
+        configs: dict[str, dict[str, Any]] = {"proved": {"durability": "fsync", "evidence": True}, "plain": {}}
+        for name, config in configs.items():
+            await one.engine.topic_lifecycle.put(name, TopicConfigPatch(**config))
+            records = [RecordIn(data=msgspec.Raw(b"%d" % i)) for i in range(1000)]
+            for _ in range(33 if config else 6):
+                await one.engine.appends.append(name, AppendRequest(records=records), Performance())
+        await one.compactor.checkpoint()
+
+    world.live(life)
+    return {path: content for path, content in world.fs.tree().items() if content is not None}
+
+
+def _rewrite_record(path: Path) -> None:
+    """Change the first record of a `.data`, and its checksum."""
+    content = bytearray(path.read_bytes())
+    header = decode_file_header(bytes(content[:FILE_HEADER_BYTES]))
+    assert header is not None
+    at = FILE_HEADER_BYTES
+    end = at + 4 + int.from_bytes(content[at : at + 4], "little") - TRAILER_BYTES
+    content[end - 1] ^= 1
+    (checksum,) = digests([bytes(content[at + 4 : end])], header.salt, [at])
+    content[end : end + 8] = checksum.to_bytes(8, "little")
+    path.write_bytes(content)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+def test_blocks_of_trees_and_sums_of_segments_are_verified_by_executors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the findings of `verify`, and without a block that the driver computes."""
+    for path, content in _evident().items():
+        target = tmp_path / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    root = str(tmp_path / "data")
+
+    def found_by_verify() -> list[str]:
+        with _quiet():
+            return sorted(sentence(finding) for finding in Verification(OsFs(), root).findings())
+
+    def found_by_audit() -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(LeafWork, "verified", None)  # of this process: executors are others
+            patch.setattr(SegmentWork, "findings", None)
+            audit(tmp_path / "data")
+        return sorted(line for line in capsys.readouterr().out.splitlines() if line.startswith(("damage:", "note:")))
+
+    leaves = [path for path in files(tmp_path, "*.mrk") if path.stat().st_size > 500_000]
+    assert len(leaves) == 2
+    assert found_by_audit() == found_by_verify() == []
+    block = leaves[1].read_bytes()[HEAD_BYTES : HEAD_BYTES + BLOCK_LEAVES * LEAF_BYTES]
+    first = int(leaves[1].name.split("-")[1])
+    leaves[1].write_bytes(encode_leaf_file(first, bytes(LEAF_BYTES) + block[LEAF_BYTES:]))
+    proved, plain = sorted({path.parent for path in files(tmp_path, "*.data")})
+    _rewrite_record(sorted(plain.glob("*.data"))[0])
+    found = found_by_audit()
+    assert found == found_by_verify()
+    problems = "\n".join(found)
+    assert "the leaves of topic 'proved' do not lead to the root" in problems
+    assert f"{plain}/seg-{1:020d}.data: its SHA-256 is not the one that topic 'plain' has" in problems
+    assert f"{proved}/" in problems
+    assert f"seq {first}: the record was rewritten" in problems
+    assert len(found) == 3
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

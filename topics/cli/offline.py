@@ -71,8 +71,8 @@ def _common(command: Command) -> Command:
 def verify(
     options: CommandOptions, directory: str, cold_dir: str | None, in_use: bool, against: tuple[str, ...]
 ) -> None:
-    """Look for damage in a data directory: every checksum, indexes and tags against data, continuity, floors against
-    segments, zero tails, Merkle trees. Changes nothing.
+    """Look for damage in a data directory: every checksum and hash, indexes and tags against data, continuity, floors
+    against segments, zero tails, Merkle trees. Changes nothing.
 
     Exit code 1 if there is damage. Notes alone are no damage: what the next start clears away, what nobody needs.
     """

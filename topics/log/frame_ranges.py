@@ -44,7 +44,7 @@ def locate_raw(index: RecordIndex, seqs: Sequence[int], max_range: int = _MAX_RE
     """Return the reads that fetch those of `seqs` (ascending) that are live and in no segment, like `locate`. Needs no
     columns."""
     slots = [slot for seq in seqs if (slot := index.at(seq)) is not None and not slot[0].stored]
-    return _located([(span, i, i + 1) for span, i in slots if span.dead[i] == LIVE], max_range)
+    return _located([(span, i, i + 1) for span, i in slots if span.live and span.dead[i] == LIVE], max_range)
 
 
 def _located(parts: Sequence[tuple[Span, int, int]], max_range: int) -> list[FrameRange]:

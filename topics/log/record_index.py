@@ -20,6 +20,8 @@ deletions in `Span.unflagged`, until the storage layer has written them; losses 
 applies both when it attaches columns. Dropped slots of a stored span keep their places, below `start`, because its
 columns come back with them.
 
+Deleted slots that only memory has need not keep their columns: `bare_spans`.
+
 Appends, evictions and reads of runs are slices, `find` and `count` over arrays. Only calls with single seqs loop over
 records.
 """
@@ -45,6 +47,7 @@ from topics.log.span import (
     SpanSum,
     total_of,
 )
+from topics.log.tables import bare_spans
 
 _DELETED_RUN: Final = re.compile(rb"\x01+")
 
@@ -143,12 +146,15 @@ class RecordIndex:
             columns = span.ts, span.file, span.offset, span.frame_len, span.size, span.flags
             self.append(span.first, *columns, tagged=span.tagged)
             spans = spans[1:]
-        last = self.spans[-1].end if self.spans else 0
+        former = self.spans[-1] if self.spans else None
+        last = former.end if former is not None else 0
         for span in spans:
             assert not span.stored
             assert span.first >= last
             last = span.end
         self.spans += spans
+        if former is not None and spans:
+            self._give_back([former])
 
     def place(self, first_seq: int, file: int, offsets: Sequence[int], frame_lens: array[int] | None = None) -> None:
         """Set where the frames of published records are: `offsets[i]` in WAL file `file` for seq `first_seq + i`.
@@ -158,7 +164,7 @@ class RecordIndex:
         """
         places = offsets if isinstance(offsets, array) else array("I", offsets)
         for span, a, b in self.parts(first_seq, first_seq + len(places)):
-            if span.stored:
+            if span.stored or span.is_bare:
                 continue
             at = span.first + a - first_seq
             span.offset[a:b] = places[at : at + b - a]
@@ -170,16 +176,26 @@ class RecordIndex:
     def forget_places(self) -> None:
         """Forget in which files raw records are: their file is 0, like that of records in memory only."""
         for span in self.spans[self.n_stored :]:
-            span.file = array("I", bytes(span.file.itemsize * span.n))
+            if not span.is_bare:
+                span.file = array("I", bytes(span.file.itemsize * span.n))
 
     def unplaced(self) -> list[int]:
         """Return the seqs of live raw records whose file is not known, ascending."""
         return [
             span.first + i
             for span in self.spans[self.n_stored :]
+            if span.live
             for i in range(span.start, span.n)
             if not span.file[i] and span.dead[i] == LIVE
         ]
+
+    def last_placed(self) -> int:
+        """Return the last seq of a raw slot whose file is known; 0 for none."""
+        for span in reversed(self.spans[self.n_stored :]):
+            placed = len(span.file.tobytes().rstrip(b"\0"))
+            if placed and (i := (placed - 1) // span.file.itemsize) >= span.start:
+                return span.first + i
+        return 0
 
     def has_room(self, first: int, n: int) -> bool:
         """Return True if `n` slots from `first` on would continue the last span, and that is a raw one with room for
@@ -197,6 +213,7 @@ class RecordIndex:
                 return span
         span = Span(first)
         self.spans.append(span)
+        self._give_back(self.spans[-2:-1])
         return span
 
     # -- finding -----------------------------------------------------------------------------------------------------
@@ -235,6 +252,8 @@ class RecordIndex:
         for span in self.spans[self.n_stored :]:
             a, b = max(span.start, first - span.first), min(span.n, last + 1 - span.first)
             if a < b:
+                if span.is_bare:
+                    span, a, b = span.piece(a, b), 0, b - a
                 columns = span.ts[a:b], span.file[a:b], span.offset[a:b], span.frame_len[a:b], span.size[a:b]
                 runs.append(RawRun(span.first + a, *columns, bytes(span.flags[a:b]), bytes(span.dead[a:b])))
         return runs
@@ -319,13 +338,15 @@ class RecordIndex:
 
     def first_at_or_after(self, ts: int) -> int | None:
         """Return the first seq with a slot whose time is `ts` (epoch ms) or later; None for none. A binary search:
-        times never decrease."""
+        times never decrease. In a bare span, whose times are not known, the last one."""
         k = bisect_left(self.spans, ts, key=_last_ts)
         if k == len(self.spans):
             return None
         span = self.spans[k]
         if ts <= span.first_ts:
             return span.first + span.start
+        if span.is_bare:
+            return span.end - 1
         span.need()
         return span.first + bisect_left(span.ts, ts, span.start)
 
@@ -377,6 +398,8 @@ class RecordIndex:
             if span.deleted:
                 if a == span.start and b == span.n:
                     total += span.deleted
+                elif span.is_bare:
+                    total += b - a
                 else:
                     span.need()
                     total += span.dead.count(DELETED, a, b)
@@ -394,7 +417,10 @@ class RecordIndex:
             a, b = max(span.start, lo - span.first), min(span.n, hi - span.first)
             if found >= most or span.end <= lo:
                 break
-            if a < b and span.deleted and span.loaded:
+            if a < b and span.is_bare:
+                newest_first.append([(span.first + a, span.first + b - 1)])
+                found += 1
+            elif a < b and span.deleted and span.loaded:
                 runs = [m.span() for m in _DELETED_RUN.finditer(span.dead, a, b)]
                 newest_first.append([(span.first + i, span.first + j - 1) for i, j in runs])
                 found += len(runs)
@@ -439,18 +465,37 @@ class RecordIndex:
     def delete(self, seqs: Sequence[int]) -> SpanSum:
         """Make those of `seqs` (ascending) that are live DELETED, and return their sum. See
         `missing_columns.missing_to_delete`."""
-        return total_of([span.delete(seqs[at:to]) for span, at, to in self.touched(seqs)])
+        touched = list(self.touched(seqs))
+        gone = total_of([span.delete(seqs[at:to]) for span, at, to in touched])
+        self._give_back([span for span, _, _ in touched])
+        return gone
 
     def take_away(self, seqs: Sequence[int], sizes: Sequence[int]) -> SpanSum:
         """Make `seqs` (ascending) DELETED, and return the sum of those that were live. All of those in spans that are
         not loaded are known to be live, to have a tag, and to have these `sizes`. Needs no columns."""
         sums = []
-        for span, at, to in self.touched(seqs):
-            if span.loaded:
+        touched = list(self.touched(seqs))
+        for span, at, to in touched:
+            if span.loaded or span.is_bare:
                 sums.append(span.delete(seqs[at:to]))
             else:
                 sums.append(span.delete_unseen(seqs[at:to], sizes[at:to]))
+        self._give_back([span for span, _, _ in touched])
         return total_of(sums)
+
+    def _give_back(self, spans: Sequence[Span]) -> None:
+        """Give back the memory of long runs of deleted slots in these spans, where only memory has them."""
+        for span in spans:
+            if span is self.spans[-1] or not bare_spans.is_due(span):
+                continue
+            pieces = bare_spans.cut_out(span)
+            if pieces is not None:
+                k = self.span_at(span.first)
+                assert self.spans[k] is span
+                self.spans[k : k + 1] = pieces
+                for i in range(min(k + len(pieces), len(self.spans) - 1), max(k, 1) - 1, -1):
+                    if bare_spans.joined(self.spans[i - 1], self.spans[i]):
+                        del self.spans[i]
 
     def touched(self, seqs: Sequence[int]) -> Iterator[tuple[Span, int, int]]:
         """Yield each span that contains any of `seqs` (ascending), with begin and end (exclusive) of its part of

@@ -18,7 +18,7 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Sequence
-from itertools import compress, pairwise
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 from topics.log.dumped_values import from_little_endian, little_endian
@@ -141,6 +141,9 @@ class Span:
     A stored span has no `file`: all its bytes are in `segment`, an object of the storage layer that is never looked
     into here. `unflagged` are the seqs that were deleted since the storage layer last wrote delete flags; None for
     none. `flaggings` counts how often it has: columns that were read before do not show those flags.
+
+    A raw span may be *bare* (`bare_spans`): all its slots are deleted, and it has no columns. `looked_at` is how many
+    slots were deleted when it was last considered to take such slots out of it.
     """
 
     __slots__ = (
@@ -154,6 +157,7 @@ class Span:
         "frame_len",
         "last_ts",
         "live",
+        "looked_at",
         "lost",
         "n",
         "offset",
@@ -178,6 +182,7 @@ class Span:
         self.tagged = 0
         self.unindexed = 0
         self.tags_from = 0
+        self.looked_at = 0
         self.first_ts = 0
         self.last_ts = 0
         self.stored = stored
@@ -234,8 +239,13 @@ class Span:
 
     @property
     def loaded(self) -> bool:
-        """Return True if the columns are in memory. Those of a raw span always are."""
+        """Return True if the columns are in memory. Those of a raw span always are, unless it is bare."""
         return len(self.dead) == self.n
+
+    @property
+    def is_bare(self) -> bool:
+        """Return True if this is a raw span of deleted slots without columns."""
+        return not self.stored and len(self.dead) != self.n
 
     @property
     def column_bytes(self) -> int:
@@ -257,9 +267,11 @@ class Span:
         )
 
     def need(self) -> None:
-        """Raise NotLoaded if the columns are not loaded."""
+        """Raise NotLoaded if the columns of a stored span are not loaded. A bare span gets columns."""
         if len(self.dead) != self.n:
-            raise NotLoaded((self,))
+            if self.stored:
+                raise NotLoaded((self,))
+            self.fill()
 
     # -- counting ----------------------------------------------------------------------------------------------------
 
@@ -327,6 +339,7 @@ class Span:
         self.lost -= self.dead.count(LOST, self.start, to)
         self._take_off(gone)
         self.start = to
+        self.looked_at = min(self.looked_at, self.deleted)
         self.first_ts = self.ts[to]
         if to >= MIN_TRIM and to * _TRIM_SHARE >= self.n and not self.stored:
             self._trim(to)
@@ -399,6 +412,40 @@ class Span:
         self._take_off(gone)
         return gone
 
+    # -- being bare --------------------------------------------------------------------------------------------------
+
+    def strip(self) -> None:
+        """Drop the columns. Those of a stored span can be loaded again; of a raw one all slots are deleted, and it is
+        bare from now on."""
+        self.ts = _NO_TIMES
+        self.file = self.offset = self.frame_len = self.size = _NO_PLACES
+        self.flags = self.dead = _NO_STATES
+
+    def fill(self) -> None:
+        """Give a bare span columns: deleted slots without a place. Of their times only those of both ends are known."""
+        n = self.n
+        self.ts = array("Q", (self.first_ts,)) * (n - 1) + array("Q", (self.last_ts,))
+        self.file, self.offset, self.frame_len, self.size = (array("I", bytes(4 * n)) for _ in range(4))
+        self.flags, self.dead = bytearray(n), bytearray((DELETED,)) * n
+
+    def piece(self, a: int, b: int) -> Span:
+        """Return slots `a` to `b` (exclusive) of a raw span, none of them dropped, as a span of their own."""
+        piece = Span(self.first + a)
+        piece.n = b - a
+        if self.is_bare:
+            piece.first_ts = self.first_ts if a < self.n - 1 else self.last_ts
+            piece.last_ts = self.first_ts if b < self.n else self.last_ts
+            piece.fill()
+        else:
+            piece.ts, piece.file, piece.offset = self.ts[a:b], self.file[a:b], self.offset[a:b]
+            piece.frame_len, piece.size = self.frame_len[a:b], self.size[a:b]
+            piece.flags, piece.dead = self.flags[a:b], self.dead[a:b]
+        piece.first_ts, piece.last_ts = piece.ts[0], piece.ts[-1]
+        piece.tags_from = self.tags_from
+        piece.recount()
+        piece.looked_at = piece.deleted
+        return piece
+
     # -- being stored ------------------------------------------------------------------------------------------------
 
     def take(self, raw: Span, to: int, offset: array[int], frame_len: array[int], was_dead: bytes) -> None:
@@ -408,6 +455,7 @@ class Span:
         """
         assert self.stored
         assert not raw.stored
+        raw.need()
         a = raw.start
         first = raw.first + a
         assert self.end == first
@@ -476,9 +524,7 @@ class Span:
     def detach(self) -> None:
         """Drop the columns of a stored span. The summary stays."""
         assert self.stored
-        self.ts = _NO_TIMES
-        self.offset = self.frame_len = self.size = _NO_PLACES
-        self.flags = self.dead = _NO_STATES
+        self.strip()
 
     def columns(self) -> SpanColumns:
         """Return copies of the columns of a stored span with all deletions and losses so far. Raises NotLoaded."""
@@ -515,6 +561,8 @@ class Span:
         if self.stored:
             unflagged = little_endian(self.unflagged) if self.unflagged is not None else b""
             return [STORED_MARK, *self.summary(), unflagged]
+        if self.is_bare:
+            return self.piece(0, self.n).dump()
         a = self.start
         columns = [little_endian(getattr(self, name)[a:]) for name, _ in _COLUMNS]
         dead = b"" if self.dense else bytes(self.dead[a:])
@@ -572,23 +620,3 @@ class Span:
         span.first_ts, span.last_ts = span.ts[0], span.ts[-1]
         span.recount()
         return span
-
-    def check(self) -> None:
-        """Assert that the columns, if they are loaded, agree with the summary and with one another."""
-        unflagged = self.unflagged or array("Q")
-        assert all(self.first <= seq < self.end for seq in unflagged), "unflagged seq of another span"
-        assert len(set(unflagged)) == len(unflagged), "unflagged twice"
-        assert self.stored or not unflagged, "raw and unflagged"
-        if not self.loaded:
-            assert not any((self.ts, self.offset, self.frame_len, self.size, self.flags, self.dead)), "half loaded"
-            return
-        columns = [self.ts, self.offset, self.frame_len, self.size, self.flags, self.dead]
-        assert all(len(column) == self.n for column in columns), "columns differ in length"
-        assert len(self.file) == (0 if self.stored else self.n), "file column"
-        kept = (*self.summary(), self.unindexed)
-        self.recount()
-        assert kept == (*self.summary(), self.unindexed), kept
-        assert all(a <= b for a, b in pairwise(self.ts)), "time goes back"
-        assert (self.first_ts, self.last_ts) == (self.ts[self.start], self.ts[-1]), "times of the summary"
-        assert not any(size for size, dead in zip(self.size, self.dead, strict=True) if dead and size)
-        assert all(self.dead[seq - self.first] == DELETED for seq in unflagged), "unflagged and not deleted"

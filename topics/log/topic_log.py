@@ -42,7 +42,7 @@ from topics.log.span import DELETED, LIVE, LOST, UNTAGGED, NotLoaded, Span, Span
 from topics.log.stored_spans import StoredSpans
 from topics.log.tables.kept_tags import KeptTags
 from topics.log.tables.null_records import NullRecords
-from topics.log.topic_log_checks import check_frame
+from topics.log.topic_log_checks import check_frame, check_span
 from topics.log.topic_tags import SWEEP_UNITS, TopicTags
 from topics.model import Tombstone
 
@@ -573,5 +573,5 @@ class TopicLog:
         """Assert every invariant. Counts all loaded slots again."""
         check_frame(self)
         for span in self.index.spans:
-            span.check()
+            check_span(span)
         self.tags.check(self.head_seq)

@@ -1,8 +1,12 @@
-"""The invariants of a `TopicLog` that cost a step per span, hole or run. Pure."""
+"""The invariants of a `TopicLog` that cost a step per span, hole or run, and those of a span. Pure."""
 
 from __future__ import annotations
 
+from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from topics.log.span import DELETED, Span
 
 if TYPE_CHECKING:
     from topics.log.topic_log import TopicLog
@@ -45,3 +49,26 @@ def _is_plain(log: TopicLog) -> bool:
         and span.unindexed == span.tagged
         and log.tags.known_from == span.n + 1
     )
+
+
+def check_span(span: Span) -> None:
+    """Assert that the columns of a span, if they are loaded, agree with the summary and with one another."""
+    unflagged = span.unflagged or array("Q")
+    assert all(span.first <= seq < span.end for seq in unflagged), "unflagged seq of another span"
+    assert len(set(unflagged)) == len(unflagged), "unflagged twice"
+    assert span.stored or not unflagged, "raw and unflagged"
+    if not span.loaded:
+        assert not any((span.ts, span.offset, span.frame_len, span.size, span.flags, span.dead)), "half loaded"
+        assert not span.file, "half loaded"
+        assert span.stored or span.deleted == span.n, "bare, and not deleted"
+        return
+    columns = (span.ts, span.offset, span.frame_len, span.size, span.flags, span.dead)
+    assert all(len(column) == span.n for column in columns), "columns differ in length"
+    assert len(span.file) == (0 if span.stored else span.n), "file column"
+    kept = (*span.summary(), span.unindexed)
+    span.recount()
+    assert kept == (*span.summary(), span.unindexed), kept
+    assert all(a <= b for a, b in pairwise(span.ts)), "time goes back"
+    assert (span.first_ts, span.last_ts) == (span.ts[span.start], span.ts[-1]), "times of the summary"
+    assert not any(size for size, dead in zip(span.size, span.dead, strict=True) if dead and size)
+    assert all(span.dead[seq - span.first] == DELETED for seq in unflagged), "unflagged and not deleted"

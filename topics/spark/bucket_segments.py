@@ -43,6 +43,7 @@ from topics.spark.options import ReadOptions
 from topics.spark.partition_fetch import FetchRequest
 from topics.spark.segment_columns import NotDecodable, decode
 from topics.spark.segments import (
+    MAX_SEGMENT_BYTES,
     SHOWN,
     FilePart,
     FileTask,
@@ -65,9 +66,6 @@ CHUNK_BYTES: Final = 8 << 20
 
 FETCHES: Final = 4
 """Pieces of a segment, or pages of a base, that are fetched at a time: one connection to S3 gives some 80 MB/s."""
-
-MAX_SEGMENT_BYTES: Final = (2 << 30) - 1
-"""Of `.data`: what `decode` takes. The settings allow half of it."""
 
 MAX_FORMAT_BYTES: Final = 64 << 10
 
@@ -152,7 +150,10 @@ def _objects_of(plan: SegmentPlan, base: str) -> SegmentObjects:
         name = f"{base}: the active segment from seq {entry.first} of topic id {plan.topic_id}"
         size, digest, packed_from = plan.size, b"", 0
     if max(size, packed_from) > MAX_SEGMENT_BYTES:
-        raise BucketDamaged(base, f"segment {entry.first} of topic {plan.topic_id} has more bytes than segments have")
+        what = f"segment {entry.first} of topic {plan.topic_id}"
+        raise BucketDamaged(
+            base, f"{what} has {max(size, packed_from)} bytes, and none has more than {MAX_SEGMENT_BYTES}"
+        )
     return SegmentObjects(name, size, digest, tuple(entry.pieces), entry.deleted, packed_from)
 
 

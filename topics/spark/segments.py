@@ -54,8 +54,9 @@ log = logging.getLogger(__name__)
 
 LOOKS: Final = 20
 """Parts that a task tries before it gives up: a daemon writes one every few seconds, and a look takes much less."""
-MOST_BYTES: Final = (1 << 31) - 1
-"""What is decoded of a segment: none has more."""
+MAX_SEGMENT_BYTES: Final = (1 << 30) + (64 << 20)
+"""The most that a `.data` has, unpacked: `TOPICS_SEGMENT_MAX_BYTES` and a single record are at most 1 GiB; the rest is
+for the origins of a million copies. A packed file that says more is not read."""
 SHOWN: Final = 5
 """Ranges of bad bytes that an error lists."""
 CORRUPT: Final = "corrupt"
@@ -297,16 +298,17 @@ def _attempt(
     if segment.path is None:
         which = f"seqs {part.after + 1} to {part.last} of topic {part.topic!r}"
         return None, f"{which} have gone to the cold directory; `coldPath` has to say where that is"
+    files = DataFiles(fs)
     try:
-        data = DataFiles(fs).read(segment.path, 0, MOST_BYTES)
+        data = files.read(segment.path, 0, _bytes_of(files, segment.path, segment))
+    except NotDecodable as error:
+        return None, f"{segment.path}: {error}"
     except FileNotFoundError:
         missing = f"{segment.path} is missing"
         if segment.tier == "cold":
             return None, missing  # the store is away, or somebody has emptied it: no reason to give the records up
         lost = without([LostRange(max(part.after + 1, segment.start), part.last, CORRUPT)], segment.lost)
         return PartitionContent(None, b"", lost, missing), missing
-    if not segment.sealed and len(data) > segment.data_bytes:
-        data = data[: segment.data_bytes]
     try:
         rows = decode(data, wanted, seqs=range(segment.first, segment.last + 1), salt=segment.salt)
         if _is_shortened(data, segment):
@@ -321,12 +323,26 @@ def _attempt(
     return PartitionContent(rows, shown.mask, shown.lost, damage), shown.doubt
 
 
+def _bytes_of(files: DataFiles, path: str, segment: StoredSegment) -> int:
+    """Return how many bytes of a segment's file are read: those that the part counts; all if another file has replaced
+    it since, or may have. Whatever a packed file says, no more is unpacked. Raises NotDecodable if that is more than a
+    segment has; FileNotFoundError, OSError."""
+    may_be_another = segment.salt is None or _is_another(files.read(path, 0, FILE_HEADER_BYTES), segment)
+    length = files.length(path) if segment.sealed and may_be_another else segment.data_bytes
+    if length > MAX_SEGMENT_BYTES:
+        raise NotDecodable(f"it says that it has {length} bytes, and no segment has more than {MAX_SEGMENT_BYTES}")
+    return length
+
+
+def _is_another(data: bytes, segment: StoredSegment) -> bool:
+    """Return True if a file that begins with `data` is not the one that the part knows."""
+    layout = layout_of(data[:FILE_HEADER_BYTES], segment.first, segment.salt)
+    return layout.header is not None and layout.salt != segment.salt
+
+
 def _is_shortened(data: bytes, segment: StoredSegment) -> bool:
     """Return True if a file is shorter than its part says, and is not another one that has replaced it since."""
-    if len(data) >= segment.data_bytes:
-        return False
-    layout = layout_of(data[:FILE_HEADER_BYTES], segment.first, segment.salt)
-    return layout.header is None or layout.salt == segment.salt
+    return len(data) < segment.data_bytes and not _is_another(data, segment)
 
 
 def _merged(one: Sequence[LostRange], other: Sequence[LostRange]) -> list[LostRange]:

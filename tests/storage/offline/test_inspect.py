@@ -64,6 +64,7 @@ def test_topics_are_what_a_start_finds(killed: SimFs) -> None:
     assert topic_of(found, "quick").unstored > 0
     assert {segment.tier for segment in topic_of(found, "tagged").segments} == {"hot", "cold"}
     assert {segment.sealed for segment in topic_of(found, "tagged").segments} == {True, False}
+    assert all(len(segment.sha256 or "") == 64 * segment.sealed for segment in topic_of(found, "tagged").segments)
 
 
 @pytest.mark.parametrize("in_use", [False, True])

@@ -158,6 +158,9 @@ class BasePages:
         size = entry.data.length if entry.data is not None else sum(piece.size for piece in entry.pieces)
         if size < segment.data_bytes:
             raise BucketDamaged(self._base, f"{what} has {size} bytes, and its part says {segment.data_bytes}")
+        if entry.data is not None and entry.data.unpacked > segment.data_bytes:
+            problem = f"unpacked {what} has {size} bytes, and its part says {segment.data_bytes}"
+            raise BucketDamaged(self._base, problem)
 
     def _loaded(self, topics: list[TopicEntry]) -> Iterator[LoadedTopic]:
         refs = [topic.part for topic in topics if isinstance(topic.part, BlobRef)]

@@ -1,9 +1,10 @@
-"""`audit`: is everything in a data directory what was written? What `topics verify` looks at, with the segments, which
-are nearly all of it, verified in parallel.
+"""`audit`: is everything in a data directory what was written? What `topics verify` looks at, with the segments and the
+blocks of Merkle trees, which are nearly all of it, verified in parallel.
 
 Responsible for dividing the work, for the report (a row for each segment) and for the summary. What is damage, and
 what only worth a note, is `topics.storage.offline.verify`'s business, so both find the same. The log, snapshots,
-manifests and floors are looked at by the driver; whoever verifies a segment needs its directory under the same path.
+manifests and floors are looked at by the driver, which also joins the roots of the blocks; whoever verifies a segment
+or a block needs its directory under the same path.
 
 Exit codes are those of `topics verify`: 0, 1 if there is damage, 2 for a command line or a directory that is refused.
 """
@@ -12,10 +13,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 import click
 import msgspec
@@ -34,10 +35,16 @@ from topics.storage.offline.verify_divided import DividedVerification, SegmentWo
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from topics.storage.offline.verify_trees import KeptCheckpoint
+    from topics.storage.offline.verify_trees import KeptCheckpoint, LeafResult, LeafWork
+
+W = TypeVar("W")
+R = TypeVar("R")
 
 MAX_TASKS: Final = 10_000
 """Each segment is a task of its own up to here; of more, several share one."""
+
+BLOCKS_IN_A_TASK: Final = 8
+"""Files of leaves that share a task: the root of a block of 16,384 leaves takes 10 ms, about what a task costs."""
 
 
 class SegmentReport(NamedTuple):
@@ -86,24 +93,32 @@ def run(
     verification = DividedVerification(fs, root, cold, in_use=in_use, against=against)
     with _quiet():
         findings = list(verification.findings())
-    work = verification.work
-    found: list[tuple[int, list[Finding]]] = []
-    if work:
-        tasks = spark.sparkContext.parallelize(list(enumerate(work)), min(len(work), MAX_TASKS))
-        found = sorted(tasks.map(_verified).collect())
     reports = []
-    for number, about in found:
+    for work, about in zip(verification.work, _each(spark, _segment, verification.work), strict=True):
         again = in_use and damaged(about)
-        reports.append(_report(work[number], verification.again(work[number]) if again else about))
+        reports.append(_report(work, verification.again(work) if again else about))
+    findings += verification.tree_findings(_each(spark, _leaves, verification.leaves, BLOCKS_IN_A_TASK))
     if not in_use:
         _refuse_if_in_use(fs, root, "has come into use meanwhile, so what was found says nothing")
     return Audit(reports, findings)
 
 
-def _verified(numbered: tuple[int, SegmentWork]) -> tuple[int, list[Finding]]:
+def _each(spark: SparkSession, verify: Callable[[W], R], work: Sequence[W], in_a_task: int = 1) -> list[R]:
+    """Return what `verify` returns for each piece of work, in their order. It is called in executors."""
+    if not work:
+        return []
+    tasks = min(-(-len(work) // in_a_task), MAX_TASKS)
+    return spark.sparkContext.parallelize(work, tasks).map(verify).collect()
+
+
+def _segment(work: SegmentWork) -> list[Finding]:
     """In an executor."""
-    number, work = numbered
-    return number, work.findings(OsFs())
+    return work.findings(OsFs())
+
+
+def _leaves(work: LeafWork) -> LeafResult:
+    """In an executor."""
+    return work.verified(OsFs())
 
 
 def _report(work: SegmentWork, findings: Sequence[Finding]) -> SegmentReport:
@@ -257,8 +272,8 @@ def _times(number: int, what: str) -> str:
 def command(
     options: JobOptions, path: str, cold: str | None, report: Path | None, against: tuple[str, ...], in_use: bool
 ) -> None:
-    """Look for damage in a data directory, its segments in parallel: checksums, order of seqs, indexes and tags against
-    the data, floors, Merkle trees. Changes nothing.
+    """Look for damage in a data directory, its segments and Merkle trees in parallel: checksums and hashes, order of
+    seqs, indexes and tags against the data, floors. Changes nothing.
 
     Exit code 1 if there is damage. Notes alone are no damage.
     """

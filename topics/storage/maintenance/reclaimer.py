@@ -556,6 +556,7 @@ class Reclaimer:
             tier=old[0].tier,
             salt=work.salt,
             packed=written.packed,
+            sha256=written.sha256,
         )
         for span, segment in zip(group, old, strict=True):
             self._cache.forget(span, segment)

@@ -58,7 +58,7 @@ class SegmentFiles:
                 if handle.size() != length:
                     handle.truncate(length)
                 if not segment.n and kind == "data":
-                    write_all(handle, _header(segment), 0)
+                    write_all(handle, header_of(segment), 0)
         self.append(segment, tail, files)
 
     def append(self, segment: Segment, tail: SegmentTail, files: UnsyncedFiles) -> None:
@@ -78,7 +78,7 @@ class SegmentFiles:
                 if handle.size() != start:
                     handle.truncate(start)
                 if new and kind == "data":
-                    write_all(handle, _header(segment), 0)
+                    write_all(handle, header_of(segment), 0)
                 write_all(handle, blob, start)
 
     def write_tags(self, segment: Segment, sizes: array[int], tags: Sequence[str | None], files: UnsyncedFiles) -> None:
@@ -115,7 +115,7 @@ def _lengths(segment: Segment) -> tuple[int, int]:
     return segment.data_bytes, INDEX_ENTRY_BYTES * segment.n
 
 
-def _header(segment: Segment) -> bytes:
+def header_of(segment: Segment) -> bytes:
     """What the `.data` of a new segment begins with."""
     assert segment.salt is not None
     return encode_file_header(segment.salt, segment.first)

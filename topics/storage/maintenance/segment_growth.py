@@ -12,21 +12,23 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from topics.log.record_index import RawRun
 from topics.log.span import NotLoaded
 from topics.runtime.offload import Offload, Pool
+from topics.storage.files.datadir import segment_name
 from topics.storage.files.unsynced_files import UnsyncedFiles
 from topics.storage.maintenance.frame_conversion import FrameConversion, FrameTarget, index_entries
 from topics.storage.maintenance.frame_reads import chunks, frame_reads
 from topics.storage.maintenance.live_topic import LiveTopic, TopicSource
-from topics.storage.maintenance.segment_files import SegmentFiles, SegmentTail
+from topics.storage.maintenance.segment_files import SegmentFiles, SegmentTail, header_of
 from topics.storage.maintenance.topic_capture import Growth, TopicCapture
 from topics.storage.maintenance.work_slice import WorkSlice
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES
-from topics.storage.segments.segment_format import tags_of_data
+from topics.storage.segments.segment_format import delete_flag_offset, tags_of_data
 from topics.storage.segments.segment_reader import SegmentTiers, scan_segment
+from topics.storage.segments.segment_sum import SegmentSum, add_file
 from topics.storage.segments.topic_segments import Segment, SegmentPiece, divide
 from topics.storage.wal.damage_notes import DamageNotes
 from topics.telemetry.logs import get_logger
@@ -38,6 +40,9 @@ SLICE_COPIES: Final = 100
 SLICE_ENTRIES: Final = 1000
 """Records and copies that are framed, and entries of `.idx` that are made, between two looks at the clock: up to 0.4 ms
 each."""
+
+
+_Append = Callable[[Segment, SegmentTail, UnsyncedFiles], None]
 
 
 class RecordsDamaged(OSError):
@@ -74,8 +79,7 @@ class SegmentGrowth:
         if capture.seals and pieces:
             pieces[-1] = pieces[-1]._replace(seals=True)
         if active is not None and (is_full or seals_active):
-            await self._seal(active, array("I"), [], files)
-            capture.sealed = active
+            await self._seal(capture, active, files)
         at = 0
         while at < len(pieces):
             to = at + 1
@@ -97,8 +101,10 @@ class SegmentGrowth:
         sizes = array("I")
         data_at, index_at = segment.data_bytes, INDEX_ENTRY_BYTES * segment.n
         frames = 0
-        append: Callable[[Segment, SegmentTail, UnsyncedFiles], None]
-        append = partial(self._files.begin, first=capture.has_no_segment)
+        seals = pieces[-1].seals
+        before = await self._held(segment) if seals else None
+        total = before.total if before is not None else None
+        append: _Append = partial(self._files.begin, first=capture.has_no_segment)
         for piece in pieces:
             run = capture.runs[piece.run]
             for a, b in chunks(run, piece.a, piece.b):
@@ -107,7 +113,7 @@ class SegmentGrowth:
                 places.pop()
                 index = await self._entries(capture, run, a, b, places, lens)
                 tail = SegmentTail(data, data_at, index, index_at)
-                await self._offload.run(Pool.FILES, partial(append, segment, tail, files))
+                await self._offload.run(Pool.FILES, partial(_append, append, segment, tail, files, total))
                 append = self._files.append
                 data_at, index_at = data_at + len(data), index_at + len(index)
                 frames += len(lens) - lens.count(0)
@@ -116,10 +122,10 @@ class SegmentGrowth:
                 sizes.extend(run.size[a:b])
                 tags += names
                 await self._work.give_way()
-        seals = pieces[-1].seals
-        if seals:
-            await self._seal(segment, sizes, tags, files)
-        capture.growths.append(Growth(segment, new, pieces, offsets, frame_lens, data_at, frames, seals))
+        if before is not None:
+            await self._write_tags(segment, before.sizes + sizes, before.tags + tags, files)
+        sha256 = total.digest() if total is not None else None
+        capture.growths.append(Growth(segment, new, pieces, offsets, frame_lens, data_at, frames, seals, sha256))
 
     async def _convert(
         self, capture: TopicCapture, run: RawRun, a: int, b: int, target: FrameTarget
@@ -178,17 +184,59 @@ class SegmentGrowth:
                     self._notes.note(topic, [(seq, seq)])
                     self._source.account(topic)
 
-    async def _seal(self, segment: Segment, sizes: array[int], tags: list[str | None], files: UnsyncedFiles) -> None:
-        """Write the `.tags` of a segment that is full, with what has just come to it; what it held before is read back
-        from its `.data`."""
-        n = segment.n + len(sizes)
+    async def _seal(self, capture: TopicCapture, active: Segment, files: UnsyncedFiles) -> None:
+        """Seal the active segment with what it has."""
+        held = await self._held(active)
+        await self._write_tags(active, held.sizes, held.tags, files)
+        capture.sealed = active
+        capture.sealed_sha256 = held.total.digest() if held.total is not None else None
+
+    async def _held(self, segment: Segment) -> _Held:
+        """Return what sealing a segment takes of the records that it has on disk, which are read back from `.data`."""
         if segment.n:
-            scan = partial(scan_segment, self._tiers, _as_of(segment), segment.first, segment.n)
-            scanned = await self._offload.run(Pool.FILES, scan)
-            sizes = scanned.loaded.columns.size + sizes
-            tags = scanned.tags + tags
-        assert len(sizes) == len(tags) == n
+            return await self._offload.run(Pool.FILES, partial(_held, self._tiers, _as_of(segment)))
+        total = SegmentSum()
+        total.add(header_of(segment))
+        return _Held(array("I"), [], total)
+
+    async def _write_tags(
+        self, segment: Segment, sizes: array[int], tags: list[str | None], files: UnsyncedFiles
+    ) -> None:
         await self._offload.run(Pool.FILES, partial(self._files.write_tags, segment, sizes, tags, files))
+
+
+class _Held(NamedTuple):
+    """What a segment that is about to be sealed has on disk, slot by slot."""
+
+    sizes: array[int]
+    tags: list[str | None]
+    total: SegmentSum | None
+    """The sum of its `.data` so far; None if that is damaged, because it may be repaired later, or of version 1."""
+
+
+def _held(tiers: SegmentTiers, segment: Segment) -> _Held:
+    """Read a segment. Blocking. Raises OSError."""
+    loaded, tags = scan_segment(tiers, segment, segment.first, segment.n)
+    columns = loaded.columns
+    assert len(columns.size) == len(tags) == segment.n
+    total = None
+    if segment.salt is not None and segment.read_salt == segment.salt and not loaded.damaged:
+        total = SegmentSum()
+        read = partial(tiers.of(segment).read_range, segment.topic_id, segment_name(segment.first, "data"))
+        frames = zip(columns.offset, columns.frame_len, strict=True)
+        flags_at = array("I", [delete_flag_offset(at, size) for at, size in frames if size])
+        if not add_file(total, read, segment.data_bytes, flags_at):
+            total = None
+    return _Held(columns.size, tags, total)
+
+
+def _append(
+    append: _Append, segment: Segment, tail: SegmentTail, files: UnsyncedFiles, total: SegmentSum | None
+) -> None:
+    """Write what comes next, and add it to the sum of a segment that is about to be sealed. Blocking."""
+    append(segment, tail, files)
+    if total is not None:
+        total.add(tail.data)
 
 
 def _as_of(segment: Segment) -> Segment:

@@ -23,6 +23,7 @@ from topics.storage.segments.packed_format import BLOCK_BYTES, PackHeader, packe
 from topics.storage.segments.segment_format import moved_frames
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
+from topics.storage.segments.segment_sum import SegmentSum
 from topics.storage.segments.tags_format import SegmentTags, encode_tags
 from topics.storage.segments.topic_segments import Segment, SegmentSet
 
@@ -74,6 +75,8 @@ class WrittenFiles(NamedTuple):
     """Bytes of `.data` on disk if it is packed."""
     derived: list[bytes]
     """`.idx` and `.tags`."""
+    sha256: bytes
+    """Of the segment."""
 
 
 class FrozenSpan(NamedTuple):
@@ -141,14 +144,15 @@ def write_replacement(store: SegmentStore, work: Replacement, ready: Callable[[]
     blob = encode_tags(first.first, plan.size, _surviving(plan, work.old, work.tags))
     names = [segment_name(first.first, "idx"), segment_name(first.first, "tags")]
     delete_all(store, first.topic_id, names)
-    chunks = _copied(store, work)
+    total = SegmentSum()
+    chunks = _copied(store, work, total)
     if work.generation is not None:
         chunks = packed(chunks, PackHeader(work.generation, first.first, work.data_bytes, BLOCK_BYTES))
     stored = store.put(first.topic_id, segment_name(first.first, "data"), _then(chunks, ready))
     if store.exists(first.topic_id, segment_name(first.first, "del")):
         store.delete(first.topic_id, segment_name(first.first, "del"))
     put_all(store, first.topic_id, names, [index, blob])
-    return WrittenFiles(stored if work.generation is not None else None, [index, blob])
+    return WrittenFiles(stored if work.generation is not None else None, [index, blob], total.digest())
 
 
 def _then(chunks: Iterator[bytes], ready: Callable[[], None] | None) -> Iterator[bytes]:
@@ -164,16 +168,18 @@ def put_all(store: SegmentStore, topic_id: int, names: Sequence[str], contents: 
         store.put(topic_id, name, [content])
 
 
-def _copied(store: SegmentStore, work: Replacement) -> Iterator[bytes]:
-    """Yield the new file: its header, and the surviving frames with the checksums for their new place, read in bounded
-    pieces. A frame that does not verify does not verify there either."""
+def _copied(store: SegmentStore, work: Replacement, total: SegmentSum) -> Iterator[bytes]:
+    """Yield the new file, and add it to `total`: its header, and the surviving frames with the checksums for their new
+    place, read in bounded pieces. A frame that does not verify does not verify there either."""
     old, plan = work.old, work.plan
     salts = [_salt_of(store, segment) for segment in old]
     sources, offsets, sizes = (
         array("I", compress(column, plan.frame_len)) for column in (plan.source, plan.offset, plan.frame_len)
     )
     written = FILE_HEADER_BYTES
-    yield encode_file_header(work.salt, old[0].first)
+    header = encode_file_header(work.salt, old[0].first)
+    total.add(header)
+    yield header
     for read in shared_reads(sources, offsets, sizes, max_bytes=COPY_BYTES, max_ranges=SLICE_SLOTS):
         number = sources[read.first]
         name = segment_name(old[number].first, "data")
@@ -187,6 +193,7 @@ def _copied(store: SegmentStore, work: Replacement) -> Iterator[bytes]:
             to=work.salt,
             offset=written,
         )
+        total.add_frames(moved, sizes[read.first : read.end])
         written += len(moved)
         yield moved
 

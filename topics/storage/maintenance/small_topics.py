@@ -109,4 +109,4 @@ class SmallTopics:
         data, index = b"".join(data_parts), b"".join(index_parts)
         self._files.grow(segment, data, index, files, new=new, first=capture.has_no_segment)
         frames = len(frame_lens) - frame_lens.count(0)
-        return Growth(segment, new, pieces, offsets, frame_lens, at, frames, False)
+        return Growth(segment, new, pieces, offsets, frame_lens, at, frames, seals=False, sha256=None)

@@ -13,7 +13,6 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from topics.log.dumped_spans import grow_dump, set_unflagged, summary_first
-from topics.log.record_index import RawRun
 from topics.log.span import Span
 from topics.runtime.instant import Instant
 from topics.storage.evidence.leaf_checkpoint import CapturedTree
@@ -37,6 +36,8 @@ class Growth(NamedTuple):
     data_bytes: int
     frames: int
     seals: bool
+    sha256: bytes | None
+    """Of the segment, if this seals it."""
 
     def segment_after(self, now_ms: int) -> Segment:
         """Return the segment as it is with what it has taken up. A new one was opened at `now_ms`, ms since the
@@ -52,6 +53,7 @@ class Growth(NamedTuple):
             sealed=self.seals,
             tier=segment.tier,
             salt=segment.salt,
+            sha256=self.sha256,
         )
 
 
@@ -88,11 +90,11 @@ class TopicCapture:
         # A segment on its way has been copied: a flag that is written to its old files now would be lost with them.
         pending = [span for span in self.spans if span.segment is not moved]
         self.unflagged = [(span, span.unflagged[:]) for span in pending if span.unflagged]
-        self.runs = log_.index.capture_raw(log_.head_seq)
+        # Of an `ephemeral` topic the records that are in the WAL: those from before it became so. What has no place in
+        # front of them was lost.
+        self.runs = log_.index.capture_raw(log_.index.last_placed() if self.ephemeral else log_.head_seq)
         self.copies = topic.copies.seal() if topic.copies is not None else []
         self.head_seq = log_.head_seq
-        if self.ephemeral:
-            self.runs = _with_place(self.runs)
         self.part = topic.dump_part()
         self.tree: CapturedTree | None = None
         """Its Merkle tree, if it has one."""
@@ -109,6 +111,8 @@ class TopicCapture:
         self.growths: list[Growth] = []
         self.sealed: Segment | None = None
         """The segment that was active and is sealed as it is."""
+        self.sealed_sha256: bytes | None = None
+        """Its SHA-256."""
         self.flagged: list[tuple[Span, array[int]]] = []
         """Seqs whose deletions are flagged in `.data` by now."""
         self.index_patches: list[tuple[str, list[FlagPatch]]] = []
@@ -207,30 +211,6 @@ class TopicCapture:
         changed = copy(segment)
         if segment is self.moved:
             changed.tier = self.tier
-        changed.sealed = segment.sealed or segment is self.sealed
+        if segment is self.sealed:
+            changed.sealed, changed.sha256 = True, self.sealed_sha256
         return changed.to_wire()
-
-
-def _with_place(runs: list[RawRun]) -> list[RawRun]:
-    """The captured records of an `ephemeral` topic that are in the WAL: those from before it became so."""
-    for at in range(len(runs) - 1, -1, -1):
-        run = runs[at]
-        count = len(run.file)
-        while count and run.file[count - 1] == 0:
-            count -= 1
-        if count:  # what has no place in front of it was lost
-            return [*runs[:at], run if count == len(run.file) else _shortened(run, count)]
-    return []
-
-
-def _shortened(run: RawRun, n: int) -> RawRun:
-    return RawRun(
-        run.first,
-        run.ts[:n],
-        run.file[:n],
-        run.offset[:n],
-        run.frame_len[:n],
-        run.size[:n],
-        run.flags[:n],
-        run.dead[:n],
-    )

@@ -277,7 +277,7 @@ class TopicCheckpoints:
             segment_set.earliest_stored = capture.earliest
         sealed_to = 0
         if capture.sealed is not None:
-            capture.sealed.sealed = True
+            capture.sealed.sealed, capture.sealed.sha256 = True, capture.sealed_sha256
             sealed_to = capture.sealed.end
         if capture.moved is not None:
             capture.moved.tier = capture.tier
@@ -317,7 +317,7 @@ class TopicCheckpoints:
             at += n
         grown = growth.segment_after(capture.now_ms)
         segment.n, segment.data_bytes, segment.frames = grown.n, grown.data_bytes, grown.frames
-        segment.opened_ms, segment.sealed = grown.opened_ms, grown.sealed
+        segment.opened_ms, segment.sealed, segment.sha256 = grown.opened_ms, grown.sealed, grown.sha256
         segment_set.segments.add(segment)
         newest = stored.at(segment.end - 1)
         if newest is not None and newest.loaded:

@@ -6,10 +6,12 @@ frame_dump          frames on disk, one after another, for people
 verify              checks that a directory is as it was written
 verify_wal          checks the log of one shard
 verify_segments     checks one segment
+verify_sums         checks the SHA-256 of sealed segments
 verify_pointers     checks what the directory has of segments in a bucket
 verify_start        what the next start would say
 verify_routers      checks what routers and commits of stages have left
 verify_trees        checks Merkle trees
+verify_other_files  checks what is neither a log nor of a topic
 verify_identities   checks that data and cold directory belong together
 verify_divided      the same work, divided among processes
 finding             one problem that `verify` has found

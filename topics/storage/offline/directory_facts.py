@@ -62,6 +62,8 @@ class SegmentFacts:
     opened_ms: int
     stored_bytes: int
     """Of a packed segment, the bytes of the packed file; else those of `bytes`."""
+    sha256: str | None
+    """Of the unpacked form, with the delete flags taken as zero, in hex; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -389,4 +389,5 @@ def _segment(segment: Segment, log: TopicLog) -> SegmentFacts:
         None if span is None or is_merged else span.live,
         segment.opened_ms,
         segment.stored_bytes,
+        segment.sha256.hex() if segment.sha256 is not None else None,
     )

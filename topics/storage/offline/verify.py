@@ -2,7 +2,8 @@
 
 Responsible for the directory as a whole: FORMAT, snapshots and manifests, which of two parts of a topic counts, which
 files belong to which topic. `verify_wal` checks the logs, `verify_segments` single segments, `verify_routers` the
-frames that copies point to, `verify_start` runs recovery, and `verify_trees` checks Merkle trees.
+frames that copies point to, `verify_start` runs recovery, `verify_trees` checks Merkle trees, and
+`verify_other_files` the rest.
 
 Theory of operation. Snapshots first: the newest valid one says where replay begins. Then the logs, against the
 positions that snapshots and manifests name; they tell which topics have changed since. Then the frames that copies
@@ -17,7 +18,6 @@ checkpoint has counted, unknown files, LOCK, CURRENT and `*.tmp` are not read.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -34,7 +34,6 @@ from topics.storage.files.datadir import (
     discover_shards,
     manifest_name,
     parse_segment_file,
-    parse_snapshot_name,
     parse_topic_name,
     parse_wal_name,
     read_format,
@@ -46,18 +45,17 @@ from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
 from topics.storage.offline.finding import Finding
 from topics.storage.offline.topic_parts import StoredPart, holes_of, load_part
-from topics.storage.offline.verify_identities import verify_identities
+from topics.storage.offline.verify_other_files import other_files
 from topics.storage.offline.verify_pointers import pointed_firsts, pointer_findings
 from topics.storage.offline.verify_routers import CopyCheck
 from topics.storage.offline.verify_segments import SegmentCheck
 from topics.storage.offline.verify_start import verify_start
-from topics.storage.offline.verify_trees import KeptCheckpoint, SegmentLeaves, TreeCheck, checked, tree_check
+from topics.storage.offline.verify_sums import SumCount
+from topics.storage.offline.verify_trees import KeptCheckpoint, SegmentLeaves, TreeCheck, tree_check, without_topic
 from topics.storage.offline.verify_wal import LogCheck, LogFacts, LogReference, PartFacts, ShardLogFacts
 from topics.storage.recovery.recovered_state import RecoveredState, RecoveredTopic, shard_of
-from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DELETED_SUFFIX, DirectorySegmentStore
-from topics.storage.snapshots.clock_mark import decode_mark
 from topics.storage.snapshots.manifests import newest_generation, read_manifest
 from topics.storage.snapshots.snapshot import (
     KEPT,
@@ -116,6 +114,7 @@ class Verification:
         self._copied: set[int] = set()
         """Topics with segments that copies point to."""
         self._damaged = False
+        self._sums = SumCount()
 
     def findings(self) -> Iterator[Finding]:
         """Yield every problem, damage and notes, in the order of the directory.
@@ -135,10 +134,10 @@ class Verification:
         yield from self._logs()
         yield from self._copies()
         yield from self._topics()
-        yield from self._kept_aside()
+        yield from other_files(self._fs, self._datadir, self._cold_dir)
         if not self._in_use:
             yield from self._start()
-        yield from checked(self._fs, self._tree_checks(), self._against)
+        yield from self._trees()
 
     def _sizes(self) -> Iterator[int]:
         """Yield the sizes of all files that are read, once each."""
@@ -196,17 +195,6 @@ class Verification:
                 yield Finding(path, None, "is older than those that are kept", "note")
                 continue
             self._mention_positions(path, snapshot)
-
-    def _reserve(self) -> Iterator[Finding]:
-        """Check the snapshot that is used if the others cannot be read."""
-        path = self._datadir.reserve_path
-        try:
-            for part in decode_snapshot(self._fs.read(path)).topics:
-                load_part(path, decode_part(part))
-        except FileNotFoundError:
-            yield Finding(path, None, "is gone by now", "note")
-        except SnapshotDamaged as error:
-            yield Finding(path, None, str(error), "damage")
 
     def _mention_positions(self, path: str, snapshot: Snapshot) -> None:
         """Note its positions, which must be in the log, so that replay can begin there."""
@@ -342,6 +330,7 @@ class Verification:
                 yield from self._leftover_directories(topic_id)
                 continue
             yield from self._topic(topic_id)
+        yield from self._sums.findings(self._datadir.topics_dir)
         for place in (self._datadir, self._cold_dir):
             for name in self._fs.listdir(place.topics_dir) if place is not None else ():
                 if place is not None and parse_topic_name(name) is None:
@@ -409,6 +398,7 @@ class Verification:
             where = "no cold directory is given" if self._cold_given is None else f"{self._cold_given} is missing"
             which = f"{len(away)} segments (seqs {away[0].first} to {away[-1].end - 1})"
             yield Finding(found.path, None, f"{which} are in the cold directory: {where}", "damage")
+        self._sums.add(found.segments)
         check = self._check(topic_id, found)
         for i, segment in enumerate(found.segments):
             span = spans[i] if i < len(spans) else None
@@ -433,7 +423,8 @@ class Verification:
         if found.part.evidence is not None:
             leaves = SegmentLeaves(self._fs, self._datadir.topic_dir(topic_id), topic_id, found.part.evidence)
         holes = holes_of(found.part.log)
-        return SegmentCheck(self._tiers, topic_id, self._path_of(topic_id), holes, ahead=ahead, leaves=leaves)
+        path_of, name = self._path_of(topic_id), found.part.name
+        return SegmentCheck(self._tiers, topic_id, name, path_of, holes, ahead=ahead, leaves=leaves)
 
     def _replaced(self, topic_id: int, found: StoredPart, i: int) -> Iterator[Finding]:
         """Check a segment again that looks damaged while the daemon works: its files may have been replaced."""
@@ -491,60 +482,6 @@ class Verification:
             elif copy is not None and found is not None and copy.end > found.end:
                 yield Finding(path, None, "is newer than what it is a copy of", "damage")
 
-    # -- the rest -----------------------------------------------------------------------------------------------------
-
-    def _clock_mark(self) -> Iterator[Finding]:
-        path = self._datadir.clock_path
-        try:
-            decode_mark(self._fs.read(path))
-        except ValueError as error:
-            problem = f"the note of the clock cannot be read ({error}): the next start goes by the wall clock"
-            yield Finding(path, None, problem, "note")
-
-    def _kept_aside(self) -> Iterator[Finding]:
-        fs, datadir = self._fs, self._datadir
-        yield from verify_identities(self._fs, datadir.root, self._cold_dir.root if self._cold_dir else None)
-        known = {"FORMAT", "IDENTITY", "LOCK", "meta", "wal", "topics", MARK}  # the mark of a copy is no problem
-        for name in fs.listdir(datadir.root):
-            if name not in known and not name.endswith(TEMPORARY_SUFFIX):
-                yield Finding(join(datadir.root, name), None, "an unknown name", "note")
-        for name in fs.listdir(datadir.meta_dir):
-            if name.startswith("failed-shard-"):
-                yield Finding(join(datadir.meta_dir, name), None, "a shard failed in the last run", "note")
-            elif name == posixpath.basename(datadir.clock_path):
-                yield from self._clock_mark()
-            elif name == "witness":
-                continue  # an unreadable witness proves nothing, which is safe
-            elif join(datadir.meta_dir, name) == datadir.evidence_key_path:
-                continue  # an unreadable key refuses checkpoints, and says so
-            elif join(datadir.meta_dir, name) in (datadir.bucket_path, datadir.salvaged_path):
-                continue  # an unreadable note about the bucket refuses a start with one, and says what to do
-            elif join(datadir.meta_dir, name) == datadir.restore_path:
-                yield Finding(datadir.restore_path, None, "a restore goes on: segments are still copied home", "note")
-            elif join(datadir.meta_dir, name) == datadir.selection_path:
-                yield Finding(
-                    datadir.selection_path, None, "the first start deletes topics that it does not name", "note"
-                )
-            elif name.endswith(".damaged"):
-                yield Finding(join(datadir.meta_dir, name), None, "was damaged, and is kept aside", "note")
-            elif name == "reserve.cbor":
-                yield from self._reserve()
-            elif parse_snapshot_name(name) is None and not name.endswith(TEMPORARY_SUFFIX):
-                yield Finding(join(datadir.meta_dir, name), None, "an unknown name", "note")
-        directories = {datadir.wal_dir, *(found.path for found in discover_shards(fs, datadir))}
-        for directory in sorted(directories):
-            for name in fs.listdir(directory):
-                path = join(directory, name)
-                if name.endswith((".cut", ".damaged", ".repaired")):
-                    yield Finding(path, None, "kept aside by an earlier start", "note")
-                elif (
-                    parse_wal_name(name) is None
-                    and name != "CURRENT"
-                    and path not in directories
-                    and not name.endswith(TEMPORARY_SUFFIX)
-                ):
-                    yield Finding(path, None, "an unknown name", "note")
-
     def _start(self) -> Iterator[Finding]:
         """Report what the next start would say."""
         newest, stopped = self._newest, self._facts.stopped
@@ -558,15 +495,35 @@ class Verification:
 
     # -- Merkle trees --------------------------------------------------------------------------------------------------
 
-    def _tree_checks(self) -> Iterator[TreeCheck]:
-        """Yield what checks the tree of each topic that has one."""
-        recovered = self._recovered or {}
-        for topic_id in sorted({*self._tiers.hot.topics(), *self._parts, *recovered}):
-            if self._is_there(topic_id):
-                directory, part = self._datadir.topic_dir(topic_id), self._newest(topic_id)[0]
-                check = tree_check(self._fs, directory, topic_id, part, recovered.get(topic_id))
-                if check is not None:
-                    yield check
+    def _trees(self) -> Iterator[Finding]:
+        """Check the tree of each topic that has one."""
+        names: dict[int, str] = {}
+        for topic_id in sorted({*self._tiers.hot.topics(), *self._parts, *(self._recovered or {})}):
+            part = self._newest(topic_id)[0]
+            check = self._tree_check(topic_id, part) if self._is_there(topic_id) else None
+            if check is not None:
+                names[topic_id] = check.name
+                yield from self._tree(check, part)
+        yield from without_topic(self._against, names)
+
+    def _tree_check(self, topic_id: int, part: StoredPart | None) -> TreeCheck | None:
+        recovered = (self._recovered or {}).get(topic_id)
+        return tree_check(self._fs, self._datadir.topic_dir(topic_id), topic_id, part, recovered)
+
+    def _tree(self, check: TreeCheck, part: StoredPart | None) -> Iterator[Finding]:
+        """Check a tree; one that looks damaged while the daemon works again, since leaves may have gone into other
+        files."""
+        found: list[Finding] = []
+        for _ in range(TRIES):
+            found = list(check.findings(((work, work.verified(self._fs)) for work in check.work()), self._against))
+            if not self._in_use or all(finding.severity == "note" for finding in found):
+                break
+            newer = self._newest(check.topic_id)[0]
+            again = self._tree_check(check.topic_id, newer)
+            if newer is None or again is None or (part is not None and newer.part == part.part):
+                break
+            check, part = again, newer
+        yield from found
 
 
 def _span_of(found: StoredPart, i: int) -> Span | None:

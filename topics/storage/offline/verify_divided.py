@@ -1,5 +1,6 @@
-"""`verify`, divided: one process checks everything but the segments, and lists them; others check those, each by
-itself, anywhere the files can be read.
+"""`verify`, divided: one process checks everything but the segments and the blocks of Merkle trees, and lists them;
+others check those, each by itself, anywhere the files can be read. The roots of the blocks go back to the first one,
+which joins them.
 
 Responsible for the division only. `verify` and `verify_segments` do the checks, so that both ways have the same
 results.
@@ -19,7 +20,7 @@ from topics.storage.offline.finding import Finding
 from topics.storage.offline.topic_parts import StoredHole, StoredPart, holes_of
 from topics.storage.offline.verify import Verification
 from topics.storage.offline.verify_segments import SegmentCheck
-from topics.storage.offline.verify_trees import KeptCheckpoint, SegmentLeaves
+from topics.storage.offline.verify_trees import KeptCheckpoint, LeafResult, LeafWork, SegmentLeaves, TreeCheck
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_store import DirectorySegmentStore
 from topics.storage.segments.topic_segments import Segment
@@ -59,7 +60,9 @@ class SegmentWork(NamedTuple):
         leaves = None
         if self.tree is not None:
             leaves = SegmentLeaves(reading, DataDir(self.root).topic_dir(self.topic_id), self.topic_id, self.tree)
-        check = SegmentCheck(tiers, self.topic_id, self._path_of, self.holes, ahead=self.ahead, leaves=leaves)
+        check = SegmentCheck(
+            tiers, self.topic_id, self.topic, self._path_of, self.holes, ahead=self.ahead, leaves=leaves
+        )
         span = Span.load(self.span) if self.span is not None else None
         return list(check.findings(self.loaded(), span, is_front=self.is_front))
 
@@ -69,7 +72,8 @@ class SegmentWork(NamedTuple):
 
 
 class DividedVerification(Verification):
-    """Verifies everything but the segments. When `findings` has been iterated, `work` lists the segments."""
+    """Verifies everything but segments and trees. When `findings` has been iterated, `work` lists the segments, and
+    `leaves` the files of the trees."""
 
     def __init__(
         self,
@@ -82,6 +86,9 @@ class DividedVerification(Verification):
     ) -> None:
         super().__init__(fs, root, cold, in_use=in_use, against=against)
         self.work: list[SegmentWork] = []
+        self.leaves: list[LeafWork] = []
+        self._checks: list[tuple[TreeCheck, StoredPart | None, list[LeafWork]]] = []
+        """The trees, and which of the `leaves` are theirs, in the same order."""
         self._root = root
         self._divides = True
 
@@ -94,6 +101,22 @@ class DividedVerification(Verification):
             return problems
         self._divides = False
         return list(self._replaced(work.topic_id, found, firsts.index(work.loaded().first)))
+
+    def tree_findings(self, results: Sequence[LeafResult]) -> Iterator[Finding]:
+        """Yield the problems of the trees, given what was found in each of the `leaves`. Raises OSError."""
+        assert len(results) == len(self.leaves)
+        rest = iter(results)
+        for check, part, leaves in self._checks:
+            verified = list(zip(leaves, rest, strict=False))  # the next ones are those of the next tree
+            found = list(check.findings(verified, self._against))
+            yield from super()._tree(check, part) if self._in_use and damaged(found) else found
+
+    def _tree(self, check: TreeCheck, part: StoredPart | None) -> Iterator[Finding]:
+        """Leave the tree for later."""
+        leaves = check.work()
+        self._checks.append((check, part, leaves))
+        self.leaves += leaves
+        return iter(())
 
     def _check(self, topic_id: int, found: StoredPart) -> SegmentCheck:
         if not self._divides:

@@ -22,6 +22,7 @@ from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.offline.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
 from topics.storage.offline.topic_parts import StoredHole
+from topics.storage.offline.verify_sums import LastRead, SumCheck
 from topics.storage.offline.verify_trees import SegmentLeaves
 from topics.storage.segments.data_files import deletions_path
 from topics.storage.segments.deletion_file import decode_deletions, deletions_are_whole
@@ -46,7 +47,15 @@ from topics.storage.segments.segment_format import (
     reads_as_deleted,
 )
 from topics.storage.segments.segment_reader import SegmentTiers
-from topics.storage.segments.segment_scan import BadBytes, DataLayout, IndexEntry, entries_of, frames_of, layout_of
+from topics.storage.segments.segment_scan import (
+    BadBytes,
+    DataLayout,
+    IndexEntry,
+    Read,
+    entries_of,
+    frames_of,
+    layout_of,
+)
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.segments.tags_format import decode_tags, encode_tags
 from topics.storage.segments.topic_segments import Segment
@@ -140,6 +149,7 @@ class SegmentCheck:
         self,
         tiers: SegmentTiers,
         topic_id: int,
+        topic: str,
         path_of: Callable[[str, str], str],
         holes: Sequence[StoredHole],
         *,
@@ -147,6 +157,7 @@ class SegmentCheck:
         leaves: SegmentLeaves | None = None,
     ) -> None:
         self._tiers = tiers
+        self._topic = topic
         self._leaves = leaves
         """What compares records with their leaves, if the topic has evidence."""
         self._topic_id = topic_id
@@ -217,16 +228,22 @@ class SegmentCheck:
         # A sealed file that was replaced is another one than the part knows: it is read whole.
         end = length if segment.sealed and self._may_differ else min(length, counted)
         last_seq, last_ts, outside = segment.first - 1, 0, 0
-        for rows in self._windows(place, end, slots, layout):
+        read = LastRead(place.read)
+        total = SumCheck(read, segment, layout)
+        for rows in self._windows(place, read, end, slots, layout):
             yield from self._rows(place.path, rows, last_seq, last_ts)
+            total.add(rows)
             if self._leaves is not None:
-                self._leaves.compare(place.read, rows)
+                self._leaves.compare(read, rows)
             last_seq, last_ts = rows.seq[-1], rows.ts[-1]
             outside += slots.put(rows)
         if self._leaves is not None:
             yield from self._leaves.findings(place.path)
         for start, stop in slots.bad:
             yield Finding(place.path, start, self._lost(slots, start, stop), "damage")
+        if not slots.bad and total.differs():
+            problem = f"its SHA-256 is not the one that topic {self._topic!r} has of it: it was written again since"
+            yield Finding(place.path, None, problem, "damage")
         if outside:
             problem = f"{outside} records with seqs outside of {segment.first} to {segment.end - 1}"
             yield Finding(place.path, None, problem, self._against_part)
@@ -255,11 +272,11 @@ class SegmentCheck:
             before = now
         yield from findings
 
-    def _windows(self, place: FilePlace, end: int, slots: _Slots, layout: DataLayout) -> Iterator[DataScan]:
+    def _windows(self, place: FilePlace, read: Read, end: int, slots: _Slots, layout: DataLayout) -> Iterator[DataScan]:
         """Yield the valid frames of the first `end` bytes, and add the ranges without any to `slots.bad`."""
         seqs = range(slots.first, slots.first + slots.n)
         index = place._replace(name=segment_name(slots.first, "idx"))
-        for found in frames_of(place.read, layout, end, seqs, partial(_entries, index, slots)):
+        for found in frames_of(read, layout, end, seqs, partial(_entries, index, slots)):
             if isinstance(found, BadBytes):
                 slots.bad.append((found.start, found.stop))
             else:

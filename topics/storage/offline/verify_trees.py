@@ -3,8 +3,9 @@ kept checkpoints have (`docs/design/evidence.md` section 7).
 
 Two halves, each of which can be divided. `SegmentLeaves` compares the records of one segment with the leaves in `.mrk`.
 `TreeCheck` computes the tree from those leaves, block by block (`LeafWork`), and from the records that are in the log
-alone, which recovery has hashed. So a record that was changed does not fit its leaf; and if the leaf was changed too,
-the root is another one. Only a checkpoint that was kept elsewhere shows that somebody has changed the roots as well.
+alone, which recovery has hashed. A block can be verified anywhere: only its root is needed for the rest. So a record
+that was changed does not fit its leaf; and if the leaf was changed too, the root is another one. Only a checkpoint that
+was kept elsewhere shows that somebody has changed the roots as well.
 """
 
 from __future__ import annotations
@@ -81,6 +82,14 @@ class SegmentLeaves:
         yield from bounded(path, bad, "damage")
 
 
+class LeafResult(NamedTuple):
+    """What was found in one `.mrk` file: the root of a whole block, None for a smaller file or a damaged one; and the
+    problems of the file."""
+
+    root: bytes | None
+    problems: list[Finding]
+
+
 class LeafWork(NamedTuple):
     """One `.mrk` file that is to be verified, as plain values."""
 
@@ -88,22 +97,21 @@ class LeafWork(NamedTuple):
     first_seq: int
     leaves: int
 
-    def verified(self, fs: Fs) -> tuple[bytes | None, list[Finding]]:
-        """Return the root of a whole block, None for a smaller file or a damaged one; and the problems of the file.
-        Blocking. Raises OSError."""
+    def verified(self, fs: Fs) -> LeafResult:
+        """Verify it. Blocking. Raises OSError."""
         file = LeafFile(self.first_seq, self.leaves)
         directory = LeafDirectory(fs, self.directory)
         try:
             leaves = directory.read(file)
             if file.leaves < leaf_files.BLOCK_LEAVES:
-                return None, []
+                return LeafResult(None, [])
             root = perfect_root(leaves)
             if perfect_root(directory.middle(file)) != root:
                 problem = "the roots of its subtrees are not those of its leaves"
-                return root, [Finding(directory.path(file), None, problem, "damage")]
-            return root, []
+                return LeafResult(root, [Finding(directory.path(file), None, problem, "damage")])
+            return LeafResult(root, [])
         except LeavesDamaged as error:
-            return None, [Finding(join(self.directory, file.name), None, str(error), "damage")]
+            return LeafResult(None, [Finding(join(self.directory, file.name), None, str(error), "damage")])
 
 
 class TreeCheck:
@@ -129,9 +137,20 @@ class TreeCheck:
         unneeded = set(obsolete(counted, end_seq))
         return [LeafWork(self._path, *file) for file in counted if file not in unneeded]
 
-    def findings(self, roots: Mapping[int, bytes], kept: Iterable[KeptCheckpoint]) -> Iterator[Finding]:
-        """Yield the problems of the tree as a whole. `roots` are those of the verified blocks, by first seq; `kept` are
-        the checkpoints about this topic. Raises OSError."""
+    def findings(
+        self, verified: Iterable[tuple[LeafWork, LeafResult]], kept: Iterable[KeptCheckpoint]
+    ) -> Iterator[Finding]:
+        """Yield the problems of the files, which are given with what was found in them, and of the tree as a whole.
+        Those of the checkpoints `kept` that are about this topic are compared. Raises OSError."""
+        roots: dict[int, bytes] = {}
+        for work, (root, problems) in verified:
+            yield from problems
+            if root is not None:
+                roots[work.first_seq] = root
+        yield from self._joined(roots, checkpoints_of(self.topic_id, self.name, kept))
+
+    def _joined(self, roots: Mapping[int, bytes], kept: Iterable[KeptCheckpoint]) -> Iterator[Finding]:
+        """Yield the problems of the tree, given the roots of whole blocks by first seq."""
         identity, stored = self._tree.identity, self._tree.stored
         cache = RootCache(_ALL)
         for first_seq, root in roots.items():
@@ -188,21 +207,6 @@ def tree_check(
         return None
     path = found.path if found is not None else "the log"
     return TreeCheck(fs, directory, path, (topic_id, name), tree, is_complete=topic is not None)
-
-
-def checked(fs: Fs, checks: Iterable[TreeCheck], kept: Sequence[KeptCheckpoint]) -> Iterator[Finding]:
-    """Yield the problems of some trees, and those of checkpoints about no topic that has one. Raises OSError."""
-    names: dict[int, str] = {}
-    for check in checks:
-        names[check.topic_id] = check.name
-        roots: dict[int, bytes] = {}
-        for work in check.work():
-            root, problems = work.verified(fs)
-            yield from problems
-            if root is not None:
-                roots[work.first_seq] = root
-        yield from check.findings(roots, checkpoints_of(check.topic_id, check.name, kept))
-    yield from without_topic(kept, names)
 
 
 def checkpoints_of(topic_id: int, name: str, kept: Iterable[KeptCheckpoint]) -> list[KeptCheckpoint]:

@@ -12,6 +12,7 @@ deletion_file    the byte layout of `.del`, the deletions in a packed `.data`
 data_files       `.data` files as readers see them, packed or not, with their deletions
 topic_segments   the segments of one topic, and how records are divided among them
 segment_scan     reading a `.data` file from front to back
+segment_sum      the SHA-256 of a sealed segment
 segment_reader   columns and bytes of a span, from hot or cold files
 single_records   bytes of single records, without the columns of their span
 segment_pointer  the file that says in which objects of a bucket a segment is

@@ -23,9 +23,11 @@ from topics.storage.files.file_header import FILE_HEADER_BYTES
 Tier = Literal["hot", "cold", "gone"]
 """Where the files of a segment are. "gone": all its records were deleted, and its files removed."""
 
-ENTRY_FIELDS: Final = (7, 8, 9)
-"""How many fields an entry may have: without a salt, as version 1 wrote it, and without the last one, which is left out
-while a segment has not been tried to be packed."""
+ENTRY_FIELDS: Final = (7, 8, 9, 10)
+"""How many fields an entry may have: without a salt, as version 1 wrote it, and without those at the end that are
+None."""
+
+SUM_BYTES: Final = 32
 
 EMPTIED: Final = "emptied"
 """In a CheckpointMark of a topic: `[first, n]` of each segment that has no record left, and that has lost some of them
@@ -49,6 +51,7 @@ class Segment:
         "read_salt",
         "salt",
         "sealed",
+        "sha256",
         "tags_dropped",
         "tier",
         "topic_id",
@@ -67,6 +70,7 @@ class Segment:
         tier: Tier = "hot",
         salt: int | None = None,
         packed: int | None = None,
+        sha256: bytes | None = None,
     ) -> None:
         self.topic_id = topic_id
         self.first = first
@@ -101,6 +105,10 @@ class Segment:
         """The bytes of `.data` on disk if it was packed; 0 if that was tried and is of no use; None if it was not
         tried. A figure only: the file says itself what it is, and this may be older."""
 
+        self.sha256 = sha256
+        """The SHA-256 of the sealed file with this `salt` (`segment_sum`). None while it is active, of version 1, and
+        if an earlier version has sealed it, or it was damaged then."""
+
     def __hash__(self) -> int:
         return hash((self.topic_id, self.first))  # not the address, so that sets have the same order in every run
 
@@ -123,8 +131,8 @@ class Segment:
         return self.packed or self.data_bytes
 
     def to_wire(self) -> list[Any]:
-        """Return `[first, n, data bytes, frames, opened ms, sealed, tier, salt, packed]`, without the last one if it is
-        None."""
+        """Return `[first, n, data bytes, frames, opened ms, sealed, tier, salt, packed, sha256]`, without the last ones
+        that are None."""
         entry: list[Any] = [
             self.first,
             self.n,
@@ -135,6 +143,8 @@ class Segment:
             self.tier,
             self.salt,
         ]
+        if self.sha256 is not None:
+            return [*entry, self.packed, self.sha256]
         return entry if self.packed is None else [*entry, self.packed]
 
     @classmethod
@@ -144,6 +154,9 @@ class Segment:
             raise ValueError("the entry of a segment is malformed")
         salt = value[7] if len(value) > 7 else None
         packed = value[8] if len(value) > 8 else None
+        sha256 = value[9] if len(value) > 9 else None
+        if sha256 is not None and not (isinstance(sha256, bytes) and len(sha256) == SUM_BYTES):
+            raise ValueError("the SHA-256 of a segment is malformed")
         first, n, data_bytes, frames, opened_ms = map(whole, value[:5])
         segment = cls(
             topic_id,
@@ -156,6 +169,7 @@ class Segment:
             tier=value[6],
             salt=whole(salt) if salt is not None else None,
             packed=whole(packed) if packed is not None else None,
+            sha256=sha256,
         )
         segment.dead_since_ms = opened_ms  # nobody knows since when; not before this
         return segment
