@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any, Final
@@ -13,15 +14,18 @@ import trio
 
 from tests.bucket.archived import ArchivedLife, archived, bucket_settings
 from tests.bucket.simulated_objects import SimFault, SimObjects
-from tests.bucket.standby_lives import URL, live
+from tests.bucket.standby_lives import URL, StandbyLife, following, live
+from tests.bucket.test_lazy_restore import completion_of
 from tests.engine.operations.test_stages import stage
 from tests.engine.queues.queue_calls import ack, claim, seqs_of
 from tests.simulation.clock import BASE_MS, SimClock
 from tests.simulation.disk import SimFs
+from tests.simulation.model import view_of
 from tests.simulation.world import ROOT, quiet
 from topics.bucket.local_note import BadNote, BucketNote, read_note
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.ownership.owner_format import decode_owner
+from topics.bucket.round_format import decode_round, encode_round
 from topics.bucket.standby.directory import prepare_directory
 from topics.bucket.standby.diverged_note import NAME, read_diverged
 from topics.bucket.standby.shared_cut import shared_cut
@@ -31,7 +35,9 @@ from topics.storage.files.fs import Fs, join, write_all
 from topics.storage.offline.log_tail import LogTail
 from topics.storage.offline.tail_facts import TailFacts, TailRecord, TopicTail
 
-CONFIG: Final = bucket_settings(bucket_takeover=True, bucket_base_ms=1000, segment_max_events=4)
+CONFIG: Final = bucket_settings(
+    bucket_takeover=True, bucket_base_ms=1000, segment_max_events=4, segment_compression="zstd"
+)
 """Checkpoints are on demand: there is no task that takes them."""
 
 ASIDE: Final = join(ROOT, "diverged-1")
@@ -224,6 +230,30 @@ def test_without_the_rounds_the_place_is_the_noted_one() -> None:
     live(script)
 
 
+def test_half_a_cut_is_not_shared() -> None:
+    """Nobody has applied the first rounds of a cut whose last one is missing."""
+
+    async def script() -> None:
+        fs, objects = await left(shared, unshared)
+        note, reader = noted(fs), BucketReader(objects)
+        whole = shared_cut(fs, DataDir(ROOT), reader, note)
+        assert whole is not None
+        found = reader.round(whole.round)
+        assert found.head.runs
+        found.head.ends_cut = False
+        blob = encode_round(found.head, [bytes(data) for _, data in found.pieces()])
+        objects._set(f"rounds/{whole.round:020d}", blob)
+        before = shared_cut(fs, DataDir(ROOT), reader, note)
+        assert before is not None
+        assert before.round == whole.round - 1
+        noted_ = msgspec.structs.replace(
+            note, round=whole.round, hash=decode_round(blob).hash, positions=found.head.positions
+        )
+        assert shared_cut(fs, DataDir(ROOT), reader, noted_) == before
+
+    live(script)
+
+
 def test_what_a_first_attempt_has_noted_stays() -> None:
     """When a start goes on with moving files, the log may be elsewhere already."""
 
@@ -244,15 +274,13 @@ def test_what_a_first_attempt_has_noted_stays() -> None:
     live(script)
 
 
-@pytest.mark.parametrize(
-    "blob",
-    [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"x" * (2 << 20), b'{"bucket":"b","epoch":-1}'],
-    ids=["empty", "cut", "list", "no text", "deep", "long", "fields"],
-)
-def test_a_file_that_says_nothing_is_refused(blob: bytes) -> None:
+def test_a_file_that_says_nothing_is_refused() -> None:
     fs = aside()
     whole = fs.read(join(ASIDE, NAME))
-    for content in (blob, whole.replace(b'"epoch": 1', b'"epoch": -1'), whole[: len(whole) // 2]):
+    for content in (
+        *(b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"x" * (2 << 20), b'{"bucket":"b","epoch":-1}'),
+        *(whole.replace(b'"epoch": 1', b'"epoch": -1'), whole[: len(whole) // 2]),
+    ):
         with fs.open(join(ASIDE, NAME)) as file:
             file.truncate(0)
             write_all(file, content, 0)
@@ -327,3 +355,95 @@ def test_if_no_place_is_known_all_of_the_log_is_shown() -> None:
         facts = LogTail(fs, ASIDE, None).facts()
     assert by_name(facts)["log"].records > 5
     assert by_name(facts)["log"].last_seq == 15
+
+
+async def many(life: ArchivedLife) -> None:
+    """Sealed segments, in the bucket; some records of one are deleted after that."""
+    await life.put("log", durability="disk", compression="zstd")
+    await life.put("plain", durability="disk", compression="off")
+    for name in ("log", "plain"):
+        for i in range(8):
+            await life.append(name, *[{"data": {"n": i, "text": "word " * 1200}}] * 2)
+    await life.engine.compactor.checkpoint()
+    await life.engine.reclaimer.pass_over()
+    await life.engine.compactor.checkpoint()
+    await trio.sleep(5)
+
+
+def data_reads(objects: SimObjects) -> list[str]:
+    return [name for op, name in objects.calls if op == "get_range" and name.endswith(".data")]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_equal_segments_come_home_from_the_directory_that_was_set_aside(
+    links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+        monkeypatch.setattr(SimFs, "link", refused)
+
+    async def script() -> None:
+        fs, objects = await left(many, nothing)
+        assert prepare_directory(fs, ROOT, URL, objects, 1, takes=True) is not None
+        async with following(fs, objects, CONFIG) as life:
+            await home(life, objects, room=True)
+            for name in ("log", "plain"):
+                assert len((await view_of(life.engine, name)).records) == 16
+        same = {path for path in home_files(fs) if fs._file(path) is fs._file(of_aside(path))}
+        assert {DataDir(ROOT).topic_dir(1 << 32) in path for path in same} == ({True} if links else set())
+
+    live(script)
+
+
+def test_what_differs_is_read_from_the_bucket() -> None:
+    async def script() -> None:
+        fs, objects = await left(many, nothing)
+        assert prepare_directory(fs, ROOT, URL, objects, 1, takes=True) is not None
+        changed = next(path for path in fs.tree() if path.startswith(ASIDE) and path.endswith(".data"))
+        fs.flip_bit(changed, 50, 0)
+        async with following(fs, objects, CONFIG) as life:
+            await home(life, objects, room=True, expected=1)
+            for name in ("log", "plain"):
+                assert len((await view_of(life.engine, name)).records) == 16
+        assert fs._file(of_aside(changed)) is fs._file(changed)
+
+    live(script)
+
+
+def test_without_room_and_without_a_bucket_links_are_made_all_the_same() -> None:
+    async def script() -> None:
+        fs, objects = await left(many, nothing)
+        assert prepare_directory(fs, ROOT, URL, objects, 1, takes=True) is not None
+        async with following(fs, objects, CONFIG) as life:
+            await home(life, objects, room=False)
+            assert len((await view_of(life.engine, "log")).records) == 16
+        found = home_files(fs)
+        assert found
+        assert all(fs._file(path) is fs._file(of_aside(path)) for path in found)
+
+    live(script)
+
+
+def refused(fs: SimFs, source: str, target: str) -> None:
+    raise OSError(errno.EOPNOTSUPP, "no links", source)
+
+
+def of_aside(path: str) -> str:
+    return path if path.startswith(ASIDE) else join(ASIDE, path.removeprefix(f"{ROOT}/"))
+
+
+def home_files(fs: SimFs) -> list[str]:
+    """The `.data` files that the former owner has, too."""
+    topics = DataDir(ROOT).topics_dir
+    return [
+        path for path in fs.tree() if path.startswith(topics) and path.endswith(".data") and fs.exists(of_aside(path))
+    ]
+
+
+async def home(life: StandbyLife, objects: SimObjects, *, room: bool, expected: int = 0) -> None:
+    """Bring everything home that can be, and assert how many segments were read from the bucket for it."""
+    before = len(data_reads(objects))
+    completion = completion_of(life, has_room=lambda: room)
+    state = await completion.pass_over()
+    assert completion.brought
+    assert room is not bool(state.left)
+    assert len(set(data_reads(objects)[before:])) == expected

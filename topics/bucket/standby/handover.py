@@ -13,12 +13,11 @@ import msgspec
 
 from topics.bucket.local_note import BadNote, BucketNote, write_note
 from topics.bucket.offline.bucket_reader import BucketReader
-from topics.bucket.offline.bucket_restore import DIVERGED
 from topics.bucket.ownership.owner_format import Owner
 from topics.bucket.standby.diverged_note import DivergedNote, read_diverged, write_diverged
 from topics.bucket.standby.followed_log import cut_to
 from topics.bucket.standby.shared_cut import shared_cut
-from topics.storage.files.datadir import DataDir
+from topics.storage.files.datadir import DIVERGED, DataDir
 from topics.storage.files.fs import Fs, join, write_atomic
 from topics.storage.recovery.restored_copy import MARK, TAKEN_OVER
 from topics.telemetry.logs import get_logger

@@ -77,9 +77,8 @@ def show_diverged(
 def _place_of(directory: str) -> _LeftPlace:
     """Return where the end of the log of a directory begins. Raises UsageRefusal."""
     from topics.bucket.local_note import BadNote, read_note  # noqa: PLC0415
-    from topics.bucket.offline.bucket_restore import DIVERGED  # noqa: PLC0415
     from topics.bucket.standby.diverged_note import NAME, read_diverged  # noqa: PLC0415
-    from topics.storage.files.datadir import DataDir  # noqa: PLC0415
+    from topics.storage.files.datadir import DIVERGED, DataDir  # noqa: PLC0415
     from topics.storage.files.fs import OsFs  # noqa: PLC0415
 
     fs = OsFs()
