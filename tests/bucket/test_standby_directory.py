@@ -17,14 +17,14 @@ from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
 from tests.simulation.world import ROOT
 from topics.bucket.local_note import BucketNote, read_note
-from topics.bucket.offline.bucket_restore import DIVERGED, UNFINISHED
+from topics.bucket.offline.bucket_restore import UNFINISHED
 from topics.bucket.ownership.owner_format import encode_owner
 from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms
 from topics.bucket.ownership.start_claim import StartClaim
 from topics.bucket.standby.directory import StandbyRefused, prepare_directory
 from topics.engine.engine import Engine
 from topics.standby import Standby, prepare
-from topics.storage.files.datadir import DataDir, wal_path
+from topics.storage.files.datadir import DIVERGED, DataDir, wal_path
 from topics.storage.files.fs import join, write_all
 
 CONFIG = bucket_settings(bucket_takeover=True, bucket_base_ms=1000, segment_max_events=2)

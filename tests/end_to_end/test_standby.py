@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.bucket.servers import BUCKET, moto_server
+from tests.cli.command_line import CommandLine
 from tests.end_to_end.test_cold_hangs import metric, until
 from tests.end_to_end.test_sigkill import Client, Daemon
 from topics.evidence.checkpoint_note import SignedCheckpoint, TreeHead
@@ -206,6 +207,22 @@ def owns(daemon: Daemon) -> bool:
     return role_of(daemon) == "owner"
 
 
+def check_set_aside(former: Daemon, carried: list[dict[str, Any]], turn: int) -> None:
+    """What the former owner had acked is with the new one, or in the directory that was set aside."""
+    command = CommandLine()
+    aside = max((former.root / "data").glob("diverged-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    assert f"topics inspect --diverged {aside}" in (former.root / "log").read_text()
+    found = command.json("inspect", "--diverged", str(aside))
+    assert (found["exact"], found["refused"], found["findings"]) == (True, None, [])
+    records = {topic["name"]: topic["records"] for topic in found["topics"]}
+    assert not records.get("r"), "a record was acked as remote, and not carried over"
+    lines = command("inspect", "--diverged", str(aside), "--records", "--topic", "e").stdout.splitlines()
+    assert len(lines) == records.get("e", 0)
+    wanted = f"not in the bucket, perhaps: {turn}"
+    left = [line["data"] for line in map(json.loads, lines)]
+    assert [*left, *(record["data"] for record in carried)].count(wanted) == 1
+
+
 @pytest.mark.slow
 def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> None:
     """Both have the same settings: whoever is first owns the bucket. Then the owner is killed, again and again."""
@@ -237,7 +254,7 @@ def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> No
             heads = [checkpoint(one, "r", head), checkpoint(one, "e", 1)]
             for topic, earlier in zip("re", heads, strict=True):
                 check_grown(other, topic, earlier)
-            append(client, "e", "not in the bucket, perhaps")
+            append(client, "e", f"not in the bucket, perhaps: {turn}")
             one.kill()
             until(partial(owns, other), "nobody takes over")
             for topic, earlier in zip("re", heads, strict=True):
@@ -248,6 +265,6 @@ def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> No
             assert len({record["$seq"] for record in records}) == len(records)
             one.start()
             assert role_of(one) == "standby"
-            assert list((one.root / "data").glob("diverged-*"))
+            check_set_aside(one, diff(client, "e", 0)[1]["records"], turn)
             follows(Client(one.port), "r", head)
             one, other = other, one

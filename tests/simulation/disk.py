@@ -535,6 +535,15 @@ class SimFs:
             self._change_names((source_dir, old, None), (target_dir, new, node))
             _move(node, target)
 
+    def link(self, source: str, target: str) -> None:
+        """A crash of the machine leaves two files with the same content, which nobody may tell from one."""
+        source, target = _absolute(source), _absolute(target)
+        with self._operation("link", source, target, mutates=True):
+            node = self._file(source)
+            if self._look(target) is not None:
+                raise _failure(errno.EEXIST, target)
+            self._change_names((self._parent(target), posixpath.basename(target), node))
+
     def unlink(self, path: str) -> None:
         path = _absolute(path)
         with self._operation("unlink", path, mutates=True):

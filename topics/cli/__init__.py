@@ -16,7 +16,7 @@
     job_commands       queue jobs, retry and cancel
     exec_jobs          jobs as commands, for `queue work --exec`
     figures/           metrics, top, bench
-    offline            inspect and verify
+    offline/           inspect and verify
     bucket_commands    restore and bucket ...
     completion         completion for shells
     guide              docs/commands.md, made of the commands

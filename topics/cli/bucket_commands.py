@@ -28,7 +28,7 @@ from topics.cli.failures import (
     CommandFailure,
     UsageRefusal,
 )
-from topics.cli.offline import shown_progress
+from topics.cli.offline.directory_look import shown_progress
 from topics.cli.output import (
     Column,
     duration,

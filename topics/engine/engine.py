@@ -99,6 +99,7 @@ from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.recovery.length_check import LengthCheck
 from topics.storage.recovery.recovered_state import RecoveredState
 from topics.storage.segments.segment_store import ObjectSegments, SegmentStore
+from topics.storage.segments.set_aside_files import SetAsideFiles
 from topics.storage.snapshots.snapshot import KEPT
 from topics.storage.store import Store
 from topics.storage.wal.batches import ControlBatch
@@ -285,7 +286,7 @@ class Engine:
             settings, self.store, registry, checkpoints, file_holds, fs=self._fs, offload=offload
         )
         self.topic_seals = TopicSeals(registry, self.compactor, commits=self._commits)
-        self.home_moves = HomeMoves(checkpoints, file_holds, offload)
+        self.home_moves = HomeMoves(checkpoints, file_holds, SetAsideFiles(self._fs, self.store.datadir.root), offload)
         self.reclaimer = Reclaimer(
             settings,
             registry,

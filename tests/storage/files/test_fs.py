@@ -36,6 +36,23 @@ def put(fs: Fs, path: str, data: bytes) -> None:
 # ----------------------------------------------------------------- files
 
 
+def test_a_link_is_another_name_of_the_same_file(fs: Fs, root: str) -> None:
+    source, target = join(root, "f"), join(root, "g")
+    put(fs, source, b"old")
+    fs.link(source, target)
+    with fs.open(target) as file:
+        write_all(file, b"new", 0)
+    assert fs.read(source) == b"new"
+    with pytest.raises(FileExistsError):
+        fs.link(source, target)
+    fs.rename(source, target)  # of the same file: it does nothing
+    assert fs.listdir(root) == ["f", "g"]
+    fs.unlink(source)
+    assert fs.read(target) == b"new"
+    with pytest.raises(FileNotFoundError):
+        fs.link(source, join(root, "h"))
+
+
 def test_a_read_is_short_only_at_the_end_of_the_file(fs: Fs, root: str) -> None:
     put(fs, join(root, "f"), b"0123456789")
     file = fs.open(join(root, "f"))

@@ -30,7 +30,7 @@ from topics.bucket.offline.restored_topics import RestoredTopics
 from topics.bucket.restored.restore_note import RestoreNote, encode_restore_note
 from topics.bucket.restored.topic_selection import TopicSelection, encode_selection
 from topics.bucket.round_format import Round
-from topics.storage.files.datadir import FORMAT, DataDir
+from topics.storage.files.datadir import DIVERGED, FORMAT, DataDir
 from topics.storage.files.fs import Fs, LockHeld, join, parent, write_all
 from topics.storage.files.progress import Progress
 from topics.storage.recovery.restored_copy import MARK, TAKEN_OVER
@@ -43,8 +43,6 @@ WORKERS: Final = 16
 """Reads of the store at a time."""
 
 PARTIAL: Final = ".partial"
-DIVERGED: Final = "diverged-"
-"""How the names of directories begin that were set aside."""
 UNFINISHED: Final = "RESTORING"
 """A file in the directory while it is not complete: a directory with content and without it is not ours to remove."""
 

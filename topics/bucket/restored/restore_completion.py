@@ -148,9 +148,7 @@ class RestoreCompletion:
                     left -= 1
                     own += 1
                     continue
-                if is_gone or not self._has_room():
-                    continue
-                if await self._moves.bring(topic, segment):
+                if await self._moves.bring(topic, segment, fetches=not is_gone and self._has_room()):
                     left -= 1
                     self.brought += 1
                     self._is_told = False

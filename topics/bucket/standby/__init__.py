@@ -4,6 +4,8 @@
 directory      the directory of a standby at a start: going on with it, or making it from the newest base
 followed_log   the files of the log, which come piece by piece
 handover       becoming the owner, and setting the directory of a former owner aside
+diverged_note  the file in such a directory, which says how far the bucket has its log
+shared_cut     the last cut that such a directory shares with the bucket
 round_follower the task that applies round after round
 announcement   the content of the object with which a standby tells of itself
 announcer      the task that puts it

@@ -129,7 +129,7 @@ def _is_owner(fs: Fs, datadir: DataDir, reader: BucketReader) -> bool:
         return True
     if note.bucket != reader.bucket_id:
         raise StandbyRefused(f"the directory is of the bucket {note.bucket}, and this is {reader.bucket_id}")
-    set_aside(fs, datadir.root, note, owner)
+    set_aside(fs, datadir.root, note, owner, reader)
     return False
 
 

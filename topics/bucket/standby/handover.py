@@ -8,38 +8,21 @@ understands. Blocking.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Final
 
 import msgspec
 
-from topics.bucket.local_note import BucketNote, write_note
-from topics.bucket.offline.bucket_restore import DIVERGED
+from topics.bucket.local_note import BadNote, BucketNote, write_note
+from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.ownership.owner_format import Owner
+from topics.bucket.standby.diverged_note import DivergedNote, read_diverged, write_diverged
 from topics.bucket.standby.followed_log import cut_to
-from topics.storage.files.datadir import DataDir
+from topics.bucket.standby.shared_cut import shared_cut
+from topics.storage.files.datadir import DIVERGED, DataDir
 from topics.storage.files.fs import Fs, join, write_atomic
 from topics.storage.recovery.restored_copy import MARK, TAKEN_OVER
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
-
-LEFT: Final = "DIVERGED"
-"""A file in such a directory: what is known of it. The directory is complete when the file at its root is gone."""
-
-
-class DivergedNote(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a directory was set aside, and how far the bucket has its log."""
-
-    bucket: str
-    epoch: int
-    """In which it was the owner."""
-    round: int
-    """The last round that it knows to be in the bucket."""
-    positions: list[tuple[int, int]] | None
-    """How far the rounds have its log, by shard; None if that is not known."""
-    by: str
-    """The node that has taken over."""
-    by_epoch: int
 
 
 def hand_over(fs: Fs, datadir: DataDir, note: BucketNote, *, goes_on: bool) -> None:
@@ -54,28 +37,47 @@ def hand_over(fs: Fs, datadir: DataDir, note: BucketNote, *, goes_on: bool) -> N
     fs.sync_dir(datadir.meta_dir)
 
 
-def set_aside(fs: Fs, root: str, note: BucketNote, owner: Owner) -> str:
-    """Move everything in the directory of a former owner to `diverged-<epoch>/` in it. Return the path. Raises OSError;
-    may be called again then."""
+def set_aside(fs: Fs, root: str, note: BucketNote, owner: Owner, reader: BucketReader) -> str:
+    """Move everything in the directory of a former owner to `diverged-<epoch>/` in it. Return the path. Raises
+    StoreError, OSError; may be called again then."""
     path = join(root, f"{DIVERGED}{note.epoch}")
     fs.mkdir(path)
-    left = DivergedNote(
-        bucket=note.bucket,
-        epoch=note.epoch,
-        round=note.round,
-        positions=note.positions,
-        by=owner.node,
-        by_epoch=owner.epoch,
-    )
-    write_atomic(fs, join(path, LEFT), msgspec.json.format(msgspec.json.encode(left)) + b"\n")
+    if not _is_noted(fs, path):  # the log may have been moved already
+        cut = shared_cut(fs, DataDir(root), reader, note)
+        left = DivergedNote(
+            bucket=note.bucket,
+            epoch=note.epoch,
+            round=cut.round if cut is not None else note.round,
+            positions=cut.positions if cut is not None else note.positions,
+            by=owner.node,
+            by_epoch=owner.epoch,
+            exact=cut is not None,
+        )
+        write_diverged(fs, path, left)
     # `meta` goes last: with the note in it, a start goes on with this.
     names = [name for name in fs.listdir(root) if not stays(name) and name != "meta"]
     for name in [*sorted(names), "meta"]:
         fs.rename(join(root, name), join(path, name))
     fs.sync_dir(path)
     fs.sync_dir(root)
-    log.warning("directory_set_aside", directory=path, epoch=note.epoch, by=owner.node, by_epoch=owner.epoch)
+    log.warning(
+        "directory_set_aside",
+        directory=path,
+        epoch=note.epoch,
+        by=owner.node,
+        by_epoch=owner.epoch,
+        look=f"topics inspect --diverged {path}",
+    )
     return path
+
+
+def _is_noted(fs: Fs, path: str) -> bool:
+    """Return True if an earlier call has said how far the bucket has the log."""
+    try:
+        read_diverged(fs, path)
+    except (FileNotFoundError, BadNote):
+        return False
+    return True
 
 
 def stays(name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 import click
@@ -57,8 +57,9 @@ def printer(style: Style, *, named: bool, prompt: bool) -> Callable[[Value], Non
     return {"ndjson": ndjson, "data": data, "lines": lines}[style]
 
 
-def json_line(value: Record | Tombstone | TopicDeleted, *, named: bool) -> bytes:
-    """One line of NDJSON: a record as a diff has it, `{"$tombstone": {...}}` or `{"$deleted": {...}}`."""
+def json_line(value: Record | Tombstone | TopicDeleted, *, named: bool, job: Mapping[str, int] | None = None) -> bytes:
+    """One line of NDJSON: a record as a diff has it, `{"$tombstone": {...}}` or `{"$deleted": {...}}`. `job` are
+    further fields of a record that is a job."""
     parts = [b"{"]
     if named:
         parts += (b'"topic":', msgspec.json.encode(value.topic), b",")
@@ -71,6 +72,7 @@ def json_line(value: Record | Tombstone | TopicDeleted, *, named: bool) -> bytes
         parts += (b',"data":', bytes(value.raw))
         if value.meta:
             parts += (b',"meta":', msgspec.json.encode(value.meta))
+        parts += (b',"%s":%d' % (name.encode(), number) for name, number in (job or {}).items())
     else:
         name = b'"$tombstone":' if isinstance(value, Tombstone) else b'"$deleted":'
         fields = msgspec.structs.asdict(value)

@@ -22,7 +22,7 @@ import click
 import msgspec
 
 from topics.cli.failures import EXIT_FAILED, UsageRefusal
-from topics.cli.offline import kept_checkpoint
+from topics.cli.offline.verify_command import kept_checkpoint
 from topics.cli.output import count, print_line, printable, size
 from topics.log.span import Span
 from topics.spark.session import JobOptions, spark_options

@@ -50,6 +50,11 @@ class DataDirError(Exception):
     """The data directory cannot be used. The message is one sentence for the operator; no file in it was changed."""
 
 
+DIVERGED: Final = "diverged-"
+"""How the directory begins in which a former owner's is set aside, in the data directory; the epoch follows
+(`docs/design/standby.md` section 6)."""
+
+
 class FoundShard(NamedTuple):
     """A shard of some layout, as found on disk."""
 

@@ -128,6 +128,12 @@ class Fs(Protocol):
         """
         ...
 
+    def link(self, source: str, target: str) -> None:
+        """Give the file `source` another name, which must not exist (FileExistsError). Both names are then of the same
+        bytes, so neither may be of a file that is changed in place. OSError where the file system has no such links,
+        and across file systems. Durable after `sync_dir` of the target's directory."""
+        ...
+
     def unlink(self, path: str) -> None:
         """Remove a file's name. FileNotFoundError if it is missing. Open files stay readable."""
         ...
@@ -401,6 +407,9 @@ class OsFs:
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)

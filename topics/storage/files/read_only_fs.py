@@ -34,6 +34,9 @@ class ReadOnlyFs:
     def rename(self, source: str, target: str) -> None:
         _refuse(source)
 
+    def link(self, source: str, target: str) -> None:
+        _refuse(target)
+
     def unlink(self, path: str) -> None:
         _refuse(path)
 

@@ -1,7 +1,8 @@
 """Copies segments from a bucket back into the data directory: `HomeMoves` (`docs/design/bucket.md` section 8).
 
 The reverse of what the relocator does. `.data` is copied while only the lock of the topic's cold files is held, and
-counts when all of it has the SHA-256 that the pointer says. Then, with the topic's hot files locked, `.idx` and `.tags`
+counts when all of it has the SHA-256 that the pointer says. If there is such a file already, of a directory that was
+set aside (`set_aside_files`), the bucket is not asked. Then, with the topic's hot files locked, `.idx` and `.tags`
 get their usual names, the tier is changed in the part on disk, and the pointer is removed. Before the change of the
 tier the objects count, after it the hot files. A crash in between leaves an extra copy, which is removed after the next
 start. The deletions that the part has without a flag are flagged by the next checkpoint.
@@ -22,6 +23,7 @@ from topics.storage.maintenance.live_topic import LiveTopic
 from topics.storage.maintenance.topic_checkpoint import TopicCheckpoints
 from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer
 from topics.storage.segments.segment_reader import SegmentTiers
+from topics.storage.segments.set_aside_files import SetAsideFiles
 from topics.storage.segments.topic_segments import Segment
 from topics.telemetry.logs import get_logger
 
@@ -36,8 +38,11 @@ DERIVED: Final = ("idx", "tags")
 class HomeMoves:
     """Brings segments home. Made once by the engine."""
 
-    def __init__(self, checkpoints: TopicCheckpoints, file_holds: FileHolds, offload: Offload) -> None:
+    def __init__(
+        self, checkpoints: TopicCheckpoints, file_holds: FileHolds, set_aside: SetAsideFiles, offload: Offload
+    ) -> None:
         self._checkpoints = checkpoints
+        self._set_aside = set_aside
         self._file_holds = file_holds
         self._offload = offload
 
@@ -63,12 +68,12 @@ class HomeMoves:
             await self._offload.run(Pool.COLD_FILES, touch)
         return await self._offload.run(Pool.FILES, read)
 
-    async def bring(self, topic: LiveTopic, segment: Segment) -> bool:
-        """Make a cold segment a hot one, with the lock. Return False if it cannot be done now. Raises like
-        `bring_all`."""
+    async def bring(self, topic: LiveTopic, segment: Segment, *, fetches: bool = True) -> bool:
+        """Make a cold segment a hot one, with the lock. Return False if it cannot be done now. Unless it `fetches`, the
+        bucket is not asked and no room is taken: a file that was set aside may be there. Raises like `bring_all`."""
         assert topic.segment_set is not None
         async with self._file_holds.cold_files_of(topic.segment_set):
-            return await self._bring(topic, segment)
+            return await self._bring(topic, segment, fetches=fetches)
 
     async def bring_all(self, topic: LiveTopic, segments: Iterable[object]) -> int | None:
         """Make cold segments hot ones. Return their bytes; None if it cannot be done now, because one was
@@ -82,14 +87,23 @@ class HomeMoves:
             size += segment.data_bytes
         return size
 
-    async def _bring(self, topic: LiveTopic, segment: Segment) -> bool:
+    async def _bring(self, topic: LiveTopic, segment: Segment, *, fetches: bool = True) -> bool:
         tiers = self._checkpoints.tiers
         assert tiers.objects is not None
         if not self._may_move(topic, segment):
             return False
         pointer = await self.pointer(topic.id, segment.first)
+        was_littered = topic in self._file_holds.littered_cold
         self._file_holds.littered_cold[topic] = None  # until the copy counts
-        await self._offload.run(Pool.COLD_FILES, partial(_copy, tiers, segment, pointer.data))
+        look = partial(self._set_aside.bring, tiers.hot, topic.id, segment.first, pointer.data, has_room=fetches)
+        how: str | None = await self._offload.run(Pool.FILES, look)
+        if how is None:
+            if not fetches:
+                if not was_littered:
+                    self._file_holds.littered_cold.pop(topic, None)
+                return False
+            await self._offload.run(Pool.COLD_FILES, partial(_copy, tiers, segment, pointer.data))
+            how = "fetched"
         async with self._file_holds.replacing(topic, segment) as there:
             if not there or not self._may_move(topic, segment):
                 return False
@@ -102,7 +116,7 @@ class HomeMoves:
             await self._offload.run(Pool.FILES, partial(_remove_cold, tiers, segment))
             self._file_holds.littered_cold.pop(topic, None)
             topic.mark_changed()  # so that the next checkpoint flags the deletions
-        log.info("segment_came_home", topic=topic.name, first=segment.first, bytes=segment.data_bytes)
+        log.info("segment_came_home", topic=topic.name, first=segment.first, bytes=segment.data_bytes, how=how)
         return True
 
     def _may_move(self, topic: LiveTopic, segment: Segment) -> bool:

@@ -3,6 +3,9 @@
 inspect             the content of a directory
 directory_facts     the results of `inspect`, as plain values
 frame_dump          frames on disk, one after another, for people
+log_tail            what the log has behind some places, and the records there
+tail_batches        the batches of that part of the log, whatever bytes are there
+tail_facts          the results of `log_tail`, as plain values
 verify              checks that a directory is as it was written
 verify_wal          checks the log of one shard
 verify_segments     checks one segment

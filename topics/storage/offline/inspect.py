@@ -84,7 +84,7 @@ class Inspection:
 
     def facts(self, *, in_use: bool = False) -> DirectoryFacts:
         """Return everything but frames. `in_use`: a daemon works on the directory, so recovery is not run."""
-        found = self._format()
+        found = self.check_format()
         self.progress.total = 2 * sum(size_of(self._fs, file.path) for file in self._wal_files())
         snapshots, newest = self._snapshots()
         shards = self._shards()
@@ -105,7 +105,8 @@ class Inspection:
             topics=sorted(topics, key=lambda topic: topic.name),
         )
 
-    def _format(self) -> dict[str, int]:
+    def check_format(self) -> dict[str, int]:
+        """Return what `FORMAT` says. Raises DataDirError if it is missing, or no JSON."""
         path = self._datadir.format_path
         try:
             return msgspec.json.decode(self._fs.read(path), type=dict[str, int])
@@ -218,6 +219,10 @@ class Inspection:
         names = {topic.id: topic.name for topic in found.topics.values()}
         return [_topic(_known_at_start(topic), names, shards) for topic in found.topics.values()], None
 
+    def stored_parts(self) -> dict[int, StoredPart]:
+        """Return the newer of the two parts of every topic, by id; those that do not verify are left out."""
+        return {part.part.id: part for part in self._parts(self._snapshots()[1])}
+
     def _parts(self, snapshot: Snapshot | None) -> list[StoredPart]:
         """Return the newer of the two parts of every topic; those that do not verify are left out."""
         newest: dict[int, StoredPart] = {}
@@ -245,7 +250,7 @@ class Inspection:
     def frames(self, topic: str | None = None) -> Iterator[FrameFacts]:
         """Yield every frame: first the logs, shard by shard, then the segments, topic by topic. With `topic` only those
         of that topic, without frames about the shard."""
-        self._format()
+        self.check_format()
         parts = self._parts(self._snapshots()[1])
         names = {part.part.id: part.part.name for part in parts}
         dump = FrameDump(self._fs, self._tiers, self._datadir, self._cold, names)

@@ -15,6 +15,7 @@ segment_scan     reading a `.data` file from front to back
 segment_sum      the SHA-256 of a sealed segment
 segment_reader   columns and bytes of a span, from hot or cold files
 single_records   bytes of single records, without the columns of their span
+set_aside_files  segments out of the directory of a former owner
 segment_pointer  the file that says in which objects of a bucket a segment is
 segment_store    the interface to the place of sealed segments, and a directory that implements it
 copy_chains      the copies of one frame, and how they follow from the records that they were taken from

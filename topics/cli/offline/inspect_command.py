@@ -1,122 +1,33 @@
-"""The offline commands: `topics inspect DIR` and `topics verify DIR` (`docs/spec/storage.md`).
+"""`topics inspect DIR` (`docs/spec/storage.md`).
 
-Responsible for options, progress and what is printed; the facts are `topics.storage.offline.inspect`'s, the findings
-`topics.storage.offline.verify`'s. Nothing is ever written. Results go to stdout, progress and refusals to stderr.
+Responsible for options, progress and what is printed; the facts are `topics.storage.offline.inspect`'s. Nothing is ever
+written. Results go to stdout, progress and refusals to stderr.
 
-Exit codes: 0, 1 if `verify` has found damage, 2 for a command line or a directory that is refused.
+Exit codes: 0; 2 for a command line or a directory that is refused; with `--diverged` 1 if not all could be read.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from topics.cli.app import Command, CommandOptions, examples, json_option
+from topics.cli.app import CommandOptions, examples
 from topics.cli.failures import UsageRefusal
+from topics.cli.offline.directory_look import directory_options, open_directory, quiet, shown_progress, times
+from topics.cli.offline.diverged import show_diverged
 from topics.cli.output import moment, print_json, print_line, print_ndjson, printable, size
 
 if TYPE_CHECKING:
     from topics.storage.files.fs import Fs
-    from topics.storage.files.progress import Progress
     from topics.storage.offline.directory_facts import DirectoryFacts, ShardFacts, TopicFacts
     from topics.storage.offline.frame_dump import FrameFacts
-    from topics.storage.offline.verify_trees import KeptCheckpoint
 
-EXIT_DAMAGE: Final = 1
 HOLES_SHOWN: Final = 20
-
-
-def _common(command: Command) -> Command:
-    """The argument and the options that both commands have."""
-    for decorate in (
-        json_option,
-        click.option("--in-use", is_flag=True, help="Read the directory even if a daemon uses it."),
-        click.option(
-            "--cold-dir",
-            envvar="TOPICS_COLD_DIR",
-            metavar="PATH",
-            type=click.Path(file_okay=False),
-            help="The directory of cold segments (TOPICS_COLD_DIR).",
-        ),
-        click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False)),
-    ):
-        command = decorate(command)
-    return command
-
-
-@click.command(
-    epilog=examples(
-        "topics verify /var/lib/topics",
-        "topics verify /backup/data --cold-dir /backup/cold --json",
-        "topics verify /var/lib/topics --against orders.checkpoint",
-    )
-)
-@_common
-@click.option(
-    "--against",
-    multiple=True,
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Compare a topic with evidence with a checkpoint that was kept elsewhere. Repeatable.",
-)
-@click.pass_obj
-def verify(
-    options: CommandOptions, directory: str, cold_dir: str | None, in_use: bool, against: tuple[str, ...]
-) -> None:
-    """Look for damage in a data directory: every checksum and hash, indexes and tags against data, continuity, floors
-    against segments, zero tails, Merkle trees. Changes nothing.
-
-    Exit code 1 if there is damage. Notes alone are no damage: what the next start clears away, what nobody needs.
-    """
-    from topics.storage.offline.verify import Verification  # noqa: PLC0415
-
-    fs = _open(directory, in_use=in_use)
-    kept = [kept_checkpoint(path) for path in against]
-    verification = Verification(fs, directory, cold_dir, in_use=in_use, against=kept)
-    counts: Counter[str] = Counter()
-    with _quiet(), shown_progress(verification.progress, "verify"):
-        for finding in verification.findings():
-            counts[finding.severity] += 1
-            if options.as_json:
-                print_ndjson(finding._asdict())
-            else:
-                place = finding.path if finding.offset is None else f"{finding.path} at {finding.offset}"
-                print_line(printable(f"{finding.severity}: {place}: {finding.problem}"))
-    if not in_use:
-        _refuse_if_in_use(fs, directory, "has come into use meanwhile, so what was found says nothing")
-    if options.as_json:
-        print_ndjson({"damage": counts["damage"], "notes": counts["note"], "bytes": verification.progress.total})
-    else:
-        read = f"{verification.progress.total / 1e6:,.1f} MB read"
-        print_line(
-            f"{_times(counts['damage'], 'damage', 'damages')}, {_times(counts['note'], 'note', 'notes')}; {read}"
-        )
-    if counts["damage"]:
-        sys.exit(EXIT_DAMAGE)
-
-
-def kept_checkpoint(path: str) -> KeptCheckpoint:
-    """Return the checkpoint in a file: a note, or what `topics evidence prove` has written. Its signature is not
-    checked: whoever keeps the file knows where it is from."""
-    from topics.evidence.proof_file import note_in  # noqa: PLC0415
-    from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
-    from topics.storage.offline.verify_trees import KeptCheckpoint, is_about_topic  # noqa: PLC0415
-
-    try:
-        checkpoint = note_in(Path(path).read_bytes()).checkpoint
-    except (BadSignedNote, OSError) as error:
-        raise UsageRefusal(f"--against {path}: {error}") from None
-    if not is_about_topic(checkpoint):
-        raise UsageRefusal(f"--against {path}: its origin, {checkpoint.origin[:200]!r}, is not that of a topic")
-    return KeptCheckpoint(path, checkpoint)
 
 
 @click.command(
@@ -124,12 +35,24 @@ def kept_checkpoint(path: str) -> KeptCheckpoint:
         "topics inspect /var/lib/topics",
         "topics inspect /var/lib/topics --topic orders --in-use",
         "topics inspect /var/lib/topics --frames --limit 100 --json",
+        "topics inspect --diverged /var/lib/topics/diverged-3",
+        "topics inspect --diverged /data/diverged-3 --records --topic orders | topics append orders --records",
     )
 )
-@_common
+@directory_options
 @click.option("--frames", is_flag=True, help="Dump the frames of the WAL and of segments, one per line.")
+@click.option(
+    "--diverged",
+    is_flag=True,
+    help="DIR was set aside after a takeover: show what is in its log and was not carried over.",
+)
+@click.option(
+    "--records",
+    is_flag=True,
+    help="With --diverged: the records themselves, one JSON a line, as `topics append --records` takes them.",
+)
 @click.option("--topic", metavar="NAME", help="This topic only; also lists its segments.")
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Dump at most N frames.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Dump at most N frames or records.")
 @click.pass_obj
 def inspect(
     options: CommandOptions,
@@ -137,18 +60,30 @@ def inspect(
     cold_dir: str | None,
     in_use: bool,
     frames: bool,
+    diverged: bool,
+    records: bool,
     topic: str | None,
     limit: int | None,
 ) -> None:
     """Show what is in a data directory: topics, segments per tier, WAL files, frames by type, floors, holes. Changes
-    nothing."""
+    nothing.
+
+    With --diverged exit code 1 if not all of the log could be read.
+    """
     from topics.storage.files.datadir import DataDirError  # noqa: PLC0415
     from topics.storage.offline.inspect import Inspection  # noqa: PLC0415
 
-    fs = _open(directory, in_use=in_use)
+    if records and not diverged:
+        raise click.UsageError("--records needs --diverged.")
+    if diverged and frames:
+        raise click.UsageError("--diverged and --frames exclude each other.")
+    if diverged:
+        show_diverged(options, directory, cold_dir, in_use=in_use, topic=topic, records=records, limit=limit)
+        return
+    fs = open_directory(directory, in_use=in_use)
     inspection = Inspection(fs, directory, cold_dir)
     try:
-        with _quiet(), shown_progress(inspection.progress, "inspect"):
+        with quiet(), shown_progress(inspection.progress, "inspect"):
             if frames:
                 for line in islice(inspection.frames(topic), limit):
                     if options.as_json:
@@ -165,83 +100,6 @@ def inspect(
         return
     for text in _page(facts, topic):
         print_line(text)
-
-
-# ----------------------------------------------------------------- the directory
-
-
-def _open(directory: str, *, in_use: bool) -> Fs:
-    """The file system, if the directory is one of ours and may be looked at; exits otherwise."""
-    from topics.storage.files.fs import OsFs  # noqa: PLC0415
-
-    fs = OsFs()
-    if not any(fs.exists(f"{directory}/{name}") for name in ("FORMAT", "wal", "meta")):
-        raise UsageRefusal(f"{directory} is no data directory: it has neither FORMAT nor wal nor meta")
-    if not in_use:
-        _refuse_if_in_use(fs, directory, "is in use")
-    return fs
-
-
-def _refuse_if_in_use(fs: Fs, directory: str, problem: str) -> None:
-    holder = fs.lock_holder(f"{directory}/LOCK")
-    if holder is not None:
-        by = holder or "another process"
-        raise UsageRefusal(
-            f"the data directory {directory} {problem} (lock held by {by}); --in-use looks at it all the same"
-        )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What recovery logs while it is asked is in the findings and facts already."""
-    import structlog  # noqa: PLC0415
-
-    before = structlog.get_config()
-    structlog.configure(processors=[_drop])
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
-
-
-def _drop(_logger: Any, _method: str, _event: Any) -> NoReturn:
-    import structlog  # noqa: PLC0415
-
-    raise structlog.DropEvent
-
-
-@contextmanager
-def shown_progress(progress: Progress, what: str) -> Iterator[None]:
-    """A bar of bytes read of bytes to read, on stderr if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    # Imported here as rich takes longer to import than small directories take to read.
-    from rich import progress as rich  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
-
-    class ReadingProgressBar(rich.Progress):
-        """Looks at `progress` whenever it is drawn."""
-
-        def get_renderables(self) -> Iterable[Any]:
-            for task in self.tasks:
-                task.total = progress.total or None
-                task.completed = min(progress.done, progress.total)
-            return super().get_renderables()
-
-    columns = (
-        rich.TextColumn(what),
-        rich.BarColumn(),
-        rich.DownloadColumn(),
-        rich.TransferSpeedColumn(),
-        rich.TimeRemainingColumn(),
-    )
-    # Lines on the same terminal go above the bar; those for a file or a pipe stay what they are.
-    with ReadingProgressBar(
-        *columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()
-    ) as bar:
-        bar.add_task(what, total=None)
-        yield
 
 
 # ----------------------------------------------------------------- what is printed
@@ -308,7 +166,7 @@ def _shard_lines(shard: ShardFacts) -> Iterator[str]:
     types: Counter[str] = Counter()
     for file in shard.files:
         types.update(file.types)
-    yield f"  shard {shard.shard}  {_times(len(shard.files), 'file', 'files')}, {size(used)} of {size(total)} used"
+    yield f"  shard {shard.shard}  {times(len(shard.files), 'file', 'files')}, {size(used)} of {size(total)} used"
     yield f"    frames: {', '.join(f'{name} {n:,}' for name, n in types.most_common()) or 'none'}"
     for file in shard.files:
         span = f"{moment(file.first_ts)} to {moment(file.last_ts)}" if file.frames else ""
@@ -328,7 +186,7 @@ def _topic_lines(topic: TopicFacts, *, segments: bool) -> Iterator[str]:
             total, stored = sum(one.bytes for one in found), sum(one.stored_bytes for one in found)
             packed = f", {size(stored)} packed" if stored != total else ""
             held = f", {size(total)}{packed}" if tier != "gone" else ""
-            tiers.append(f"{_times(len(found), 'segment', 'segments')} {tier}{held}")
+            tiers.append(f"{times(len(found), 'segment', 'segments')} {tier}{held}")
     if topic.unstored:
         tiers.append(f"{topic.unstored:,} records in the WAL only")
     if tiers:
@@ -382,7 +240,3 @@ def _frame_line(frame: FrameFacts, root: str) -> str:
     if frame.payload:
         parts.append(frame.payload)
     return "  ".join(parts)
-
-
-def _times(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
