@@ -11,8 +11,8 @@ from topics.runtime.offload import Offload
 from topics.storage.evidence.leaf_hashes import hash_queued, hashed
 
 MOST_QUEUED_BYTES: Final = 16 << 20
-"""When so many bytes of records wait to be hashed, worker threads do not keep up: then the loop hashes, which slows the
-appends down."""
+"""When so many bytes of records of one topic wait to be hashed, worker threads do not keep up: then the loop hashes,
+which slows the appends down."""
 
 
 class TreeGrowth:
@@ -28,10 +28,10 @@ class TreeGrowth:
         """Hash what is queued for a topic soon, unless that is being done."""
         tree = topic.tree
         assert tree is not None
-        if tree.queued_bytes >= MOST_QUEUED_BYTES:
-            work = tree.work()
+        while tree.queued_bytes >= MOST_QUEUED_BYTES:  # as much as this commit has added, about
+            work = tree.first_work()
             tree.done(work, hashed(work))
-        elif topic not in self._at_work and self._background.running:
+        if topic not in self._at_work and self._background.running:
             self._at_work.add(topic)
             self._background.start_soon(self._hash, topic, tree)
 
