@@ -56,6 +56,17 @@ def test_small_records_fill_the_queue_and_the_loop_hashes_no_more_than_is_added(
     assert tree.hashed, "nothing was hashed"
 
 
+def test_a_large_commit_holds_the_loop_for_a_few_pieces_only() -> None:
+    tree = TopicTree(IDENTITY)
+    growth = TreeGrowth(BackgroundTasks(), offload=None)  # type: ignore[arg-type]  # no task is running
+    tree.publish(1, bodies(1, 100) * 400, 40 << 20)
+    topic: Any = _Topic(tree)
+    growth.hash_soon(topic)
+    assert 0 < tree.hashed <= 4000
+    tree.done(tree.work(), hashed(tree.work()))
+    assert (tree.hashed, tree.queued_records, tree.queued_bytes) == (40_000, 0, 0)
+
+
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=6), st.integers(0, 6))
 def test_leaves_that_were_hashed_by_another_one_meanwhile_are_taken_once(
     commits: list[tuple[int, int]], early: int

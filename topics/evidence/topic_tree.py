@@ -36,6 +36,10 @@ RECORD_BYTES: Final = 128
 """What the body of a queued record takes in memory beside the content of the record, about: its fixed fields, and an
 object of Python."""
 
+PIECE_RECORDS: Final = 1000
+PIECE_BYTES: Final = 1 << 20
+"""The bodies of a commit are queued in pieces of about so many records and bytes at most: hashing one takes 2 ms."""
+
 HASH_RECORDS: Final = 1000
 HASH_BYTES: Final = 256 << 10
 """When so many records, or bytes of them, are queued, they are hashed: a call of a worker thread costs 100 us."""
@@ -128,7 +132,10 @@ class TopicTree:
             self._add_leaves(records)
         else:
             nbytes += RECORD_BYTES * len(records)
-            self._queue.append((records, nbytes))
+            if len(records) <= PIECE_RECORDS and nbytes <= PIECE_BYTES:
+                self._queue.append((records, nbytes))
+            else:
+                self._queue.extend(_pieces(records, nbytes))
             self.published += len(records)
             self.queued_records += len(records)
             self.queued_bytes += nbytes
@@ -221,6 +228,15 @@ def identity_of(tree: Any, start_seq: Any, key: Any) -> TreeIdentity:
     if not (isinstance(tree, str) and isinstance(key, str) and _is_number(start_seq) and start_seq):
         raise ValueError("the identity of a Merkle tree is malformed")
     return TreeIdentity(tree, start_seq, key)
+
+
+def _pieces(records: Sequence[bytes], nbytes: int) -> Iterable[tuple[Sequence[bytes], int]]:
+    """Yield the bodies of a commit, which count for `nbytes`, in pieces; each with the bytes for which it counts."""
+    total = len(records)
+    count = max(-(-total // PIECE_RECORDS), min(-(-nbytes // PIECE_BYTES), total))
+    for i in range(count):
+        first, end = i * total // count, (i + 1) * total // count
+        yield records[first:end], (i + 1) * nbytes // count - i * nbytes // count
 
 
 def _is_number(value: Any) -> bool:

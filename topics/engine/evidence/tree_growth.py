@@ -14,6 +14,10 @@ MOST_QUEUED_BYTES: Final = 16 << 20
 """When so many bytes of records of one topic wait to be hashed, worker threads do not keep up: then the loop hashes,
 which slows the appends down."""
 
+STEP_PIECES: Final = 4
+"""How many pieces of the queue (`topic_tree.PIECE_BYTES`) the loop hashes with each commit then. What a larger commit
+adds is left to worker threads: the loop would stand still for a second."""
+
 
 class TreeGrowth:
     """Hashes when much is queued. Made once by the engine. What little is queued is hashed by whoever needs it: a
@@ -28,7 +32,9 @@ class TreeGrowth:
         """Hash what is queued for a topic soon, unless that is being done."""
         tree = topic.tree
         assert tree is not None
-        while tree.queued_bytes >= MOST_QUEUED_BYTES:  # as much as this commit has added, about
+        for _ in range(STEP_PIECES):
+            if tree.queued_bytes < MOST_QUEUED_BYTES:
+                break
             work = tree.first_work()
             tree.done(work, hashed(work))
         if topic not in self._at_work and self._background.running:
