@@ -6,7 +6,9 @@ daemon, and has its key from elsewhere.
 
 from __future__ import annotations
 
+import errno
 import sys
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ from topics.cli.output import count, print_json, print_line, printable
 if TYPE_CHECKING:
     from topics.client import Client
     from topics.evidence.checkpoint_note import SignedCheckpoint
-    from topics.evidence.proof_file import ProvenRecord
+    from topics.evidence.proof_file import ProofFile, ProvenRecord
     from topics.evidence.signed_note import VerifierKey
 
 
@@ -99,7 +101,7 @@ def prove(options: CommandOptions, topic: str, seq: int | None, earlier: Path | 
 
     The output is one file with all that `topics evidence check` needs besides the key.
     """
-    from topics.evidence.proof_file import VERSION, ConsistencyPath, InclusionPath, ProofFile, encode_proof  # noqa: PLC0415
+    from topics.evidence.proof_file import VERSION, ConsistencyPath, InclusionPath, ProofFile  # noqa: PLC0415
 
     if seq is None and earlier is None:
         raise UsageRefusal("give the seq of a record, or --earlier FILE, or both")
@@ -125,7 +127,7 @@ def prove(options: CommandOptions, topic: str, seq: int | None, earlier: Path | 
                     f"{earlier} is of {kept.checkpoint.size} records, and the topic has {now.size}: it has lost some"
                 )
             proof.earlier, proof.consistency = note, ConsistencyPath(hashes=hashes)
-    sys.stdout.buffer.write(encode_proof(proof))
+    sys.stdout.buffer.write(_encoded(proof))
     sys.stdout.buffer.flush()
 
 
@@ -162,20 +164,33 @@ def check(options: CommandOptions, files: tuple[str, ...], key: str) -> None:
     for_each(files, one)
 
 
+def read_evidence(path: str | PathLike[str]) -> bytes:
+    """Return the content of a file with a checkpoint or a proof, which may be from a stranger, or a pipe. Raises
+    OSError, also if it is longer than a proof can be: of what does not end only so much is read."""
+    from topics.evidence.proof_file import MAX_FILE_BYTES  # noqa: PLC0415
+
+    with open(path, "rb") as file:
+        blob = file.read(MAX_FILE_BYTES + 1)
+    if len(blob) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_FILE_BYTES >> 20} MiB, and is no evidence", str(path))
+    return blob
+
+
 def _checked(path: str, verifier: VerifierKey) -> dict[str, object]:
     """Return what a file proves. Raises CommandFailure."""
     from topics.evidence.proof_file import check_proof, decode_proof, note_in  # noqa: PLC0415
     from topics.evidence.proofs import BadProof  # noqa: PLC0415
     from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
 
-    blob = Path(path).read_bytes()
     try:
+        blob = read_evidence(path)
         if blob.lstrip()[:1] != b"{":
             only = note_in(blob).verify(verifier)
             return {"file": path, "origin": only.origin, "size": only.size}
         proven = check_proof(decode_proof(blob), verifier)
-    except (BadSignedNote, BadProof) as error:
-        raise CommandFailure(f"{path}: {error}", EXIT_FAILED) from None
+    except (BadSignedNote, BadProof, OSError) as error:
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise CommandFailure(f"{path}: {problem}", EXIT_FAILED) from None
     facts: dict[str, object] = {"file": path, "origin": proven.checkpoint.origin, "size": proven.checkpoint.size}
     if proven.record is not None:
         facts["record"] = msgspec.to_builtins(proven.record)
@@ -198,15 +213,33 @@ def _sentences(path: str, facts: dict[str, object]) -> list[str]:
     return lines
 
 
+def _encoded(proof: ProofFile) -> bytes:
+    """Return the bytes of a proof that `check` will find good, whoever has signed it. Raises CommandFailure."""
+    from topics.evidence.proof_file import MAX_FILE_BYTES, check_paths, encode_proof  # noqa: PLC0415
+    from topics.evidence.proofs import BadProof  # noqa: PLC0415
+    from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
+
+    try:
+        check_paths(proof)
+    except (BadSignedNote, BadProof) as error:
+        raise CommandFailure(
+            f"what the daemon has answered proves nothing: {error}. If the topic was made anew meanwhile, try again"
+        ) from None
+    blob = encode_proof(proof)
+    if len(blob) > MAX_FILE_BYTES:
+        raise CommandFailure(f"the proof has {len(blob)} bytes, and `check` reads at most {MAX_FILE_BYTES}")
+    return blob
+
+
 def _note(path: Path) -> tuple[str, SignedCheckpoint]:
     """Return the note in a file of a checkpoint or of a proof, as text and taken apart."""
     from topics.evidence.proof_file import decode_proof, note_in  # noqa: PLC0415
     from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
 
-    blob = path.read_bytes()
     try:
+        blob = read_evidence(path)
         found = note_in(blob)
-    except BadSignedNote as error:
+    except (BadSignedNote, OSError) as error:
         raise UsageRefusal(f"--earlier {path}: {error}") from None
     text = decode_proof(blob).checkpoint if blob.lstrip()[:1] == b"{" else blob.decode()
     return text, found

@@ -30,6 +30,9 @@ VERSION: Final = 1
 MAX_HASHES: Final = 128
 """Hashes of a proof at most: a tree has fewer than 2^64 leaves."""
 
+MAX_FILE_BYTES: Final = 256 << 20
+"""A longer file is none of a proof: whoever checks a file from a stranger must not need memory without a bound."""
+
 _MAX_U64: Final = 2**64 - 1
 
 
@@ -100,16 +103,25 @@ def decode_proof(blob: bytes) -> ProofFile:
 
 def check_proof(proof: ProofFile, key: VerifierKey) -> Proven:
     """Return what a file proves to somebody who trusts a key. Raises BadSignedNote, BadProof."""
-    checkpoint = SignedCheckpoint.parse(proof.checkpoint).verify(key)
+    SignedCheckpoint.parse(proof.checkpoint).verify(key)
+    if proof.earlier is not None:
+        SignedCheckpoint.parse(proof.earlier).verify(key)
+    return check_paths(proof)
+
+
+def check_paths(proof: ProofFile) -> Proven:
+    """Return what a file proves to somebody who believes its checkpoints, whoever has signed them. Raises
+    BadSignedNote, BadProof."""
+    checkpoint = SignedCheckpoint.parse(proof.checkpoint).checkpoint
     origin = LogOrigin.parse(checkpoint.origin)
     if proof.record is not None and proof.inclusion is not None:
-        leaf = _leaf_of(origin.epoch, proof.record)
-        check_inclusion(
-            leaf, proof.inclusion.index, checkpoint.size, hashes_of(proof.inclusion.hashes), checkpoint.root
-        )
+        leaf, index = _leaf_of(origin.epoch, proof.record), proof.inclusion.index
+        if index >= proof.record.seq:
+            raise BadProof(f"leaf {index} cannot be that of seq {proof.record.seq}: leaf 0 is at least that of seq 1")
+        check_inclusion(leaf, index, checkpoint.size, hashes_of(proof.inclusion.hashes), checkpoint.root)
     earlier: TreeHead | None = None
     if proof.earlier is not None and proof.consistency is not None:
-        earlier = SignedCheckpoint.parse(proof.earlier).verify(key)
+        earlier = SignedCheckpoint.parse(proof.earlier).checkpoint
         if earlier.origin != checkpoint.origin:
             raise BadProof(f"the checkpoints are of two logs, {earlier.origin} and {checkpoint.origin}")
         check_consistency(

@@ -64,7 +64,7 @@ class VerifierKey(NamedTuple):
         """Return the key of a text. Raises BadSignedNote."""
         parts = text.strip().split("+", 2)
         problem = f"{text[:200]!r} is no verifier key: it has to be name+id+key"
-        if len(parts) != 3 or _NAME.fullmatch(parts[0]) is None:
+        if len(parts) != 3 or _NAME.fullmatch(parts[0]) is None or not _is_unicode(parts[0]):
             raise BadSignedNote(problem)
         blob = _from_base64(parts[2], problem)
         if blob[:1] != _ED25519 or len(blob) != 1 + _KEY_BYTES:
@@ -164,6 +164,15 @@ class NoteSigner:
 def key_hash(key: VerifierKey) -> str:
     """Return the hash of a public key: SHA-256, hex."""
     return sha256(key.public).hexdigest()
+
+
+def _is_unicode(text: str) -> bool:
+    """Return True if a text has a form in UTF-8. An argument of a command line may have bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _from_base64(text: str, problem: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
-from topics.errors import ApiError, invalid
+from topics.errors import ApiError, invalid, topic_not_found
 from topics.evidence.checkpoint_note import LogOrigin, TreeHead
 from topics.evidence.merkle import GrowingTree
 from topics.evidence.proofs import prove_consistency, prove_inclusion, root_of_range
@@ -192,6 +192,8 @@ class EvidenceCalls:
             try:
                 return await read()
             except LeavesDamaged as error:
+                if topic.deleted:  # and its files with it
+                    raise topic_not_found(topic.name) from None
                 problem = str(error)
         log.error("leaves_damaged", topic=topic.name, problem=problem)
         raise ApiError("not_ready", f"leaves of the evidence of topic {topic.name!r} cannot be read: {problem}")
