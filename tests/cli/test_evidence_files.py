@@ -9,7 +9,7 @@ import pytest
 
 from topics.cli.evidence_commands import _checked, _encoded, read_evidence
 from topics.cli.failures import CommandFailure, UsageRefusal
-from topics.cli.offline import kept_checkpoint
+from topics.cli.offline.verify_command import kept_checkpoint
 from topics.evidence import proof_file
 from topics.evidence.checkpoint_note import TreeHead
 from topics.evidence.merkle import GrowingTree, Leaves
