@@ -39,6 +39,7 @@ from topics.daemon_start import (
     bucket_segments,
     claimed,
     is_empty,
+    leave_bucket,
     listening_sockets,
     lock,
     made_completion,
@@ -207,6 +208,8 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> tuple[int, int
         if not comes_from_bucket:
             lock(engine)
         try:
+            if note is None and not comes_from_bucket:
+                leave_bucket(engine)
             app, sockets = make_app(engine, keys, audit), listening_sockets(settings)
             daemon = Daemon(settings, engine, app, audit, sockets, segments, note)
             return await daemon.serve(signals), daemon.port

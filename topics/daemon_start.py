@@ -56,6 +56,23 @@ async def prepared_standby(settings: Settings, offload: ThreadOffload) -> Bucket
         raise StartFailure(f"the directory of the standby cannot be made now: {error}") from error
 
 
+def leave_bucket(engine: Engine) -> None:
+    """Have the directory of a standby go on without its bucket, since this daemon is none: with the seqs of a copy.
+    Nothing is asked of any bucket before that. Blocking. Raises StartRefusal, StartFailure."""
+    settings, datadir = engine.settings, engine.store.datadir
+    if not os.path.exists(datadir.standby_path):
+        return
+    from topics.bucket.standby import directory  # noqa: PLC0415
+
+    is_meant = not settings.bucket or settings.bucket_take
+    try:
+        directory.leave_bucket(engine.fs, datadir, is_meant=is_meant, salvages=settings.recovery == "salvage")
+    except directory.StandbyRefused as error:
+        raise StartRefusal(str(error)) from error
+    except OSError as error:
+        raise StartFailure(f"the directory of a standby cannot be changed now: {error}") from error
+
+
 def lock(engine: Engine) -> None:
     """Lock the data directory. Raises StartRefusal."""
     try:
