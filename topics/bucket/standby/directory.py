@@ -146,8 +146,9 @@ def leave_bucket(fs: Fs, datadir: DataDir, *, is_meant: bool, salvages: bool) ->
         return False
     root = datadir.root
     ways = (
-        "with TOPICS_ROLE=standby it follows its bucket, and with TOPICS_BUCKET_TAKEOVER=1 takes it when that is due. If "
-        "its bucket is gone, start it once without TOPICS_BUCKET, or with --take on another one: then it goes on by itself"
+        "with TOPICS_ROLE=standby it follows its bucket, and with TOPICS_BUCKET_TAKEOVER=1 takes it when that is due. "
+        "If its bucket is gone, start it once without TOPICS_BUCKET, or with --take on another one: then it goes on "
+        "by itself"
     )
     if not is_meant:
         raise StandbyRefused(f"{root} is the directory of a standby: {ways}")
@@ -168,8 +169,8 @@ def leave_bucket(fs: Fs, datadir: DataDir, *, is_meant: bool, salvages: bool) ->
         problem = error.strerror or str(error)
         if not salvages:
             raise StandbyRefused(
-                f"the log of the standby in {root} has lost its end: {problem}. With TOPICS_ROLE=standby it is made anew "
-                "from its bucket; if that is gone, TOPICS_RECOVERY=salvage goes on with what is left"
+                f"the log of the standby in {root} has lost its end: {problem}. With TOPICS_ROLE=standby it is made "
+                "anew from its bucket; if that is gone, TOPICS_RECOVERY=salvage goes on with what is left"
             ) from error
         log.error("standby_log_lost", problem=problem, consequence="the log is taken as it is")
         leave(fs, datadir, None)

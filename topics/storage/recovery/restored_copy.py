@@ -20,7 +20,7 @@ from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredSta
 from topics.storage.snapshots.snapshot import ReplayPosition
 
 MARK: Final = "RESTORED"
-"""Name of the file in the data directory that says that it is a copy. Other content than the two below has no meaning."""
+"""Name of the file in the data directory that says that it is a copy. Content other than these two has no meaning."""
 
 TAKEN_OVER: Final = b"taken over from the owner of a bucket\n"
 """Content of the mark if the directory takes the place of the original, which has told the bucket how far it may give
