@@ -23,6 +23,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
@@ -642,6 +643,9 @@ class Daemon:
         if self._claim is None and not any(topic.is_remote for topic in engine.registry.by_id.values()):
             return
         engine.status.phase = "archiving"
+        engine.ceilings.raise_at_start()
+        with suppress(ApiError):  # a shard without room raises nothing, and has nothing that waits
+            await engine.store.sync_shards()
         try:
             await archive.vouch_for([writer.synced_position()[0] for writer in engine.store.writers])
         except ArchiveStopped as error:
