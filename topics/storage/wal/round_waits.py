@@ -175,8 +175,9 @@ class RoundWaits:
             raise not_archived(self._away, remote=True)
 
     async def admit(self, patience_ms: float, *, remote: bool) -> None:
-        """Wait until a change can be archived, before anything of it exists. `remote`: the class asks for that. Raises `503 not_ready` if the bucket is
-        away, or too much waits for it, after `patience_ms`. Cancelling leaves nothing behind."""
+        """Wait until a change can be archived, before anything of it exists. `remote`: the class asks for that.
+        Raises `503 not_ready` if the bucket is away, or too much waits for it, after `patience_ms`. Cancelling leaves
+        nothing behind."""
         with trio.move_on_after(patience_ms / 1000):
             while (self._away is not None or self.is_full) and self._closed is None:
                 await self._room.park()
