@@ -26,8 +26,8 @@ from topics.storage.wal.wal_files import WalFile
 from topics.storage.wal.write_right import WriteRight
 
 MOST_AT_START: Final = 1000
-"""Topics whose bucket ceilings are raised at a start. Each costs a frame of some 60 bytes, and its part in the next base.
-The first append to one of the others waits for a round, and raises its ceiling then."""
+"""Topics whose bucket ceilings are raised at a start. Each costs a frame of some 60 bytes, and its part in the next
+base. The first append to one of the others waits for a round, and raises its ceiling then."""
 
 
 class CeilingBatch:

@@ -387,6 +387,7 @@ class WebSocket:
         self._grant.check_scope(KeyScope.WRITE)
         if engine.status.following is not None:
             raise engine.status.standby_refusal()
+        engine.store.right.check_at_door()
         publish = json_checks.decode_json(_publish, self._outer or raw)
         topic = check_topic_name(publish.topic)
         try:
