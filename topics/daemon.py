@@ -536,6 +536,7 @@ class Daemon:
             await trio.sleep(LEASE_LOOK_S)
         log.error("lease_lost", reason=lease.reason, owner=lease.successor, grace_s=GRACE_S)
         self.engine.fence(lease.refusal)
+        self.engine.watch_sessions.send_elsewhere()
         self._is_fenced = True
         await trio.sleep(GRACE_S)
         self._stop.set()

@@ -57,7 +57,7 @@ MAX_REQUEST_ID: Final = 128 << 10
 PING_S: Final = 15.0
 """How often the peer is pinged, seconds."""
 
-CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001}
+CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001, feeds.NOT_OWNER: 1001}
 """The close code (RFC 6455, 7.4.1) of a socket that the daemon ends."""
 
 
