@@ -24,7 +24,7 @@ from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
-from topics.bucket.offline.restore_target import NothingToRestore, RestoreRefused, choose_target
+from topics.bucket.offline.restore_target import NothingToRestore, RestoreRefused, choose_target, may_pass_over
 from topics.bucket.pins import drop_pin, pinned
 from topics.bucket.standby.followed_log import LogLost, cut_to
 from topics.bucket.standby.handover import leave, set_aside, stays
@@ -214,10 +214,11 @@ def _make(
     fs.mkdir(root)
     mark_unfinished(fs, root)
     began = time.monotonic()
+    damaged: dict[int, BucketDamaged] = {}
     for attempt in range(ATTEMPTS):
-        pool = Workers(workers)
+        pool, target = Workers(workers), None
         try:
-            target = choose_target(reader, map_heads=pool.map)
+            target = choose_target(reader, map_heads=pool.map, damaged=damaged)
             last = reader.round(target.round)
             adopted = BucketNote(
                 bucket=last.head.bucket,
@@ -244,8 +245,10 @@ def _make(
         except RestoreRefused as error:
             raise StandbyRefused(str(error)) from error
         except BucketDamaged as error:
-            if attempt == ATTEMPTS - 1:
+            if attempt == ATTEMPTS - 1 or target is None:
                 raise
+            if may_pass_over(error):
+                damaged[target.base] = error
             log.warning("standby_restore_again", problem=str(error))
         finally:
             pool.close()
