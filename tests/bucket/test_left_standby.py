@@ -18,6 +18,9 @@ from tests.simulation.world import ROOT
 from topics.bucket.local_note import BucketNote, read_note
 from topics.bucket.offline.bucket_restore import UNFINISHED
 from topics.bucket.standby.directory import StandbyRefused, leave_bucket
+from topics.http.answers.load_figures import LoadFigures
+from topics.http.answers.request_figures import RequestFigures
+from topics.model import Performance
 from topics.storage.files.datadir import DataDir, parse_wal_name, wal_path
 from topics.storage.files.fs import join
 from topics.storage.offline.verify import Verification
@@ -128,5 +131,23 @@ def test_a_log_of_a_standby_that_has_lost_its_end_is_not_taken_for_whole() -> No
         salvages = replace(CONFIG, bucket="", recovery="salvage")
         async with living(salvages, fs=fs, clock=SimClock(BASE_MS)) as life:
             assert (await life.seqs("a"))[0] == 1
+
+    live(script)
+
+
+def test_a_standby_knows_how_long_ago_its_last_checkpoint_was() -> None:
+    """Its clocks stand still between two rounds."""
+
+    async def script() -> None:
+        objects, clock = SimObjects(), SimClock(BASE_MS)
+        async with archived(objects, CONFIG, clock=clock, bases=True) as owner:
+            await owner.append("a", 0)
+            await owner.archived()
+            await trio.sleep(CONFIG.bucket_base_ms / 1000 + 1)
+            async with following(SimFs(), objects, CONFIG) as standby:
+                await standby.compactor.checkpoint()
+                await trio.sleep(42)
+                figures = LoadFigures(standby.engine, RequestFigures())
+                assert (await figures.storage(Performance())).checkpoints.age_ms == 42_000
 
     live(script)

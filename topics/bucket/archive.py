@@ -164,6 +164,8 @@ class Archive:
         self._news = trio.Event()
         """Set, and replaced, when a cut is in the bucket, and when the state has changed."""
         self._stopping = False
+        self._decides_start = False
+        """True while the start waits to hear if it is refused."""
         self._ended = trio.Event()
         self._archived_at_ms = clock.monotonic_ms()
         """When everything that was synced by then was in the bucket, as far as is known."""
@@ -330,8 +332,10 @@ class Archive:
 
     async def settle_start(self) -> None:
         """Wait for the first answer of the bucket, but not for long. Raises BucketRefused."""
+        self._decides_start = True
         with trio.move_on_after(DECIDE_S):
             await self.decided.wait()
+        self._decides_start = False
         if self.state == "refused":
             raise BucketRefused(self.problem)
 
@@ -587,11 +591,19 @@ class Archive:
     def _enter(self, state: Literal["working", "waiting", "refused"], problem: str = "") -> None:
         if (state, problem) != (self.state, self.problem) and state != "working":
             event = "bucket_refused" if state == "refused" else "bucket_waits"
-            log.error(event, problem=problem, consequence="the daemon works on; nothing is archived meanwhile")
+            log.error(event, problem=problem, consequence=self._consequence(state))
         self.state, self.problem = state, problem
         if state in ("working", "refused"):
             self.decided.set()
         self._tell()
+
+    def _consequence(self, state: str) -> str:
+        """Return what it means for the daemon that nothing is archived; for an operator."""
+        if self._lease is not None and not self._lease.is_held:
+            return "nothing is archived any more: the daemon changes nothing, answers reads for a while, and ends"
+        if state == "refused" and self._decides_start:
+            return "the start is refused"
+        return "the daemon works on; nothing is archived meanwhile"
 
     def _tell(self) -> None:
         problem = None
