@@ -40,6 +40,7 @@ from topics.daemon_start import (
     bucket_segments,
     claimed,
     is_empty,
+    is_new,
     leave_bucket,
     listening_sockets,
     lock,
@@ -47,6 +48,7 @@ from topics.daemon_start import (
     mend_pointers,
     opened_audit_log,
     prepared_standby,
+    remove_made,
     settle_bucket,
     tell_of_names_elsewhere,
     write_port_file,
@@ -206,6 +208,7 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> tuple[int, int
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold or segments, objects=segments)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         comes_from_bucket = bool(settings.bucket) and settings.bucket_takeover and is_empty(str(settings.data_dir))
+        was_new = not comes_from_bucket and is_new(str(settings.data_dir))
         if not comes_from_bucket:
             lock(engine)
         try:
@@ -214,6 +217,10 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> tuple[int, int
             app, sockets = make_app(engine, keys, audit), listening_sockets(settings)
             daemon = Daemon(settings, engine, app, audit, sockets, segments, note)
             return await daemon.serve(signals), daemon.port
+        except* StartRefusal:
+            if was_new:
+                remove_made(engine)
+            raise
         finally:
             engine.store.unlock()
 
