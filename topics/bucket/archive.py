@@ -591,19 +591,12 @@ class Archive:
     def _enter(self, state: Literal["working", "waiting", "refused"], problem: str = "") -> None:
         if (state, problem) != (self.state, self.problem) and state != "working":
             event = "bucket_refused" if state == "refused" else "bucket_waits"
-            log.error(event, problem=problem, consequence=self._consequence(state))
+            refuses_start = state == "refused" and self._decides_start
+            log.error(event, problem=problem, consequence=_consequence(self._lease, refuses_start=refuses_start))
         self.state, self.problem = state, problem
         if state in ("working", "refused"):
             self.decided.set()
         self._tell()
-
-    def _consequence(self, state: str) -> str:
-        """Return what it means for the daemon that nothing is archived; for an operator."""
-        if self._lease is not None and not self._lease.is_held:
-            return "nothing is archived any more: the daemon changes nothing, answers reads for a while, and ends"
-        if state == "refused" and self._decides_start:
-            return "the start is refused"
-        return "the daemon works on; nothing is archived meanwhile"
 
     def _tell(self) -> None:
         problem = None
@@ -635,6 +628,13 @@ def first_places(store: Store, source: LogSource, starts: Starts) -> list[LogPos
         needed.append(before[-1] if before else files[0].ordinal)
         places.append(LogPosition(min(needed), 0))
     return places
+
+
+def _consequence(lease: Lease | None, *, refuses_start: bool) -> str:
+    """Return what it means for the daemon that nothing is archived; for an operator."""
+    if lease is not None and not lease.is_held:
+        return "nothing is archived any more: the daemon changes nothing, answers reads for a while, and ends"
+    return "the start is refused" if refuses_start else "the daemon works on; nothing is archived meanwhile"
 
 
 def _make_round(fs: Fs, head: RoundHead, pieces: list[Piece]) -> bytes:
