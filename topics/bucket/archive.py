@@ -164,8 +164,7 @@ class Archive:
         self._news = trio.Event()
         """Set, and replaced, when a cut is in the bucket, and when the state has changed."""
         self._stopping = False
-        self._decides_start = False
-        """True while the start waits to hear if it is refused."""
+        self._decides_start = False  # True while the start waits to hear if it is refused
         self._ended = trio.Event()
         self._archived_at_ms = clock.monotonic_ms()
         """When everything that was synced by then was in the bucket, as far as is known."""
