@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
+from topics.bucket.local_note import BucketNote, write_note
 from topics.bucket.ownership.lease import Lease
 from topics.bucket.ownership.owner_object import BucketRefused
 from topics.daemon import Daemon
-from topics.daemon_start import StartRefusal, settle_bucket
+from topics.daemon_start import StartRefusal, is_new, remove_made, settle_bucket
+from topics.storage.files.datadir import open_data_dir
+from topics.storage.files.fs import OsFs
 
 
 def test_a_background_task_that_has_ended_is_not_started_again() -> None:
@@ -47,3 +51,20 @@ def test_a_lease_that_is_lost_during_the_start_is_no_refused_start(is_lost: bool
     else:
         with pytest.raises(StartRefusal):
             trio.run(settle_bucket, archive, lease)
+
+
+@pytest.mark.parametrize(("topics", "bucket"), [(0, ""), (1, ""), (0, "a bucket that names it")])
+def test_a_refused_start_leaves_nothing_of_a_directory_that_is_new(topics: int, bucket: str, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    assert is_new(str(root))
+    datadir, fs = open_data_dir(OsFs(), str(root)), OsFs()
+    Path(datadir.lock_path).touch()
+    write_note(fs, datadir, BucketNote(bucket=bucket, dir="d"))
+    assert not is_new(str(root))
+    before = sorted(path.name for path in root.rglob("*"))
+    engine = SimpleNamespace(
+        store=SimpleNamespace(datadir=datadir), fs=fs, registry=SimpleNamespace(by_id=dict.fromkeys(range(topics)))
+    )
+    remove_made(cast(Any, engine))
+    assert is_new(str(root)) == (not topics and not bucket)
+    assert sorted(path.name for path in root.rglob("*")) == ([] if is_new(str(root)) else before)

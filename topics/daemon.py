@@ -23,6 +23,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
@@ -39,12 +40,15 @@ from topics.daemon_start import (
     bucket_segments,
     claimed,
     is_empty,
+    is_new,
+    leave_bucket,
     listening_sockets,
     lock,
     made_completion,
     mend_pointers,
     opened_audit_log,
     prepared_standby,
+    remove_made,
     settle_bucket,
     tell_of_names_elsewhere,
     write_port_file,
@@ -204,12 +208,19 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> tuple[int, int
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold or segments, objects=segments)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         comes_from_bucket = bool(settings.bucket) and settings.bucket_takeover and is_empty(str(settings.data_dir))
+        was_new = not comes_from_bucket and is_new(str(settings.data_dir))
         if not comes_from_bucket:
             lock(engine)
         try:
+            if note is None and not comes_from_bucket:
+                leave_bucket(engine)
             app, sockets = make_app(engine, keys, audit), listening_sockets(settings)
             daemon = Daemon(settings, engine, app, audit, sockets, segments, note)
             return await daemon.serve(signals), daemon.port
+        except* StartRefusal:
+            if was_new:
+                remove_made(engine)
+            raise
         finally:
             engine.store.unlock()
 
@@ -532,6 +543,7 @@ class Daemon:
             await trio.sleep(LEASE_LOOK_S)
         log.error("lease_lost", reason=lease.reason, owner=lease.successor, grace_s=GRACE_S)
         self.engine.fence(lease.refusal)
+        self.engine.watch_sessions.send_elsewhere()
         self._is_fenced = True
         await trio.sleep(GRACE_S)
         self._stop.set()
@@ -639,6 +651,9 @@ class Daemon:
         if self._claim is None and not any(topic.is_remote for topic in engine.registry.by_id.values()):
             return
         engine.status.phase = "archiving"
+        engine.ceilings.raise_at_start()
+        with suppress(ApiError):  # a shard without room raises nothing, and has nothing that waits
+            await engine.store.sync_shards()
         try:
             await archive.vouch_for([writer.synced_position()[0] for writer in engine.store.writers])
         except ArchiveStopped as error:

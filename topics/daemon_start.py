@@ -7,6 +7,7 @@ of a standby, and the claim to the bucket. `topics.daemon` says in which order.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,23 @@ async def prepared_standby(settings: Settings, offload: ThreadOffload) -> Bucket
         raise StartFailure(f"the directory of the standby cannot be made now: {error}") from error
 
 
+def leave_bucket(engine: Engine) -> None:
+    """Have the directory of a standby go on without its bucket, since this daemon is none: with the seqs of a copy.
+    Nothing is asked of any bucket before that. Blocking. Raises StartRefusal, StartFailure."""
+    settings, datadir = engine.settings, engine.store.datadir
+    if not os.path.exists(datadir.standby_path):
+        return
+    from topics.bucket.standby import directory  # noqa: PLC0415
+
+    is_meant = not settings.bucket or settings.bucket_take
+    try:
+        directory.leave_bucket(engine.fs, datadir, is_meant=is_meant, salvages=settings.recovery == "salvage")
+    except directory.StandbyRefused as error:
+        raise StartRefusal(str(error)) from error
+    except OSError as error:
+        raise StartFailure(f"the directory of a standby cannot be changed now: {error}") from error
+
+
 def lock(engine: Engine) -> None:
     """Lock the data directory. Raises StartRefusal."""
     try:
@@ -74,6 +92,33 @@ def is_empty(root: str) -> bool:
     except FileNotFoundError:
         return True
     return not names or UNFINISHED in names
+
+
+def is_new(root: str) -> bool:
+    """Return True if there is no data directory, or nothing in it but what a file system makes."""
+    try:
+        return not set(os.listdir(root)) - {"lost+found"}
+    except FileNotFoundError:
+        return True
+
+
+def remove_made(engine: Engine) -> None:
+    """Remove what a start that was refused has made in a directory in which there was nothing: a standby, or a restore,
+    makes its own there. Nothing is removed if it has topics, or a bucket that it has taken names it. The directory is
+    locked until `LOCK` has gone. Blocking."""
+    from topics.bucket.local_note import BadNote, read_note  # noqa: PLC0415
+
+    datadir = engine.store.datadir
+    try:
+        note = read_note(engine.fs, datadir)
+        if engine.registry.by_id or (note is not None and note.bucket):
+            return
+        for directory in (datadir.topics_dir, datadir.wal_dir, datadir.meta_dir):
+            shutil.rmtree(directory)
+        for path in (datadir.format_path, datadir.lock_path):
+            os.unlink(path)
+    except (OSError, BadNote) as error:
+        log.debug("directory_not_emptied", problem=str(error))
 
 
 def is_mount_point(root: str) -> bool:

@@ -187,11 +187,17 @@ def not_owner(message: str, owner: str = "", *, refused: bool = True) -> ApiErro
     return ApiError("not_owner", message, detail={"owner": owner or None, "refused": refused}, retry_after_s=1)
 
 
-def not_archived(problem: str) -> ApiError:
-    """`503 not_ready`: the bucket is away, and this change would have to be in it. Nothing of it exists."""
+def not_archived(problem: str, *, remote: bool) -> ApiError:
+    """`503 not_ready`: the bucket is away, and this change would have to be in it. Nothing of it exists. `remote` is
+    True if the topic's class asks for that, and False if its seqs do (`topics.log.bucket_ceiling`)."""
+    why = (
+        "this topic is kept in it (durability remote)"
+        if remote
+        else "this topic has used up the seqs that are reserved there for a takeover (TOPICS_BUCKET_TAKEOVER)"
+    )
     return ApiError(
         "not_ready",
-        f"the bucket takes nothing now ({problem}), and this topic is kept in it (durability remote)",
+        f"the bucket takes nothing now ({problem}), and {why}",
         detail={"bucket": problem},
         retry_after_s=1,
     )

@@ -25,6 +25,7 @@ from tests.simulation.disk import SimFs
 from topics.bucket import archive as archive_module
 from topics.bucket import log_reader, place_search
 from topics.bucket.object_names import round_name
+from topics.bucket.ownership.lease import Lease
 from topics.bucket.ownership.owner_object import BucketRefused
 from topics.model import RouterPatch
 
@@ -304,7 +305,11 @@ async def test_a_place_that_was_given_up_stays_given_up_over_a_kill(autojump_clo
         assert [found.head.begins_history for found in rounds_in(objects)].count(True) == 2
 
 
-async def test_another_directory_is_refused_until_it_takes(autojump_clock: Any) -> None:
+async def test_another_directory_is_refused_until_it_takes(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(archive_module.log, "error", lambda event, *, consequence, **_: told.append(consequence))
     objects, fs, other = SimObjects(), SimFs(), SimFs()
     async with archived(objects, fs=fs, clean=False) as life:
         await life.put("a", durability="fsync")
@@ -312,6 +317,7 @@ async def test_another_directory_is_refused_until_it_takes(autojump_clock: Any) 
     with pytest.RaisesGroup(pytest.RaisesExc(BucketRefused, match="owned by another data directory")):
         async with archived(objects, fs=other):
             raise AssertionError("it has started")
+    assert told == ["the start is refused"]
     other = other.after_process_kill()
     async with archived(objects, bucket_settings(bucket_take=True), fs=other) as life:
         await life.put("b")
@@ -338,7 +344,9 @@ async def test_a_setting_that_was_left_in_the_environment_is_warned_of(
         assert warned == ["bucket_take_unneeded"] * unneeded
 
 
-async def test_the_former_owner_writes_no_round_behind_the_one_that_took(autojump_clock: Any) -> None:
+async def test_the_former_owner_writes_no_round_behind_the_one_that_took(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objects, fs, other = SimObjects(), SimFs(), SimFs()
     async with archived(objects, fs=fs, clean=False) as life:
         await life.put("a", durability="fsync")
@@ -347,7 +355,12 @@ async def test_the_former_owner_writes_no_round_behind_the_one_that_took(autojum
             await second.put("b")
             await second.archived()
             await life.append("a", 1)
+            told: list[str] = []
+            monkeypatch.setattr(
+                archive_module.log, "error", lambda event, *, consequence, **_: told.append(consequence)
+            )
             await trio.sleep(10)
+            assert told == ["the daemon works on; nothing is archived meanwhile"]
             assert life.archive.look().state == "refused"
             assert "owned by another" in life.archive.look().problem
             assert await life.seqs("a") == [1], "the daemon works on"
@@ -516,3 +529,21 @@ async def test_an_owner_that_is_too_large_is_refused(autojump_clock: Any) -> Non
         await trio.sleep(10)
         assert life.archive.state == "refused"
         assert "owner" in life.archive.problem
+
+
+async def test_an_archive_that_has_lost_its_lease_says_that_the_daemon_ends(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, told = SimClock(), list[str]()
+    monkeypatch.setattr(archive_module.log, "error", lambda event, *, consequence, **_: told.append(consequence))
+    async with archived(SimObjects(), clock=clock, clean=False) as life:
+        await life.put("a", durability="fsync")
+        await life.archived()
+        lease = Lease(3000, clock.boottime_ms(), clock.boottime_ms)
+        monkeypatch.setattr(life.archive._ownership, "lease", lease)
+        lease.lose("another daemon has taken the bucket")
+        await life.append("a", 1)
+        monkeypatch.setattr(life.archive, "_given_up", True)
+        await trio.sleep(10)
+    assert len(told) == 1
+    assert told[0].endswith("and ends")

@@ -41,9 +41,10 @@ def newest_base(bucket: SmallBucket) -> str:
 
 
 def with_base(change: Callable[[Base], object]) -> Objects:
-    """The objects with another newest base."""
-    objects = filled().objects.objects
+    """The objects with another newest base, and without the older one, which would be used instead."""
     name = newest_base(filled())
+    objects = filled().objects.objects
+    objects = {other: data for other, data in objects.items() if not other.startswith("bases/") or other == name}
     base = decode_base(objects[name])
     change(base)
     return {**objects, name: encode_base(base.head, base.body)}

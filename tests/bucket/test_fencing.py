@@ -24,7 +24,7 @@ from topics.bucket.place import Place
 from topics.bucket.round_format import Round
 from topics.bucket.settled_puts import SettledPuts
 from topics.errors import ApiError, not_owner
-from topics.log.bucket_ceiling import LEAST
+from topics.log.bucket_ceiling import LEAST, BucketCeiling
 
 pytestmark = pytest.mark.trio
 CONFIG = bucket_settings(bucket_round_ms=1000)
@@ -93,3 +93,38 @@ async def test_no_seq_is_given_out_above_a_ceiling_that_the_bucket_does_not_have
         objects.faults = lambda op, name: None
         await trio.sleep(60)
         assert len(await life.seqs("a", LEAST)) == 100
+
+
+async def test_after_a_clean_restart_appends_go_on_when_the_bucket_goes_away(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop has lowered the ceilings to the heads. A start raises those of the topics that were written to last."""
+    monkeypatch.setattr("topics.engine.ceilings.MOST_AT_START", 2)
+    objects, clock, fs = SimObjects(), SimClock(), SimFs()
+    async with archived(objects, CONFIG, fs=fs, clock=clock, bases=True) as life:
+        life.engine.store.right.lease = Held()
+        for name in ("idle", "a", "b"):
+            await life.put(name, durability="fsync")
+            await life.append(name, 1)
+            await trio.sleep(1)
+        life.engine.ceilings.lower_bucket_ceilings()
+    async with archived(objects, CONFIG, fs=fs, clock=clock, bases=True) as life:
+        life.engine.store.right.lease = Held()
+        for topic in life.engine.registry.topics.values():
+            topic.bucket_ceiling = BucketCeiling(topic.assigned)  # as recovery does it with a lease
+        life.engine.ceilings.raise_at_start()
+        await life.archived()
+        await trio.sleep(60)
+        objects.faults = lambda op, name: SimFault.BEFORE if op.startswith("put") else None
+        with trio.fail_after(4):
+            await life.append("a", *range(LEAST // 2))
+            await life.append("b", 2)
+        with pytest.raises(ApiError, match="has not taken the change"):
+            await life.append("idle", 2)
+        await trio.sleep(60)
+        with pytest.raises(ApiError, match="reserved there for a takeover") as refused:
+            await life.append("idle", 3)
+        assert "remote" not in refused.value.message
+        objects.faults = lambda op, name: None
+        await trio.sleep(60)
+        assert await life.seqs("idle") == [1, 2]

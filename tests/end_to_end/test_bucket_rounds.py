@@ -94,6 +94,7 @@ def test_a_second_directory_is_refused_with_exit_code_2_and_may_take(tmp_path: P
     refused = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert refused.returncode == 2
     assert b"owned by another data directory" in refused.stderr + refused.stdout
+    assert list((tmp_path / "other" / "data").iterdir()) == [], "a standby, or a restore, makes its own"
     second = Daemon(tmp_path / "other", TOPICS_BUCKET=f"file://{tmp_path}/bucket", TOPICS_BUCKET_TAKE="1")
     second.start()
     assert bucket_of(Client(second.port))["epoch"] == 2

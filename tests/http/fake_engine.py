@@ -102,6 +102,7 @@ class FakeEngine:
         self.status = FakeStatus(self.clock.monotonic_ms())
         self.metrics = SimpleNamespace(figures=partial(self._call, "figures"), bucket=None)
         self.reach = FakeReach()
+        self.right = WriteRight()
         self.topics: dict[str, FakeTopic] = {}
         self.routers: dict[str, RouterState] = {}
         self.appends: list[AppendRequest] = []
@@ -125,7 +126,7 @@ class FakeEngine:
         registry = part(caps_of="caps_of")
         registry.topics = self.topics
         parts = SimpleNamespace(
-            store=SimpleNamespace(right=WriteRight()),
+            store=SimpleNamespace(right=self.right),
             settings=self.settings,
             status=self.status,
             clock=self.clock,

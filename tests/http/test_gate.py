@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from tests.http.conftest import SMALL, Served, serving, until
 from topics.config import Settings
-from topics.errors import ApiError
+from topics.errors import ApiError, not_owner
 from topics.http.gate import accepts_gzip
 
 pytestmark = pytest.mark.trio
@@ -561,3 +561,28 @@ async def test_metrics_come_in_the_format_asked_for(served: Served, accept: str,
     async with served.client() as client:
         response = await client.get("/v0/metrics", headers={"accept": accept})
         assert response.headers["content-type"].startswith(kind)
+
+
+class LostLease:
+    """Another daemon may own the bucket, and what was begun may have been carried out."""
+
+    is_held = False
+    refusal = not_owner("lost", "http://b", refused=False)
+
+
+async def test_a_former_owner_says_that_nothing_was_done_of_a_call_that_it_does_not_begin(served: Served) -> None:
+    async with served.client() as client:
+        await client.put("/v0/topics/a")
+        right = served.engine.right
+        right.lease = LostLease()
+        late = await client.post("/v0/topics/a", json=APPEND)
+        assert error_of(late, 503, "not_owner") == {"owner": "http://b", "refused": True}
+        assert late.headers["topics-role"] == "former"
+        right.lease = None
+
+        async def lose_the_lease() -> None:
+            right.lease = LostLease()
+
+        served.engine.before = lose_the_lease
+        begun = await client.post("/v0/topics/a", json=APPEND)
+        assert error_of(begun, 503, "not_owner") == {"owner": "http://b", "refused": False}

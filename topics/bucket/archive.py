@@ -164,6 +164,7 @@ class Archive:
         self._news = trio.Event()
         """Set, and replaced, when a cut is in the bucket, and when the state has changed."""
         self._stopping = False
+        self._decides_start = False  # True while the start waits to hear if it is refused
         self._ended = trio.Event()
         self._archived_at_ms = clock.monotonic_ms()
         """When everything that was synced by then was in the bucket, as far as is known."""
@@ -330,8 +331,10 @@ class Archive:
 
     async def settle_start(self) -> None:
         """Wait for the first answer of the bucket, but not for long. Raises BucketRefused."""
+        self._decides_start = True
         with trio.move_on_after(DECIDE_S):
             await self.decided.wait()
+        self._decides_start = False
         if self.state == "refused":
             raise BucketRefused(self.problem)
 
@@ -587,7 +590,8 @@ class Archive:
     def _enter(self, state: Literal["working", "waiting", "refused"], problem: str = "") -> None:
         if (state, problem) != (self.state, self.problem) and state != "working":
             event = "bucket_refused" if state == "refused" else "bucket_waits"
-            log.error(event, problem=problem, consequence="the daemon works on; nothing is archived meanwhile")
+            refuses_start = state == "refused" and self._decides_start
+            log.error(event, problem=problem, consequence=_consequence(self._lease, refuses_start=refuses_start))
         self.state, self.problem = state, problem
         if state in ("working", "refused"):
             self.decided.set()
@@ -623,6 +627,13 @@ def first_places(store: Store, source: LogSource, starts: Starts) -> list[LogPos
         needed.append(before[-1] if before else files[0].ordinal)
         places.append(LogPosition(min(needed), 0))
     return places
+
+
+def _consequence(lease: Lease | None, *, refuses_start: bool) -> str:
+    """Return what it means for the daemon that nothing is archived; for an operator."""
+    if lease is not None and not lease.is_held:
+        return "nothing is archived any more: the daemon changes nothing, answers reads for a while, and ends"
+    return "the start is refused" if refuses_start else "the daemon works on; nothing is archived meanwhile"
 
 
 def _make_round(fs: Fs, head: RoundHead, pieces: list[Piece]) -> bytes:

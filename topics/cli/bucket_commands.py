@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +28,7 @@ from topics.cli.failures import (
     CommandFailure,
     UsageRefusal,
 )
-from topics.cli.offline.directory_look import shown_progress
+from topics.cli.offline.directory_look import quiet, shown_progress, times
 from topics.cli.output import (
     Column,
     duration,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from topics.bucket.bucket_location import BucketLocation
     from topics.bucket.object_store import ObjectStore
     from topics.bucket.offline.bucket_figures import BucketStatus, SeenStandby
-    from topics.bucket.offline.bucket_reader import BucketReader
+    from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
     from topics.bucket.offline.bucket_removals import BucketRemovals
     from topics.bucket.offline.bucket_restore import RestoreFigures
     from topics.bucket.offline.restore_target import RestoreTarget
@@ -122,40 +122,49 @@ def restore(
         RestoreSource,
         Workers,
     )
-    from topics.bucket.offline.restore_target import RestoreRefused, choose_target  # noqa: PLC0415
+    from topics.bucket.offline.restore_target import RestoreRefused, choose_target, with_whole_base  # noqa: PLC0415
     from topics.bucket.pins import drop_pin, pinned  # noqa: PLC0415
     from topics.storage.files.fs import OsFs  # noqa: PLC0415
 
     if to_ms is not None and number is not None:
         raise UsageRefusal("--to and --round cannot be given together")
     selection = _selection(patterns)
-    workers = Workers(WORKERS)
     with _failures():
         location, objects = _opened(url)
         reader = BucketReader(objects)
         root = os.path.realpath(data_dir)
-        work = BucketRestore(OsFs(), reader, root, workers, selection=selection, in_place=os.path.ismount(root))
-        try:
-            work.check_place()
-            target = choose_target(reader, number=number, to_ms=to_ms, map_heads=workers.map)
-            with ExitStack() as stack:
+
+        def work_of(workers: Workers) -> BucketRestore:
+            return BucketRestore(OsFs(), reader, root, workers, selection=selection, in_place=os.path.ismount(root))
+
+        def choose(damaged: Mapping[int, BucketDamaged]) -> RestoreTarget:
+            with closing(Workers(WORKERS)) as workers:
+                work_of(workers).check_place()
+                return choose_target(reader, number=number, to_ms=to_ms, map_heads=workers.map, damaged=damaged)
+
+        def make(target: RestoreTarget) -> RestoreFigures:
+            with closing(Workers(WORKERS)) as workers, ExitStack() as stack:
+                work = work_of(workers)
                 if not full or selection is not None:
                     pin = stack.enter_context(pinned(objects, target.base, int(time.time() * 1000)))
                     stays = partial(_stays, selection if full else None)
                     work.source = RestoreSource(str(location), pin, stays)
                 with shown_progress(work.progress, "restore"):
                     figures = work.run(target)
-            if work.source is not None and not figures.left:
-                drop_pin(objects, work.source.pin)
+                if work.source is not None and not figures.left:
+                    drop_pin(objects, work.source.pin)
+            return figures
+
+        try:
+            with quiet():  # a base that was passed over is in the target
+                figures = with_whole_base(choose, make)
         except RestoreRefused as error:
             raise UsageRefusal(str(error)) from None
         except OSError as error:
             raise CommandFailure(
                 f"{data_dir} cannot be made: {error.strerror or error}; nothing is left of it"
             ) from None
-        finally:
-            workers.close()
-    _print_restored(data_dir, target, figures, as_json=options.as_json, has_selection=selection is not None)
+    _print_restored(data_dir, figures.target, figures, as_json=options.as_json, has_selection=selection is not None)
 
 
 def _print_restored(
@@ -163,17 +172,18 @@ def _print_restored(
 ) -> None:
     """Print what a restore has made."""
     if as_json:
-        print_json(
-            {
-                "data_dir": data_dir,
-                "round": target.round,
-                "base": target.base,
-                "time": target.wall_ms,
-                "bytes": figures.bytes,
-                "segments_left": figures.left,
-            }
-        )
+        found = {
+            "data_dir": data_dir,
+            "round": target.round,
+            "base": target.base,
+            "time": target.wall_ms,
+            "bytes": figures.bytes,
+            "segments_left": figures.left,
+        }
+        print_json({**found, "passed_over": target.passed_over} if target.passed_over else found)
         return
+    if target.passed_over:
+        print_line(printable(f"from an older base, which gives the same state: {target.passed_over}"))
     print_line(
         printable(
             f"{data_dir}: the state of {moment(target.wall_ms)} UTC (round {target.round}), {size(figures.bytes)} read"
@@ -198,15 +208,18 @@ def bucket() -> None:
 @json_option
 @click.pass_obj
 def status(options: CommandOptions, url: str) -> None:
-    """Show who writes to a bucket, who follows and how far, its last round, its newest base, and how much is in it."""
+    """Show who writes to a bucket, who follows and how far, its last round, its newest base, and how much is in it.
+    Exit code 1 if an object that says so is missing or damaged."""
     from topics.bucket.offline.bucket_figures import status_of  # noqa: PLC0415
 
     with _failures():
         found = status_of(_reader(url))
     if options.as_json:
         print_json(found)
-        return
-    print_facts(_status_facts(found))
+    else:
+        print_facts(_status_facts(found))
+    if found.problems:
+        sys.exit(EXIT_FAILED)
 
 
 @bucket.command(epilog=examples("topics bucket ls s3://archive/main", "topics bucket ls s3://archive/main --limit 20"))
@@ -265,7 +278,8 @@ def verify(options: CommandOptions, url: str, quick: bool) -> None:
     if options.as_json:
         print_ndjson({"damage": count, "objects": check.objects, "bytes": check.progress.done})
     else:
-        print_line(f"{count:,} damages; {check.objects:,} objects, {size(check.progress.done)} read")
+        found = times(count, "damage", "damages")
+        print_line(f"{found}; {check.objects:,} objects, {size(check.progress.done)} read")
     if count:
         sys.exit(EXIT_FAILED)
 
@@ -354,9 +368,11 @@ def _failures() -> Iterator[None]:
 
 
 def _status_facts(found: BucketStatus) -> Iterator[tuple[str, str]]:
+    from topics.bucket.object_names import OWNER  # noqa: PLC0415
+
     yield "bucket", found.id
     if found.owner is None:
-        yield "owner", "nobody yet"
+        yield "owner", "not known" if any(one.startswith(OWNER) for one in found.problems) else "nobody yet"
     else:
         owner = found.owner
         where = f" at {owner.url}" if owner.url else ""
@@ -369,8 +385,10 @@ def _status_facts(found: BucketStatus) -> Iterator[tuple[str, str]]:
     yield "last round", _at(found.last_round, found.last_round_ms)
     yield "newest base", _at(found.newest_base, found.newest_base_ms)
     if found.rounds_since_base is not None and found.base_lag_ms is not None:
-        lag = duration(found.base_lag_ms // 1000 * 1000) or "0s"
+        lag = _about(found.base_lag_ms)
         yield "since that base", f"{found.rounds_since_base:,} rounds, {lag}"
+    for problem in found.problems:
+        yield "damaged", problem
     for pin in found.pins:
         yield "pin", f"{pin.name}, base {pin.base}, until {moment(pin.expires_ms)}"
     for kind in found.kinds:
@@ -380,7 +398,7 @@ def _status_facts(found: BucketStatus) -> Iterator[tuple[str, str]]:
 def _standby_facts(standby: SeenStandby) -> str:
     """One line about a standby. It tells of itself every 30 s, so it may have followed further since."""
     where = f" at {standby.url}" if standby.url else ""
-    ago = duration(standby.told_ago_ms // 1000 * 1000) or "0s"
+    ago = _about(standby.told_ago_ms)
     line = f"{standby.node}{where}, directory {standby.dir}, {standby.state}, round {standby.round}, lag "
     line += f"{standby.lag_ms:,} ms, told {ago} ago"
     return line + (" (silent)" if standby.told_ago_ms > SILENT_MS else "")
@@ -405,7 +423,14 @@ def _removal_lines(found: BucketRemovals) -> Iterator[str]:
 
 
 def _at(number: int | None, wall_ms: int | None) -> str:
-    if number is None or wall_ms is None:
+    if number is None:
         return "none"
+    if wall_ms is None:
+        return f"{number}, of an unknown time"
     age = max(int(time.time() * 1000) - wall_ms, 0)
-    return f"{number}, {moment(wall_ms)}, {duration(age // 1000 * 1000) or '0s'} ago"
+    return f"{number}, {moment(wall_ms)}, {_about(age)} ago"
+
+
+def _about(ms: int) -> str:
+    """A duration in whole seconds; below one, in milliseconds."""
+    return duration(ms if ms < 1000 else ms // 1000 * 1000)

@@ -154,7 +154,7 @@ class Commits:
             began = trio.current_time()
             with interruptible():
                 patience_ms = self._admission_ms if budget_ms is None else max(budget_ms - waited, 0)
-                await self._store.round_waits.admit(patience_ms)
+                await self._store.round_waits.admit(patience_ms, remote=topic.is_remote)
             waited += 1000 * (trio.current_time() - began)
         return waited
 

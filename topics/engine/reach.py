@@ -56,7 +56,7 @@ class Reach:
         (Trio's clock), `503 not_owner` on a former owner, and 503 if the daemon stops."""
         if self._status.following is None:
             if not self._right.is_held and any(map(self._is_behind, places)):
-                raise self._right.refusal
+                raise self._right.refusal_at_door
             return
         places = tuple(places)
         while (behind := next(filter(self._is_behind, places), None)) is not None:

@@ -347,7 +347,7 @@ class Gate:
         if self._engine.status.following is not None and found.route.changes:
             raise self._engine.status.standby_refusal()
         if call.changes:
-            self._engine.store.right.check()
+            self._engine.store.right.check_at_door()
         self._let_in(call, found)
         strict = is_strict(call.headers)
         if strict:

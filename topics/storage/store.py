@@ -372,7 +372,7 @@ class Store:
             without_snapshot=self._rebuilt,
             repairs=self.repairs,
             follows=follows,
-            every_manifest=follows or restored_copy.is_taken_over(self._fs, self.datadir.root),
+            every_manifest=follows or restored_copy.was_standby(self._fs, self.datadir.root),
         )
         self.windows.start(recovered.now)
         return recovered

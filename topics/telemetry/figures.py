@@ -167,16 +167,17 @@ class CheckpointFigures:
 
     taken: int = 0
     failed: int = 0
-    ended_ms: int | None = None
-    """When the last one that succeeded ended, by the clock of windows."""
+    ended_at: float | None = None
+    """When the last one that succeeded ended (`trio.current_time`): on a standby all other clocks stand still between
+    rounds."""
     took_ms: int | None = None
     error: str = ""
     """Why the last one has failed; empty if it has not."""
 
-    def note(self, *, ended_ms: int, took_ms: int) -> None:
+    def note(self, *, ended_at: float, took_ms: int) -> None:
         """Count one that has succeeded."""
         self.taken += 1
-        self.ended_ms, self.took_ms, self.error = ended_ms, took_ms, ""
+        self.ended_at, self.took_ms, self.error = ended_at, took_ms, ""
 
 
 @dataclass(slots=True)

@@ -459,6 +459,25 @@ async def test_the_daemon_says_farewell_to_all(nursery: trio.Nursery, autojump_c
         assert late.kinds() == ["final"]
 
 
+@pytest.mark.trio
+async def test_a_daemon_that_another_one_replaces_ends_streams_and_serves_who_comes_again(
+    nursery: trio.Nursery, autojump_clock: Any
+) -> None:
+    async with living() as life:
+        streams = Streams(life, nursery)
+        await life.append("t", 1)
+        reader, socket = await streams.watch("t"), streams.socket()
+        await settle()
+        life.engine.watch_sessions.send_elsewhere()
+        await settle()
+        assert reader.complete
+        assert socket.complete
+        assert reader.frames[-1].status == socket.frames[-1].status == 503
+        again = await streams.watch("t")
+        await settle()
+        assert again.open
+
+
 # --- caps -------------------------------------------------------------------------------------------------------------
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from heapq import nlargest
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from topics.bucket.object_names import BASES, OWNER, PACKS, PINS, ROUNDS, SEGMENTS, STANDBYS
-from topics.bucket.offline.bucket_reader import BucketReader, NumberedObject
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader, NumberedObject
 from topics.bucket.ownership.owner_format import Owner
+
+T = TypeVar("T")
 
 KINDS: Final = (ROUNDS, BASES, PACKS, SEGMENTS, PINS, STANDBYS)
 
@@ -63,6 +67,8 @@ class BucketStatus(msgspec.Struct):
     pins: list[PinFigures]
     kinds: list[KindFigures]
     standbys: list[SeenStandby] = []
+    problems: list[str] = []
+    """What could not be read, because an object is missing or damaged. The rest is as of the others."""
 
 
 class ListedObject(msgspec.Struct):
@@ -81,8 +87,18 @@ class _Newest(NamedTuple):
 
 
 def status_of(reader: BucketReader) -> BucketStatus:
-    """Return what a bucket is. Lists all of it. Raises BucketDamaged, StoreError."""
-    form, owner = reader.format(), reader.owner()
+    """Return what a bucket is, as far as it can be read. Lists all of it. Raises BucketDamaged if FORMAT cannot be
+    read, StoreError."""
+    form, problems = reader.format(), list[str]()
+
+    def known(call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except BucketDamaged as error:
+            problems.append(str(error))
+            return None
+
+    owner = known(reader.owner)
     kinds = []
     for prefix in KINDS:
         figures = KindFigures(prefix.rstrip("/"), 0, 0)
@@ -93,8 +109,10 @@ def status_of(reader: BucketReader) -> BucketStatus:
     newest = _newest(reader, 1)
     round_ = newest.rounds[0].number if newest.rounds else None
     base = newest.bases[0].number if newest.bases else None
-    round_ms = reader.round_head(round_).wall_ms if round_ is not None else None
-    base_ms = reader.base(base).head.wall_ms if base is not None else None
+    head = known(partial(reader.round_head, round_)) if round_ is not None else None
+    read_base = known(partial(reader.base, base)) if base is not None else None
+    round_ms = head.wall_ms if head is not None else None
+    base_ms = read_base.head.wall_ms if read_base is not None else None
     return BucketStatus(
         id=form.id,
         owner=owner,
@@ -104,9 +122,10 @@ def status_of(reader: BucketReader) -> BucketStatus:
         newest_base_ms=base_ms,
         rounds_since_base=max(round_ - base, 0) if round_ is not None and base is not None else None,
         base_lag_ms=max(round_ms - base_ms, 0) if round_ms is not None and base_ms is not None else None,
-        pins=[PinFigures(name, pin.base, pin.expires) for name, pin in reader.pins()],
+        pins=[PinFigures(name, pin.base, pin.expires) for name, pin in known(reader.pins) or ()],
         kinds=kinds,
-        standbys=_standbys(reader, owner, round_ or 0),
+        standbys=known(partial(_standbys, reader, owner, round_ or 0)) or [],
+        problems=problems,
     )
 
 

@@ -22,7 +22,7 @@ from topics.bucket.local_note import BadNote, BucketNote, read_note
 from topics.bucket.object_store import ObjectStore, StoreError, StoreErrorKind
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import WORKERS, BucketRestore, RestoreSource, Workers
-from topics.bucket.offline.restore_target import RestoreRefused, choose_target
+from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget, choose_target, with_whole_base
 from topics.bucket.ownership.bucket_access import BucketAccess
 from topics.bucket.ownership.lease import Lease
 from topics.bucket.ownership.owner_format import Owner
@@ -223,9 +223,16 @@ class StartClaim:
 
     def _restore_blocking(self, place: Place) -> None:
         reader = BucketReader(self._objects)
+        try:
+            with_whole_base(
+                lambda damaged: choose_target(reader, damaged=damaged), partial(self._restore_to, place, reader)
+            )
+        except (RestoreRefused, BucketDamaged) as error:
+            raise BucketRefused(f"the directory cannot be made from the bucket: {error}") from error
+
+    def _restore_to(self, place: Place, reader: BucketReader, target: RestoreTarget) -> None:
         workers = Workers(self._workers)
         try:
-            target = choose_target(reader, map_heads=workers.map)
             goes_on = target.round == place.number
             assert place.positions is not None
             adopted = BucketNote(
@@ -255,8 +262,6 @@ class StartClaim:
                 write_mark(self._fs, self._datadir, mark)
             if not figures.left:
                 drop_pin(self._objects, pin)
-        except (RestoreRefused, BucketDamaged) as error:
-            raise BucketRefused(f"the directory cannot be made from the bucket: {error}") from error
         finally:
             workers.close()
         log.warning(

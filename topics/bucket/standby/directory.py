@@ -24,10 +24,10 @@ from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
-from topics.bucket.offline.restore_target import NothingToRestore, RestoreRefused, choose_target
+from topics.bucket.offline.restore_target import NothingToRestore, RestoreRefused, choose_target, may_pass_over
 from topics.bucket.pins import drop_pin, pinned
 from topics.bucket.standby.followed_log import LogLost, cut_to
-from topics.bucket.standby.handover import set_aside, stays
+from topics.bucket.standby.handover import leave, set_aside, stays
 from topics.runtime.window_clock import ClockMark
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, LockHeld, join
@@ -138,6 +138,46 @@ def _content(fs: Fs, root: str) -> list[str]:
     return [name for name in fs.listdir(root) if not stays(name)] if fs.exists(root) else []
 
 
+def leave_bucket(fs: Fs, datadir: DataDir, *, is_meant: bool, salvages: bool) -> bool:
+    """Have the directory of a standby go on as one of its own, and return True; False if it is no standby's.
+    `is_meant`: there is no bucket, or the operator says that this directory counts, whatever the bucket has.
+    `salvages`: also if its log has lost bytes. The directory must be locked. Raises StandbyRefused, OSError."""
+    if not fs.exists(datadir.standby_path):
+        return False
+    root = datadir.root
+    ways = (
+        "with TOPICS_ROLE=standby it follows its bucket, and with TOPICS_BUCKET_TAKEOVER=1 takes it when that is due. "
+        "If its bucket is gone, start it once without TOPICS_BUCKET, or with --take on another one: then it goes on "
+        "by itself"
+    )
+    if not is_meant:
+        raise StandbyRefused(f"{root} is the directory of a standby: {ways}")
+    if fs.exists(join(root, UNFINISHED)):
+        raise StandbyRefused(
+            f"{root} is the directory of a standby, and was to be made anew from its bucket, because what is in it is "
+            f"damaged or not whole ({UNFINISHED}): start it with TOPICS_ROLE=standby. If that bucket is gone, remove "
+            f"{UNFINISHED}, and start with TOPICS_RECOVERY=salvage: what can be read is kept"
+        )
+    try:
+        note = read_note(fs, datadir, datadir.standby_path)
+    except BadNote as error:
+        log.warning("standby_note_damaged", problem=str(error), consequence="the log is taken as it is")
+        note = None
+    try:
+        leave(fs, datadir, note)
+    except LogLost as error:
+        problem = error.strerror or str(error)
+        if not salvages:
+            raise StandbyRefused(
+                f"the log of the standby in {root} has lost its end: {problem}. With TOPICS_ROLE=standby it is made "
+                "anew from its bucket; if that is gone, TOPICS_RECOVERY=salvage goes on with what is left"
+            ) from error
+        log.error("standby_log_lost", problem=problem, consequence="the log is taken as it is")
+        leave(fs, datadir, None)
+    log.warning("standby_left_bucket", directory=root, round=note.round if note is not None else None)
+    return True
+
+
 def mark_unfinished(fs: Fs, root: str) -> None:
     """Have the next start make the directory of a standby anew. Blocking. Raises OSError."""
     fs.open(join(root, UNFINISHED), create=True).close()
@@ -168,15 +208,17 @@ def _make(
 ) -> BucketNote:
     if _content(fs, root) and not fs.exists(join(root, UNFINISHED)):
         raise StandbyRefused(
-            f"{root} is not empty and not the directory of a standby: a standby makes its directory from the bucket"
+            f"{root} is not empty and not the directory of a standby: a standby makes its directory from the bucket. "
+            "Use another directory; or move this one away, if nobody needs what is in it"
         )
     fs.mkdir(root)
     mark_unfinished(fs, root)
     began = time.monotonic()
+    damaged: dict[int, BucketDamaged] = {}
     for attempt in range(ATTEMPTS):
-        pool = Workers(workers)
+        pool, target = Workers(workers), None
         try:
-            target = choose_target(reader, map_heads=pool.map)
+            target = choose_target(reader, map_heads=pool.map, damaged=damaged)
             last = reader.round(target.round)
             adopted = BucketNote(
                 bucket=last.head.bucket,
@@ -203,8 +245,10 @@ def _make(
         except RestoreRefused as error:
             raise StandbyRefused(str(error)) from error
         except BucketDamaged as error:
-            if attempt == ATTEMPTS - 1:
+            if attempt == ATTEMPTS - 1 or target is None:
                 raise
+            if may_pass_over(error):
+                damaged[target.base] = error
             log.warning("standby_restore_again", problem=str(error))
         finally:
             pool.close()

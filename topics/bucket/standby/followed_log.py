@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from topics.bucket.local_note import BucketNote
 from topics.storage.files.datadir import FORMAT, DataDir, parse_wal_name, wal_path
-from topics.storage.files.fs import Fs, write_all
+from topics.storage.files.fs import File, Fs, write_all
 from topics.storage.files.progress import Progress
 from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
 from topics.storage.recovery.recovered_state import RecoveredShard
@@ -91,6 +91,7 @@ class FollowedLog:
             with fs.open(path, create=not offset) as handle:
                 if not offset:
                     handle.truncate(0)
+                _keep_room(handle, offset + len(data))
                 write_all(handle, data, offset)
                 handle.fdatasync()
             if not offset:
@@ -178,7 +179,12 @@ def _cut(fs: Fs, directory: str, end: LogPosition, *, is_complete: bool) -> None
             raise LogLost(errno.EIO, f"{path} ends at {handle.size()}, and the log was whole up to {end.offset}")
         handle.truncate(end.offset)
         if not is_complete:
-            # The end of a file that is still written to has zeros behind it.
-            handle.truncate(end.offset + 2 * TAIL_BYTES)
+            _keep_room(handle, end.offset)
         handle.fdatasync()
     fs.sync_dir(directory)
+
+
+def _keep_room(handle: File, end: int) -> None:
+    """Have zeros behind the end of a file that is still written to: without them and FileEnd it has lost its end."""
+    if handle.size() < end + TAIL_BYTES:
+        handle.truncate(end + 2 * TAIL_BYTES)

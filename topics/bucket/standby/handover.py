@@ -1,7 +1,8 @@
-"""From the directory of a standby to that of the owner, when it has got the prefix; and setting aside the directory of
-an owner that was away while another one has taken over (`docs/design/standby.md` section 6).
+"""From the directory of a standby to that of the owner, when it has got the prefix, or to one of its own, when there is
+no bucket; and setting aside the directory of an owner that was away while another one has taken over
+(`docs/design/standby.md` section 6).
 
-Both are a few changes of names and small files, in an order in which each state between is one that a start
+All are a few changes of names and small files, in an order in which each state between is one that a start
 understands. Blocking.
 """
 
@@ -19,7 +20,7 @@ from topics.bucket.standby.followed_log import cut_to
 from topics.bucket.standby.shared_cut import shared_cut
 from topics.storage.files.datadir import DIVERGED, DataDir
 from topics.storage.files.fs import Fs, join, write_atomic
-from topics.storage.recovery.restored_copy import MARK, TAKEN_OVER
+from topics.storage.recovery.restored_copy import LEFT_STANDBY, MARK, TAKEN_OVER
 from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -34,6 +35,16 @@ def hand_over(fs: Fs, datadir: DataDir, note: BucketNote, *, goes_on: bool) -> N
     write_note(fs, datadir, owned)
     with suppress(FileNotFoundError):
         fs.unlink(datadir.standby_path)
+    fs.sync_dir(datadir.meta_dir)
+
+
+def leave(fs: Fs, datadir: DataDir, note: BucketNote | None) -> None:
+    """Make the directory of a standby one that goes on without its bucket, with the seqs of a copy. `note` says up to
+    where the log is whole; without one it is taken as it is. Raises OSError; may be called again then."""
+    if note is not None and note.positions is not None:
+        cut_to(fs, datadir, note)
+    write_atomic(fs, join(datadir.root, MARK), LEFT_STANDBY)
+    fs.unlink(datadir.standby_path)
     fs.sync_dir(datadir.meta_dir)
 
 

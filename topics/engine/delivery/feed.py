@@ -31,6 +31,7 @@ TAKEN_OVER = ConnectionEnd(409, "taken_over", "another connection has taken over
 SESSION_GONE = ConnectionEnd(410, "session_gone", "the session is gone")
 WITHDRAWN = ConnectionEnd(410, "unauthorized", "the key is not valid any more, or not for this")
 SHUTTING_DOWN = ConnectionEnd(503, "shutting_down", "the daemon is stopping")
+NOT_OWNER = ConnectionEnd(503, "not_owner", "another daemon has the news: this one does not own the bucket any more")
 
 
 class FrameFormat(Protocol):

@@ -443,6 +443,12 @@ class WatchSessions:
         for outbox in list(self._delivery.sending):
             outbox.check()
 
+    def send_elsewhere(self) -> None:
+        """Send every connection its final frame, because another daemon may own the data now: nothing new comes here.
+        A client that knows no other daemon may connect again, and is served for as long as this one answers."""
+        for outbox in self._delivery.outboxes:
+            outbox.finish(feeds.NOT_OWNER)
+
     async def say_farewell(self) -> None:
         """Send every connection its final frame, because the daemon stops, and cut off those that do not take it."""
         self._draining = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import trio
 from msgspec import UNSET, UnsetType
 
 from topics import __version__
@@ -188,7 +189,6 @@ class LoadFigures:
         store, settings = engine.store, engine.settings
         tiers = await engine.metrics.tiers()
         last = engine.compactor.figures
-        now = store.windows.now_ms()
         return StorageAnswer(
             shards=[
                 ShardState(
@@ -213,7 +213,7 @@ class LoadFigures:
             checkpoints=CheckpointState(
                 taken=last.taken,
                 failed=last.failed,
-                age_ms=None if last.ended_ms is None else now - last.ended_ms,
+                age_ms=None if last.ended_at is None else round((trio.current_time() - last.ended_at) * 1000),
                 took_ms=last.took_ms,
                 error=last.error or None,
                 interval_ms=settings.checkpoint_ms,

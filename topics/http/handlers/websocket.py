@@ -57,7 +57,7 @@ MAX_REQUEST_ID: Final = 128 << 10
 PING_S: Final = 15.0
 """How often the peer is pinged, seconds."""
 
-CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001}
+CLOSE_CODES: Final = {feeds.TOO_SLOW: 1008, feeds.WITHDRAWN: 1008, feeds.SHUTTING_DOWN: 1001, feeds.NOT_OWNER: 1001}
 """The close code (RFC 6455, 7.4.1) of a socket that the daemon ends."""
 
 
@@ -387,6 +387,7 @@ class WebSocket:
         self._grant.check_scope(KeyScope.WRITE)
         if engine.status.following is not None:
             raise engine.status.standby_refusal()
+        engine.store.right.check_at_door()
         publish = json_checks.decode_json(_publish, self._outer or raw)
         topic = check_topic_name(publish.topic)
         try:

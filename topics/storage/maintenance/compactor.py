@@ -321,7 +321,7 @@ class Compactor:
             now = trio.current_time()
             self._rested_at = now + REST * (now - began)
         self._ended, self._failure = self._begun, ""
-        self.figures.note(ended_ms=self._store.windows.now_ms(), took_ms=round((now - began) * 1000))
+        self.figures.note(ended_at=now, took_ms=round((now - began) * 1000))
         return result
 
     async def _take_checkpoint(self, marks: bool) -> CheckpointResult:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator
 
-from topics.storage.files.datadir import DataDir, discover_shards, parse_snapshot_name, parse_wal_name
+from topics.storage.files.datadir import DIVERGED, DataDir, discover_shards, parse_snapshot_name, parse_wal_name
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join
 from topics.storage.offline.finding import Finding
 from topics.storage.offline.topic_parts import load_part
@@ -21,7 +21,10 @@ def other_files(fs: Fs, datadir: DataDir, cold: DataDir | None) -> Iterator[Find
     yield from verify_identities(fs, datadir.root, cold.root if cold is not None else None)
     known = {"FORMAT", "IDENTITY", "LOCK", "meta", "wal", "topics", MARK}  # the mark of a copy is no problem
     for name in fs.listdir(datadir.root):
-        if name not in known and not name.endswith(TEMPORARY_SUFFIX):
+        if name.startswith(DIVERGED):
+            problem = "what the directory was before another daemon took over (topics inspect --diverged)"
+            yield Finding(join(datadir.root, name), None, problem, "note")
+        elif name not in known and not name.endswith(TEMPORARY_SUFFIX):
             yield Finding(join(datadir.root, name), None, "an unknown name", "note")
     yield from _in_meta(fs, datadir)
     yield from _beside_logs(fs, datadir)
@@ -37,8 +40,8 @@ def _in_meta(fs: Fs, datadir: DataDir) -> Iterator[Finding]:
             continue  # an unreadable witness proves nothing, which is safe
         elif join(datadir.meta_dir, name) == datadir.evidence_key_path:
             continue  # an unreadable key refuses checkpoints, and says so
-        elif join(datadir.meta_dir, name) in (datadir.bucket_path, datadir.salvaged_path):
-            continue  # an unreadable note about the bucket refuses a start with one, and says what to do
+        elif join(datadir.meta_dir, name) in (datadir.bucket_path, datadir.salvaged_path, datadir.standby_path):
+            continue  # an unreadable note about the bucket refuses a start, or has a standby made anew
         elif join(datadir.meta_dir, name) == datadir.restore_path:
             yield Finding(datadir.restore_path, None, "a restore goes on: segments are still copied home", "note")
         elif join(datadir.meta_dir, name) == datadir.selection_path:

@@ -20,11 +20,14 @@ from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredSta
 from topics.storage.snapshots.snapshot import ReplayPosition
 
 MARK: Final = "RESTORED"
-"""Name of the file in the data directory that says that it is a copy. Its content has no meaning."""
+"""Name of the file in the data directory that says that it is a copy. Content other than these two has no meaning."""
 
 TAKEN_OVER: Final = b"taken over from the owner of a bucket\n"
 """Content of the mark if the directory takes the place of the original, which has told the bucket how far it may give
 out seqs: the heads go there (`docs/design/replication.md` section 6), and the note about the bucket stays."""
+
+LEFT_STANDBY: Final = b"was the directory of a standby\n"
+"""Content of the mark if the directory was that of a standby, and goes on without its bucket: a copy like others."""
 
 SKIPPED_SEQS: Final = 1 << 42
 """Seqs that every head of a copy skips. At 100,000 records a second a topic takes more than a year for so many; 2,000
@@ -45,8 +48,18 @@ def is_restored(fs: Fs, root: str, recovered: RecoveredState, identity: str) -> 
 
 def is_taken_over(fs: Fs, root: str) -> bool:
     """Return True if this is the first start of a directory that takes the place of the owner's. Blocking."""
+    return _content(fs, root) == TAKEN_OVER
+
+
+def was_standby(fs: Fs, root: str) -> bool:
+    """Return True if this is the first start of a directory that was a standby's. Its log has no marks of the work on
+    files that was done there. Blocking."""
+    return _content(fs, root) in (TAKEN_OVER, LEFT_STANDBY)
+
+
+def _content(fs: Fs, root: str) -> bytes | None:
     path = join(root, MARK)
-    return fs.exists(path) and fs.read(path) == TAKEN_OVER
+    return fs.read(path) if fs.exists(path) else None
 
 
 def _was_stopped(shard: RecoveredShard, start: ReplayPosition | None) -> bool:

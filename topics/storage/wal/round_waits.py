@@ -167,22 +167,23 @@ class RoundWaits:
         return starts
 
     def check(self, patience_ms: int) -> None:
-        """Refuse a change that would wait for a round. Raises `503 not_ready` if the bucket has been away for
+        """Refuse a change of a `remote` topic. Raises `503 not_ready` if the bucket has been away for
         `patience_ms`."""
         if self._closed is not None:
             raise self._closed
         if self._away is not None and self._clock.monotonic_ms() - self._away_since_ms >= patience_ms:
-            raise not_archived(self._away)
+            raise not_archived(self._away, remote=True)
 
-    async def admit(self, patience_ms: float) -> None:
-        """Wait until a change can be archived, before anything of it exists. Raises `503 not_ready` if the bucket is
-        away, or too much waits for it, after `patience_ms`. Cancelling leaves nothing behind."""
+    async def admit(self, patience_ms: float, *, remote: bool) -> None:
+        """Wait until a change can be archived, before anything of it exists. `remote`: the class asks for that.
+        Raises `503 not_ready` if the bucket is away, or too much waits for it, after `patience_ms`. Cancelling leaves
+        nothing behind."""
         with trio.move_on_after(patience_ms / 1000):
             while (self._away is not None or self.is_full) and self._closed is None:
                 await self._room.park()
         if self._closed is not None:
             raise self._closed
         if self._away is not None:
-            raise not_archived(self._away)
+            raise not_archived(self._away, remote=remote)
         if self.is_full:
-            raise not_archived("too much waits for a round")
+            raise not_archived("too much waits for a round", remote=remote)

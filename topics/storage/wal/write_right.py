@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from topics.errors import ApiError
+from topics.errors import ApiError, not_owner
 
 
 class HeldLease(Protocol):
@@ -50,3 +50,14 @@ class WriteRight:
         """Raise `503 not_owner` if the right is lost."""
         if not self.is_held:
             raise self.refusal
+
+    @property
+    def refusal_at_door(self) -> ApiError:
+        """The answer to a call of which nothing was carried out: the next owner may get it."""
+        refusal = self.refusal
+        return not_owner(refusal.message, refusal.detail["owner"] or "", refused=True)
+
+    def check_at_door(self) -> None:
+        """As `check`, before anything of a call was carried out."""
+        if not self.is_held:
+            raise self.refusal_at_door
