@@ -64,9 +64,9 @@ class VerifierKey(NamedTuple):
         """Return the key of a text. Raises BadSignedNote."""
         parts = text.strip().split("+", 2)
         problem = f"{text[:200]!r} is no verifier key: it has to be name+id+key"
-        if len(parts) != 3 or _NAME.fullmatch(parts[0]) is None:
+        if len(parts) != 3 or _NAME.fullmatch(parts[0]) is None or not _is_unicode(parts[0]):
             raise BadSignedNote(problem)
-        blob = _from_base64(parts[2], problem)
+        blob = from_base64(parts[2], problem)
         if blob[:1] != _ED25519 or len(blob) != 1 + _KEY_BYTES:
             raise BadSignedNote("the verifier key is no Ed25519 key")
         key = cls(parts[0], blob[1:])
@@ -111,7 +111,7 @@ def parse_note(note: str) -> SignedNote:
         problem = f"it is no signed note: {line[:200]!r} is no signature"
         if not line.startswith(_LINE) or not space or _NAME.fullmatch(name) is None:
             raise BadSignedNote(problem)
-        blob = _from_base64(encoded, problem)
+        blob = from_base64(encoded, problem)
         if len(blob) <= _ID_BYTES:
             raise BadSignedNote(problem)
         signatures.append((name, blob[:_ID_BYTES], blob[_ID_BYTES:]))
@@ -166,8 +166,21 @@ def key_hash(key: VerifierKey) -> str:
     return sha256(key.public).hexdigest()
 
 
-def _from_base64(text: str, problem: str) -> bytes:
+def _is_unicode(text: str) -> bool:
+    """Return True if a text has a form in UTF-8. An argument of a command line may have bytes that are none."""
     try:
-        return b64decode(text, validate=True)
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def from_base64(text: str, problem: str) -> bytes:
+    """Return the bytes of standard base64, of which there is one form only. Raises BadSignedNote(problem)."""
+    try:
+        blob = b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadSignedNote(problem) from error
+    if b64encode(blob).decode() != text:
+        raise BadSignedNote(problem)
+    return blob

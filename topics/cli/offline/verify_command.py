@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -85,12 +84,13 @@ def verify(
 def kept_checkpoint(path: str) -> KeptCheckpoint:
     """Return the checkpoint in a file: a note, or what `topics evidence prove` has written. Its signature is not
     checked: whoever keeps the file knows where it is from."""
+    from topics.cli.evidence_files import read_evidence  # noqa: PLC0415
     from topics.evidence.proof_file import note_in  # noqa: PLC0415
     from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
     from topics.storage.offline.verify_trees import KeptCheckpoint, is_about_topic  # noqa: PLC0415
 
     try:
-        checkpoint = note_in(Path(path).read_bytes()).checkpoint
+        checkpoint = note_in(read_evidence(path)).checkpoint
     except (BadSignedNote, OSError) as error:
         raise UsageRefusal(f"--against {path}: {error}") from None
     if not is_about_topic(checkpoint):

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+import trio
+
+from topics.engine.reach import KnownPlace, Reach
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid
@@ -48,9 +51,10 @@ class _Covered(NamedTuple):
 class EvidenceCalls:
     """The calls. Made once by the engine."""
 
-    def __init__(self, registry: Registry, store: Store, *, fs: Fs, offload: Offload) -> None:
+    def __init__(self, registry: Registry, store: Store, reach: Reach, *, fs: Fs, offload: Offload) -> None:
         self._registry = registry
         self._store = store
+        self._reach = reach
         self._fs = fs
         self._offload = offload
         self._roots = RootCache()
@@ -58,9 +62,7 @@ class EvidenceCalls:
         """The tree of the last checkpoint of each topic, by the uuid."""
 
     async def key(self) -> str:
-        """Return the public key as a verifier key. Raises `503 not_ready` if there is none, and none can be made; 400
-        if none may be made."""
-        self._store.evidence_key.check_may_begin()
+        """Return the public key as a verifier key. Raises `503 not_ready` if there is none, and none can be made."""
         return str((await self._store.evidence_key.signer(self._offload)).verifier)
 
     async def checkpoint(self, name: str) -> EvidenceResult:
@@ -91,9 +93,10 @@ class EvidenceCalls:
 
     async def inclusion(self, name: str, seq: int, size: int | None) -> InclusionResult:
         """Prove that a record is in the tree of the first `size` leaves; None: of all that a checkpoint would cover.
-        Raises 404, `404 record_not_found`, 400, `409 no_evidence`, `503 not_ready`."""
-        covered = self._covered(name)
-        size = self._size(covered, "size", size)
+        Raises 404, `404 record_not_found`, 400, `409 no_evidence`, `503 not_ready`, and `503 behind` on a standby."""
+        await self._reach.wait([KnownPlace(name, seq)], trio.current_time())
+        covered = await self._reached(name, size)
+        size = covered.size if size is None else self._size(covered, "size", size)
         index = seq - covered.tree.identity.start_seq
         if not 0 <= index < size:
             raise ApiError(
@@ -111,9 +114,9 @@ class EvidenceCalls:
 
     async def consistency(self, name: str, first: int, second: int | None) -> ConsistencyResult:
         """Prove that the tree of the first `first` leaves is the beginning of that of the first `second`; None as for
-        `inclusion`. Raises 404, 400, `409 no_evidence`, `503 not_ready`."""
-        covered = self._covered(name)
-        second = self._size(covered, "to", second)
+        `inclusion`. Raises 404, 400, `409 no_evidence`, `503 not_ready`, and `503 behind` on a standby."""
+        covered = await self._reached(name, max(first, second or 0))
+        second = covered.size if second is None else self._size(covered, "to", second)
         first = self._size(covered, "from", first)
         if first > second:
             raise invalid("from", f"must be at most `to`, which is {second}", max=second)
@@ -141,10 +144,17 @@ class EvidenceCalls:
             size = min(size, topic.bucket_seq + 1 - tree.identity.start_seq)
         return _Covered(topic, tree, size)
 
+    async def _reached(self, name: str, size: int | None) -> _Covered:
+        """Return what is covered. If a caller knows more leaves than a standby has, `503 behind` is raised."""
+        covered = self._covered(name)
+        if size is None or size <= covered.size:
+            return covered
+        last_seq = covered.tree.identity.start_seq + size - 1
+        await self._reach.wait([KnownPlace(name, last_seq)], trio.current_time())
+        return self._covered(name)
+
     @staticmethod
-    def _size(covered: _Covered, field: str, size: int | None) -> int:
-        if size is None:
-            size = covered.size
+    def _size(covered: _Covered, field: str, size: int) -> int:
         if not 1 <= size <= covered.size:
             if not covered.size:
                 raise invalid(field, "must be at least 1, and the tree has no leaves yet", max=0)

@@ -7,9 +7,11 @@ the key, and none of them may replace it by one of its own.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Final
 
+import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from topics.errors import ApiError, invalid
@@ -20,6 +22,9 @@ from topics.storage.files.fs import Fs, write_atomic
 
 SALTS: Final = 4
 """So many random numbers of 64 bits are a key."""
+
+MAX_KEY_BYTES: Final = 64 << 10
+"""A longer file is none of a key; one in PEM has 119 bytes."""
 
 
 class EvidenceKey:
@@ -32,6 +37,8 @@ class EvidenceKey:
         self.has_bucket = has_bucket
         """True if the log is written to a bucket, or will be when that is open."""
         self._signer: NoteSigner | None = None
+        self._lock = trio.Lock()
+        """Two tasks that make the key at the same time would make two, of which the disk keeps one."""
 
     def check_may_begin(self) -> None:
         """Raise `400 invalid_request` if no topic may have evidence: the daemons of a bucket have to share a key."""
@@ -42,26 +49,37 @@ class EvidenceKey:
             )
 
     async def signer(self, offload: Offload) -> NoteSigner:
-        """Return the key. Raises `503 not_ready` if its file cannot be read or made."""
-        if self._signer is None:
+        """Return the key. Raises `503 not_ready` if its file cannot be read or made. Cancelling leaves nothing
+        behind."""
+        if self._signer is not None:
+            return self._signer
+        async with self._lock:
             try:
-                self._signer = await offload.run(Pool.FILES, self.load)
+                return await offload.run(Pool.FILES, self.load)
             except (OSError, BadSignedNote) as error:
                 raise ApiError("not_ready", f"the key that signs checkpoints cannot be used: {error}") from error
-        return self._signer
 
     def load(self) -> NoteSigner:
-        """Return the key. Blocking. Raises OSError, BadSignedNote."""
-        try:
-            pem = self._fs.read(self._path)
-        except FileNotFoundError:
-            if self._key_file is not None:
-                raise
-            return self._make()
-        try:
-            return NoteSigner.from_pem(pem)
-        except BadSignedNote as error:
-            raise BadSignedNote(f"{self._path}: {error}") from error
+        """Return the key, and keep it. Blocking; one caller at a time. Raises OSError, BadSignedNote."""
+        if self._signer is None:
+            try:
+                self._signer = NoteSigner.from_pem(self._pem())
+            except FileNotFoundError:
+                if self._key_file is not None:
+                    raise
+                self._signer = self._make()
+            except BadSignedNote as error:
+                raise BadSignedNote(f"{self._path}: {error}") from error
+        return self._signer
+
+    def _pem(self) -> bytes:
+        """Return the content of the file, of which no more is read than a key may have: the setting may name any
+        file."""
+        with self._fs.open(self._path, read_only=True) as file:
+            pem = file.pread(MAX_KEY_BYTES + 1, 0)
+        if len(pem) > MAX_KEY_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MAX_KEY_BYTES} bytes, and is no key", self._path)
+        return pem
 
     def _make(self) -> NoteSigner:
         seed = b"".join(self._fs.salt().to_bytes(8, "little") for _ in range(SALTS))
