@@ -13,6 +13,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import pytest
 import trio
@@ -30,6 +31,7 @@ from topics.evidence.checkpoint_note import TreeHead
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.log.tag_match import TagMatch
 from topics.model import AppendRequest, Compression, Performance, TopicConfigPatch, TransactionRequest
+from topics.storage.evidence.key_file import EvidenceKey
 from topics.storage.evidence.leaf_files import HEAD_BYTES, encode_leaf_file, parse_leaf_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES, decode_file_header
 from topics.storage.files.fs import write_all
@@ -343,7 +345,10 @@ def test_the_key_of_a_tree_is_the_only_one_that_signs_its_checkpoints() -> None:
         assert (refused.value.code, refused.value.detail["topic"]) == ("not_ready", "t")
 
     assert world.live(script)
-    assert world.after("kill").live(look)
+    with mock.patch.object(EvidenceKey, "compare", autospec=True) as compare:
+        assert world.after("kill").live(look)
+    _, known = compare.call_args.args
+    assert list(known.values()) == [1], "the start looks which key the topic knows"
 
 
 async def refused(life: Life, field: str, **changes: object) -> None:
@@ -371,7 +376,8 @@ def test_with_a_bucket_evidence_needs_a_key_that_was_given() -> None:
         await refused(life, "evidence", evidence=True, durability="fsync")
         with pytest.raises(ApiError) as error:
             await life.engine.evidence.key()
-        assert error.value.code == "invalid_request"
+        assert error.value.code == "not_ready"
+        assert "TOPICS_EVIDENCE_KEY_FILE" in error.value.message
 
     async def missing(life: Life) -> None:
         with pytest.raises(ApiError) as error:
@@ -419,8 +425,9 @@ def test_a_damaged_file_of_leaves_is_named() -> None:
     async def look(life: Life) -> None:
         with pytest.raises(ApiError) as error:
             await life.engine.evidence.inclusion("t", 2, heads["t"].size)
-        assert error.value.code == "not_ready"
+        assert (error.value.code, error.value.detail["reason"]) == ("no_evidence", "leaves_damaged")
         assert posixpath.basename(path) in error.value.message
+        assert posixpath.dirname(path) not in error.value.message, "readers are not told where files are"
 
     with tiny_blocks():
         assert {finding.path for finding in rewritten(world)} >= {path}

@@ -515,6 +515,7 @@ class Engine:
             tables=self.tables,
         )
         self.length_check.pending = self.store.unchecked
+        await self.evidence.compare_keys()
 
     # -- what is scheduled -------------------------------------------------------------------------------------------
 

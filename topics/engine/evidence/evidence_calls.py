@@ -7,6 +7,7 @@ every crash, and after the loss of the machine. What a call needs of files is re
 from __future__ import annotations
 
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
@@ -64,6 +65,14 @@ class EvidenceCalls:
     async def key(self) -> str:
         """Return the public key as a verifier key. Raises `503 not_ready` if there is none, and none can be made."""
         return str((await self._store.evidence_key.signer(self._offload)).verifier)
+
+    async def compare_keys(self) -> None:
+        """Log it if topics have been signed by another key than the daemon has now: at the start, not at the first
+        checkpoint that somebody misses."""
+        trees = [topic.tree for topic in self._registry.by_id.values() if topic.tree is not None]
+        known = Counter(tree.identity.key for tree in trees)
+        if known:
+            await self._offload.run(Pool.FILES, partial(self._store.evidence_key.compare, known))
 
     async def checkpoint(self, name: str) -> EvidenceResult:
         """Return a signed checkpoint of the topic as it is now. Raises 404, `409 no_evidence`, `503 not_ready`."""
@@ -192,19 +201,30 @@ class EvidenceCalls:
         return grown.root
 
     async def _read(self, covered: _Covered, work: Callable[[TreeReader], T]) -> T:
-        """Return the result of some work in a worker thread, with a reader of what is covered."""
+        """Return the result of some work in a worker thread, with a reader of what is covered. Raises `409 no_evidence`
+        if a file is damaged or missing: it stays so, and trying again is of no use; 503 if the disk does not answer."""
         topic, tree, size = covered
         await hash_queued(tree, self._offload, size)
-        problem = ""
+        problem, is_damaged = "", False
         for _ in range(TRIES):
             directory = self._store.datadir.topic_dir(topic.id)
             read = partial(self._read_once, directory, tree, work)
             try:
                 return await read()
             except LeavesDamaged as error:
-                problem = str(error)
+                problem, is_damaged = str(error), True
+            except OSError as error:
+                problem, is_damaged = str(error), False
         log.error("leaves_damaged", topic=topic.name, problem=problem)
-        raise ApiError("not_ready", f"leaves of the evidence of topic {topic.name!r} cannot be read: {problem}")
+        if not is_damaged:
+            message = f"leaves of the evidence of topic {topic.name!r} cannot be read now (an error of the disk)"
+            raise ApiError("not_ready", message)
+        raise ApiError(
+            "no_evidence",
+            f"leaves of the evidence of topic {topic.name!r} cannot be read: {problem}. Checkpoints go on. Nothing "
+            f"mends the file but a copy of it",
+            detail={"topic": topic.name, "reason": "leaves_damaged", "problem": problem},
+        )
 
     async def _read_once(self, directory: str, tree: TopicTree, work: Callable[[TreeReader], T]) -> T:
         identity, runs, pending = tree.identity, tree.blank_runs, tree.pending()
@@ -212,10 +232,7 @@ class EvidenceCalls:
         def read() -> T:
             return work(TreeReader(LeafDirectory(self._fs, directory), identity, runs, pending, self._roots))
 
-        try:
-            return await self._offload.run(Pool.HOT_READ, read)
-        except OSError as error:
-            raise LeavesDamaged(str(error)) from error
+        return await self._offload.run(Pool.HOT_READ, read)
 
 
 def _base64(value: bytes) -> str:
