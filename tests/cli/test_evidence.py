@@ -123,6 +123,7 @@ def test_what_cannot_be_proved_is_said(here: Here, client: Client, topic: str, t
     assert "evidence: true" in done.stderr
     other = fresh_name()
     assert here("create", other, "--durability", "fsync", "--evidence").returncode == 0
+    assert here("evidence", "prove", other, "1").returncode == 3
     of_other = kept(tmp_path / "other", here, "evidence", "checkpoint", other)
     assert (done := here("evidence", "prove", topic, "--earlier", str(of_other))).returncode == 1
     assert "of another log" in done.stderr

@@ -127,7 +127,7 @@ def prove(options: CommandOptions, topic: str, seq: int | None, earlier: Path | 
         now = _checkpoint(options, client, topic, seq, kept)
         proof = ProofFile(topics_evidence=VERSION, checkpoint=now.note)
         if seq is not None:
-            found = client.inclusion(topic, seq, size=now.size)
+            found = client.inclusion(topic, seq, size=now.size or None)  # of an empty tree: 404
             proof.record = _record(client, topic, seq) if record is None else _kept_record(record, seq, now, found)
             proof.inclusion = InclusionPath(index=found.index, hashes=found.hashes)
         if kept is not None:
