@@ -87,7 +87,8 @@ class EvidenceKey:
         try:
             present = self._read().hash
         except FileNotFoundError:
-            problem = f"{self._path} is missing"
+            unset = "TOPICS_EVIDENCE_KEY_FILE is not set"
+            problem = unset if self._lacks_setting else f"{self._path} is missing"
         except (OSError, BadSignedNote) as error:
             self.log_problem(error)
             return
