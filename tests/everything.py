@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-EVERYTHING: Final = bool(os.environ.get("TOPICS_TEST_EVERYTHING"))
+EVERYTHING_VARIABLE: Final = "TOPICS_TEST_EVERYTHING"
+EVERYTHING: Final = bool(os.environ.get(EVERYTHING_VARIABLE))
 
 
 def slow_after(quick: int, values: Iterable[Any]) -> list[Any]:

@@ -8,18 +8,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from benchmarks.bench import append_request
 from benchmarks.diff import BATCH
+from benchmarks.references import wait_for_port
 from s3_server import environment, s3_server
 
 FILE, S3 = "file", "s3"
 STORES: Final = (FILE, S3)
+
+ENDPOINT: Final = "AWS_ENDPOINT_URL"
 
 SETTLED_S: Final = 300.0
 COMMAND_S: Final = 600.0
@@ -66,6 +70,22 @@ def made_stores(scratch: Path) -> Iterator[dict[str, Store]]:
     with s3_server(scratch / "server") as place:
         base = place.url("bench")
         yield {FILE: Store("a directory", f"file://{directory}"), S3: Store(place.name, base, place.variables())}
+
+
+@contextmanager
+def distant(store: Store, scratch: Path, delay_ms: float) -> Iterator[Store]:
+    """A store in an S3 server as if each of its answers took `delay_ms` longer."""
+    place = urlsplit(store.variables[ENDPOINT])
+    port_file = scratch / "distant.port"
+    where = [str(port_file), str(place.hostname), str(place.port), str(delay_ms)]
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.distant", *where])
+    try:
+        port = wait_for_port(port_file, process)
+        variables = {**store.variables, ENDPOINT: f"http://127.0.0.1:{port}"}
+        yield replace(store, name=f"{store.name}, answers {delay_ms:g} ms later", variables=variables)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:

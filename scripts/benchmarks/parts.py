@@ -455,11 +455,10 @@ _ALL = (
         (
             *SYNC,
             *ECHO,
-            *("put", "remote-1", "remote-1-added", "remote-16", "remote-16-puts"),
-            *("fsync", "fsync-remote", "share", "behind-p50", "behind-p99", "reads", "reads-two", "reads-times"),
-            "takeover",
+            *_each(("near", "far"), ("put", "1", "1-added", "16", "16-puts", "fsync", "remote", "remote-share")),
+            *("behind-p50", "behind-p99", "reads", "reads-two", "reads-times", "takeover"),
         ),
-        minutes=4.0,
+        minutes=6.0,
     ),
     Part(
         "recovery",

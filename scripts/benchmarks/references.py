@@ -146,4 +146,4 @@ def wait_for_port(port_file: Path, process: subprocess.Popen[bytes]) -> int:
             else:
                 return port
         time.sleep(0.02)
-    raise RuntimeError("bare hypercorn did not start")
+    raise RuntimeError(f"{process.args!r} did not start")

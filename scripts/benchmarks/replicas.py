@@ -20,7 +20,7 @@ import msgspec
 
 from benchmarks.bench import Bench, Control, CountAppended, append_request, plain_record, quiet
 from benchmarks.bucket import times
-from benchmarks.bucket_stores import S3, Store, event_requests, made_stores, wait_until
+from benchmarks.bucket_stores import S3, Store, distant, event_requests, made_stores, wait_until
 from benchmarks.client import Connection, Load, request_bytes, run_load
 from benchmarks.diff import BATCH, TOPIC, Walk, fill
 from benchmarks.figures import Figure, figure
@@ -38,6 +38,12 @@ PUTS: Final = 100
 PUT_TIMEOUT_S: Final = 30.0
 PUT_BYTES: Final = 1500
 """About what a round with one small record has."""
+
+FAR_MS: Final = 20.0
+WHERE: Final = {"near": "S3 on this machine", "far": f"S3 whose answers take {FAR_MS:.0f} ms longer"}
+"""Stores, by keys."""
+BATCHED: Final = {"near": CONNECTIONS, "far": MANY}
+"""Connections that append batches. A few that wait for a store far away leave the daemon idle."""
 
 TIMES: Final = "times"
 LAG_S: Final = 30.0
@@ -57,10 +63,9 @@ def run(bench: Bench) -> list[Figure]:
     sync_ms = next(one.median for one in figures if one.key == "sync-p50")
     with bench.scratch() as scratch, made_stores(scratch) as stores:
         store = stores[S3]
-        # Without a standby, which has a machine of its own: here it would have half of the cores.
-        with _daemon(scratch, "owner", store, "remote") as owner:
-            owner.start()
-            figures += _remote(bench, store, owner, sync_ms)
+        figures += _remote(bench, scratch, store, "near", sync_ms)
+        with distant(store, scratch, FAR_MS) as far:
+            figures += _remote(bench, scratch, far, "far", sync_ms)
         with _pair(scratch, store, "pair") as (owner, standby):
             figures += _behind(bench, owner, standby)
         figures += _two_standbys(bench, scratch, store)
@@ -106,46 +111,44 @@ def _follow(owner: DaemonProcess, standby: DaemonProcess, topic: str) -> None:
 # --- class remote ----------------------------------------------------------------------------------------------------
 
 
-def _remote(bench: Bench, store: Store, owner: DaemonProcess, sync_ms: float) -> list[Figure]:
-    """Appends that are acked when the bucket has them, beside puts of the same store and appends that are synced."""
+def _remote(bench: Bench, scratch: Path, store: Store, key: str, sync_ms: float) -> list[Figure]:
+    """Appends that are acked when the bucket has them, beside puts of the same store and appends that are synced. There
+    is no standby, which has a machine of its own: here it would have half of the cores."""
     bench.say(f"class remote in {store.name}")
     one = append_request(TOPIC, [plain_record(0)])
     batches = event_requests(TOPIC, 0, 64)
     numbers = iter(range(1 << 60))
-    singles = bench.in_turn(
-        {
-            "put": partial(_puts, store, 20 if bench.quick else PUTS),
-            "1": partial(_appends, bench, owner, "remote", 1, 1, lambda _: one),
-            "16": partial(_appends, bench, owner, "remote", MANY, 1, lambda _: one),
-        }
-    )
-    rates = bench.in_turn(
-        {
-            durability: partial(
-                _appends, bench, owner, durability, CONNECTIONS, BATCH, lambda _: batches[next(numbers) % len(batches)]
-            )
-            for durability in ("fsync", "remote")
-        }
-    )
+    with _daemon(scratch, "owner", store, key) as owner:
+        owner.start()
+        singles = bench.in_turn(
+            {
+                "put": partial(_puts, store, 20 if bench.quick else PUTS),
+                "1": partial(_appends, bench, owner, "remote", 1, 1, lambda _: one),
+                "16": partial(_appends, bench, owner, "remote", MANY, 1, lambda _: one),
+            }
+        )
+        batch = partial(_appends, bench, owner, connections=BATCHED[key], batch=BATCH)
+        rates = bench.in_turn(
+            {
+                durability: partial(batch, durability, request=lambda _: batches[next(numbers) % len(batches)])
+                for durability in ("fsync", "remote")
+            }
+        )
     puts = percentiles(singles["put"], 0.5)
     lone, loaded = percentiles(singles["1"], 0.5), percentiles(singles["16"], 0.5)
     added = [ack - put - sync_ms for ack, put in zip(lone, puts, strict=True)]
-    synced, remote = ([load.records_per_s for load in rates[key]] for key in ("fsync", "remote"))
+    synced, remote = ([load.records_per_s for load in rates[one]] for one in ("fsync", "remote"))
+    shares = [100 * share for share in times(remote, synced)]
+    batched = f"append, batches of {BATCH}, {BATCHED[key]} connections"
     return [
-        figure(f"one object of {PUT_BYTES} bytes put, one after the other, p50", "ms", puts, key="put"),
-        figure("append, one record, one connection, remote, p50", "ms", lone, key="remote-1"),
+        figure(f"one object of {PUT_BYTES} bytes put, {WHERE[key]}, p50", "ms", puts, key=f"{key}-put"),
+        figure("append, one record, one connection, remote, p50", "ms", lone, key=f"{key}-1"),
         figure("... beyond a put and a sync", "ms", added, key="added", at_most=3),
-        figure(f"append, one record, {MANY} connections, remote, p50", "ms", loaded, key="remote-16"),
+        figure(f"append, one record, {MANY} connections, remote, p50", "ms", loaded, key=f"{key}-16"),
         figure("... times a put", "x", times(loaded, puts), key="puts", at_most=2),
-        figure(f"append, batches of {BATCH}, {CONNECTIONS} connections, fsync", "records/s", synced, key="fsync"),
-        figure("... remote", "records/s", remote, key="remote"),
-        figure(
-            "remote batches, of the rate of fsync",
-            "%",
-            [100 * share for share in times(remote, synced)],
-            key="share",
-            at_least=60,
-        ),
+        figure(f"{batched}, fsync, {WHERE[key]}", "records/s", synced, key=f"{key}-fsync"),
+        figure(f"{batched}, remote", "records/s", remote, key=f"{key}-remote"),
+        figure("... of the rate of fsync", "%", shares, key="share", at_least=60),
     ]
 
 

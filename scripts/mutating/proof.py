@@ -76,12 +76,15 @@ EVIDENCE_TESTS: Final = (
     "evidence/test_signed_note.py",
     "storage/evidence/test_leaf_files.py",
     "simulation/test_evidence.py",
+    "evidence/test_topic_tree.py",
+    "simulation/test_evidence_attacks.py",
 )
 
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/evidence/proofs.py": EVIDENCE_TESTS,
     "topics/evidence/record_leaf.py": EVIDENCE_TESTS,
     "topics/storage/evidence/leaf_writer.py": EVIDENCE_TESTS,
+    "topics/engine/registry.py": ("bucket/test_transactions_in_rounds.py", "bucket/test_remote.py"),
     "topics/engine/evidence/evidence_calls.py": EVIDENCE_TESTS,
     "topics/storage/offline/verify_trees.py": EVIDENCE_TESTS,
     "topics/engine/engine.py": TABLE_TESTS,
@@ -265,6 +268,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulation/test_recovery_rules.py",
         "simulation/test_damage.py",
         "simulation/test_unguarded_rules.py",
+        "simulation/test_evidence_attacks.py",
     ),
     "topics/storage/recovery/stored_parts.py": (
         "simulation/test_recovery_rules.py",

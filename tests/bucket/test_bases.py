@@ -14,6 +14,7 @@ from tests.bucket.base_lives import PlainArchive, writer_of
 from tests.bucket.check_bucket import Checked, check_bucket
 from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
 from tests.everything import slow_after
+from tests.simulation.evidence_lives import Auditor
 from tests.simulation.model import Client, History
 from tests.simulation.segment_lives import (
     SMALL,
@@ -478,3 +479,27 @@ def test_what_has_changed_before_the_capture_and_is_stored_after_it_makes_a_base
         assert not writer._is_due()
 
     live(script)
+
+
+def test_a_damaged_file_of_leaves_keeps_no_base_from_the_bucket() -> None:
+    """A base that can never be made would keep every other topic from a newer one. The other leaves are in it."""
+    world = World(config=SMALL)
+    objects = SimObjects()
+
+    async def scenario(life: Life) -> None:
+        auditor = Auditor()
+        await auditor.create(life, "t")
+        for _ in range(3):
+            await auditor.append(life, "t", 2)
+            await life.compactor.checkpoint()
+        damaged = min(path for path in life.fs.tree() if path.endswith(".mrk"))
+        life.fs.flip_bit(damaged, 30, 1)
+        writer = writer_of(life, PlainArchive(objects))
+        await writer.load()
+        await writer.take()
+        (topic,) = check_bucket(objects).topics.values()
+        assert topic.leaves is not None
+        assert [(file.first_seq, file.leaves) for file in topic.leaves.files] == [(3, 2), (5, 2)]
+
+    assert world.live(scenario)
+    assert "leaves_damaged" in {event["event"] for event in world.events}

@@ -4,9 +4,11 @@ these import, and does nothing but fork and say how its children have ended. It 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -14,6 +16,9 @@ from importlib import import_module
 from typing import Any, Final, NoReturn
 
 REQUEST_BYTES: Final = 1 << 20
+
+LIBC: Final = ctypes.CDLL(None)
+PR_SET_PDEATHSIG: Final = 1
 
 MODULES: Final = (
     "topics.cli.app",
@@ -56,7 +61,9 @@ def main() -> None:
 
 
 def _become_program(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
-    """Be what `python -m topics` is with these arguments, this environment and these three descriptors."""
+    """Be what `python -m topics` is with these arguments, this environment and these three descriptors. Unlike that it
+    ends with its parent, so a worker that crashes leaves no daemons."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)

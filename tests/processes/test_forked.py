@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.client import Daemon
+from tests.conformance.client import Daemon, until
+from tests.everything import EVERYTHING_VARIABLE
 from tests.processes.forked import PROGRAM, run_command
 
 COMMANDS = [
@@ -51,3 +53,21 @@ def test_daemons_have_their_own_settings_and_ends(tmp_path: Path, number: signal
         one.kill()
         other.kill()
     assert "Traceback" not in (roots[0] / "log").read_text()
+
+
+def test_daemons_end_with_the_process_that_has_started_them(tmp_path: Path) -> None:
+    program = f"""
+import os, pathlib
+from tests.conformance.client import Daemon, until
+from tests.everything import EVERYTHING_VARIABLE
+daemon = Daemon(pathlib.Path({str(tmp_path)!r}))
+daemon.start()
+print(daemon._process.pid, flush=True)
+os._exit(1)
+"""
+    environ = {
+        name: text for name, text in os.environ.items() if not name.startswith((EVERYTHING_VARIABLE, "COVERAGE_"))
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, timeout=60, check=False)
+    pid = int(done.stdout)
+    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])

@@ -206,10 +206,15 @@ class Registry:
             self.common.unarchived = dict.fromkeys(self.by_id.values())
 
     def begin_cut(self) -> None:
-        """Note up to which seq the topics go whose records are queued by now. Must be called in the step of the cut."""
+        """Note up to which seq the topics go whose records are queued by now. Must be called in the step of the cut.
+
+        Records of a transaction in doubt do not count before the next cut. The cut may lack another of its batches,
+        because a shard waits for room, and then a takeover would undo it; or it may yet be undone, which a takeover
+        would not know.
+        """
         assert self.common.unarchived is not None
-        self._cut.update((topic, topic.assigned) for topic in self.common.unarchived)
-        self.common.unarchived.clear()
+        self._cut.update((topic, topic.decided_seq) for topic in self.common.unarchived)
+        self.common.unarchived = {topic: None for topic in self.common.unarchived if topic.undecided}
 
     def cut_archived(self, missing: Collection[int]) -> None:
         """The bucket has the last cut, but for these shards."""

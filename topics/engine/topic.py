@@ -390,6 +390,15 @@ class Topic:
         if self.synced_seq > before:
             self.tell_of_sync()
 
+    @property
+    def decided_seq(self) -> int:
+        """The last assigned seq that is not of a transaction in doubt, nor behind a record of one."""
+        if self.undecided:
+            for commit in self.pending or ():
+                if commit.records and commit.is_in_doubt:
+                    return commit.last_seq - commit.records
+        return self.assigned
+
     def note_archived(self, seq: int) -> None:
         """A round in the bucket has everything up to `seq`."""
         if seq > self.bucket_seq:
@@ -543,6 +552,8 @@ class Commit:
     )
 
     is_urgent = True
+    is_in_doubt = False
+    """True if it may yet be undone."""
 
     def __init__(
         self,

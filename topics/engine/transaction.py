@@ -37,6 +37,8 @@ class MemberCommit(Commit):
 
     __slots__ = ("place", "transaction", "undo")
 
+    is_in_doubt = True
+
     transaction: Transaction
     place: tuple[int, int]
     """Its first and last seq, or what stands for them (`topics.storage.wal.members`)."""
@@ -46,6 +48,11 @@ class MemberCommit(Commit):
     def join(self) -> None:
         super().join()
         self.topic.undecided += 1
+
+    def publish(self) -> None:
+        super().publish()
+        if self.wants_archive and self.topic.bucket_seq >= self.last_seq - self.records:
+            self.topic.note_archived(self.last_seq)  # the bucket has the whole transaction, or that it was undone
 
     def _leave(self) -> None:
         super()._leave()

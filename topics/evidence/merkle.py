@@ -91,7 +91,7 @@ class GrowingTree:
         tree.size = size
         tree._levels = [one.bit_length() - 1 for one in subtree_sizes(size)]
         tree._roots = [edge[at : at + LEAF_BYTES] for at in range(0, len(edge), LEAF_BYTES)]
-        if len(tree._roots) != len(tree._levels) or len(edge) % LEAF_BYTES:
+        if not isinstance(edge, bytes) or len(tree._roots) != len(tree._levels) or len(edge) % LEAF_BYTES:
             raise ValueError("the right edge of a Merkle tree does not fit its size")
         return tree
 

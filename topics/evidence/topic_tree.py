@@ -24,11 +24,21 @@ from typing import Any, Final, NamedTuple
 from topics.evidence.merkle import GrowingTree, Leaves
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 
+MOST_LEAVES: Final = 2**64 - 1
+
 FEW_BLANKS: Final = 4096
 """So many blank leaves are treated like any others."""
 
 JOINED: Final = 256
 """Pending leaves are kept in pieces of at least so many, as far as they come one by one."""
+
+RECORD_BYTES: Final = 128
+"""What the body of a queued record takes in memory beside the content of the record, about: its fixed fields, and an
+object of Python."""
+
+PIECE_RECORDS: Final = 1000
+PIECE_BYTES: Final = 1 << 20
+"""The bodies of a commit are queued in pieces of about so many records and bytes at most: hashing one takes 2 ms."""
 
 HASH_RECORDS: Final = 1000
 HASH_BYTES: Final = 256 << 10
@@ -91,7 +101,9 @@ class TopicTree:
         """The number of leaves that are known, and of seqs that are published."""
         self.queued_records = 0
         self.queued_bytes = 0
-        self._queue: deque[Queued] = deque()
+        """What the queued records take in memory, about."""
+        self._queue: deque[tuple[Queued, int]] = deque()
+        """What is not hashed yet, and how many bytes each item counts for."""
         self._parts: deque[Leaves] = deque()
         """The pending leaves."""
 
@@ -119,7 +131,11 @@ class TopicTree:
         if isinstance(records, Leaves):
             self._add_leaves(records)
         else:
-            self._queue.append(records)
+            nbytes += RECORD_BYTES * len(records)
+            if len(records) <= PIECE_RECORDS and nbytes <= PIECE_BYTES:
+                self._queue.append((records, nbytes))
+            else:
+                self._queue.extend(_pieces(records, nbytes))
             self.published += len(records)
             self.queued_records += len(records)
             self.queued_bytes += nbytes
@@ -134,7 +150,7 @@ class TopicTree:
         """Add leaves that need not be hashed, behind those that are queued."""
         self.published += some.size
         if self._queue:
-            self._queue.append(some)
+            self._queue.append((some, 0))
         else:
             self._note_hashed(some)
 
@@ -146,21 +162,28 @@ class TopicTree:
 
     def work(self) -> QueuedWork:
         """Return what is queued. `done` takes what it was made into; meanwhile more may be queued."""
-        return QueuedWork(self.hashed, list(self._queue))
+        return QueuedWork(self.hashed, [item for item, _ in self._queue])
+
+    def first_work(self) -> QueuedWork:
+        """Return the item that was queued first, as `work` does."""
+        return QueuedWork(self.hashed, [self._queue[0][0]])
 
     def done(self, work: QueuedWork, leaves: Sequence[Leaves]) -> None:
-        """Take the leaves of some work, unless they are known by now: two tasks may have done the same."""
-        if work.start != self.hashed:
-            return
-        for item in work.items:
-            assert self._queue[0] is item
-            self._queue.popleft()
-            if not isinstance(item, Leaves):
-                self.queued_records -= len(item)
-        if not self._queue:
-            self.queued_bytes = 0
+        """Take the leaves of some work, but for those that are known by now: two tasks may have had the same items."""
+        queued_at = self.hashed
+        known = queued_at - work.start
         for some in leaves:
-            self._note_hashed(some)
+            if some.size > known:
+                self._note_hashed(leaves_from(some, known))
+            known = max(known - some.size, 0)
+        while queued_at < self.hashed:
+            item, nbytes = self._queue.popleft()
+            self.queued_bytes -= nbytes
+            if isinstance(item, Leaves):
+                queued_at += item.size
+            else:
+                queued_at += len(item)
+                self.queued_records -= len(item)
 
     # -- what others need of it ----------------------------------------------------------------------------------------
 
@@ -188,14 +211,37 @@ class TopicTree:
         """Return the tree of which `to_wire` was called. Raises any exception for malformed content."""
         tree, start_seq, key, size, edge, runs = value
         identity = identity_of(tree, start_seq, key)
-        return cls(identity, GrowingTree.of(size, edge), [(first, count) for first, count in runs])
+        if not _is_number(size):
+            raise ValueError("a Merkle tree cannot have so many leaves as the part says")
+        at = 0
+        blank_runs: list[tuple[int, int]] = []
+        for first, count in runs:
+            if not (_is_number(first) and _is_number(count) and at <= first < first + count <= size):
+                raise ValueError("the runs of blank leaves of a Merkle tree are not runs of its leaves")
+            at = first + count
+            blank_runs.append((first, count))
+        return cls(identity, GrowingTree.of(size, edge), blank_runs)
 
 
 def identity_of(tree: Any, start_seq: Any, key: Any) -> TreeIdentity:
-    """Return the identity with these fields. Raises ValueError if one is of another type."""
-    if not (isinstance(tree, str) and isinstance(key, str) and isinstance(start_seq, int)):
+    """Return the identity with these fields. Raises ValueError if one of them cannot be."""
+    if not (isinstance(tree, str) and isinstance(key, str) and _is_number(start_seq) and start_seq):
         raise ValueError("the identity of a Merkle tree is malformed")
     return TreeIdentity(tree, start_seq, key)
+
+
+def _pieces(records: Sequence[bytes], nbytes: int) -> Iterable[tuple[Sequence[bytes], int]]:
+    """Yield the bodies of a commit, which count for `nbytes`, in pieces; each with the bytes for which it counts."""
+    total = len(records)
+    count = max(-(-total // PIECE_RECORDS), min(-(-nbytes // PIECE_BYTES), total))
+    for i in range(count):
+        first, end = i * total // count, (i + 1) * total // count
+        yield records[first:end], (i + 1) * nbytes // count - i * nbytes // count
+
+
+def _is_number(value: Any) -> bool:
+    """Return True if a value is a number of seqs or leaves."""
+    return type(value) is int and 0 <= value <= MOST_LEAVES
 
 
 def blanks(count: int) -> Leaves:

@@ -5,21 +5,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import sha256
+from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.disk import SimFs
 from tests.simulation.evidence_lives import tiny_blocks
-from topics.evidence.merkle import GrowingTree, Leaves
-from topics.evidence.proofs import check_consistency, check_inclusion, prove_consistency, prove_inclusion
+from topics.evidence.merkle import GrowingTree, Leaves, blank_root
+from topics.evidence.proofs import (
+    check_consistency,
+    check_inclusion,
+    prove_consistency,
+    prove_inclusion,
+    root_of_range,
+)
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.evidence.topic_tree import PendingLeaves, TopicTree, TreeIdentity
-from topics.storage.evidence import leaf_files
-from topics.storage.evidence.leaf_files import LeavesDamaged, decode_leaf_file, encode_leaf_file, parse_leaf_name
+from topics.storage.evidence import leaf_files, leaf_reader
+from topics.storage.evidence.leaf_files import (
+    LeafFile,
+    LeavesDamaged,
+    decode_leaf_file,
+    encode_leaf_file,
+    parse_leaf_name,
+)
 from topics.storage.evidence.leaf_reader import LeafDirectory, RootCache, TreeReader
-from topics.storage.evidence.leaf_writer import LeafWriter, StoredLeaves, needed_files, remove_obsolete
+from topics.storage.evidence.leaf_writer import LeafWriter, StoredLeaves, cut_files, needed_files, remove_obsolete
 from topics.storage.files.unsynced_files import UnsyncedFiles
 
 ROOT = "/topics"
@@ -171,3 +184,123 @@ def test_one_changed_byte_of_a_file_is_noticed(at: int) -> None:
 )
 def test_other_names_are_of_no_leaves(name: str) -> None:
     assert parse_leaf_name(name) is None
+
+
+def test_a_damaged_file_keeps_no_new_leaf_from_the_disk() -> None:
+    """It would be joined with others, which fails: then every checkpoint would fail, and the log could not go."""
+    life = Life()
+    for _ in range(3):
+        life.checkpoint((1, 0))
+    damaged = f"{TOPIC}/seg-{8:020d}-1.mrk"
+    life.fs.flip_bit(damaged, 30, 1)
+    for _ in range(20):
+        life.checkpoint((1, 0))
+    assert life.stored.tree.root == grown(life.flat).root
+    for index, leaf in enumerate(life.flat):
+        if index != 1:
+            assert life.reader().leaf(index) == leaf
+    with pytest.raises(LeavesDamaged):
+        life.reader().leaf(1)
+    files = [file for name in life.fs.listdir(TOPIC) if (file := parse_leaf_name(name)) is not None]
+    assert len(files) <= 2 + leaf_files.MAX_PIECES + 2 * leaf_files.MAX_PIECES
+    assert life.fs.exists(damaged), "verify names it"
+
+
+def test_a_disk_that_cannot_read_old_leaves_takes_new_ones() -> None:
+    life = Life()
+    for _ in range(3):
+        life.checkpoint((1, 0))
+    with mock.patch.object(LeafDirectory, "read", side_effect=OSError(5, "bad sector")):
+        life.checkpoint((7, 0))
+    life.check()
+
+
+def test_a_name_with_more_leaves_than_a_block_has_stands_for_no_file() -> None:
+    """It would take the place of all files within it, and they would be removed."""
+    life = Life()
+    life.checkpoint((12, 0))
+    life.fs.open(f"{TOPIC}/seg-{7:020d}-{leaf_files.BLOCK_LEAVES + 1}.mrk", create=True).close()
+    life.checkpoint((1, 0))
+    life.check()
+
+
+def test_no_more_of_a_file_is_read_than_it_may_have() -> None:
+    life = Life()
+    life.checkpoint((5, 0))
+    (name,) = life.fs.listdir(TOPIC)
+    with life.fs.open(f"{TOPIC}/{name}") as handle:
+        handle.truncate(50_000_000)
+    with (
+        mock.patch.object(SimFs, "read", side_effect=AssertionError("the whole of it was read")),
+        pytest.raises(LeavesDamaged, match=name),
+    ):
+        life.reader().leaf(0)
+
+
+def test_a_reader_keeps_few_files_and_reads_a_damaged_one_once() -> None:
+    life = Life()
+    for _ in range(4):
+        life.checkpoint((3, 0), tidies=False)
+    life.checkpoint((20, 0), tidies=False)
+    reads: list[str] = []
+    real = LeafDirectory.read
+
+    def counted(self: LeafDirectory, file: LeafFile) -> bytes:
+        reads.append(file.name)
+        return real(self, file)
+
+    block = f"seg-{7:020d}-8.mrk"
+    with mock.patch.object(LeafDirectory, "read", counted):
+        with mock.patch.object(leaf_reader, "KEPT_FILES", 2):
+            reader = life.reader()
+            for index in (0, 8, 16, 0):
+                reader.leaf(index)
+        assert len(reads) == 4, "the first block was forgotten"
+        reads.clear()
+        life.fs.flip_bit(f"{TOPIC}/{block}", 40, 1)
+        reader = life.reader()
+        assert [reader.leaf(index) for index in range(6)] == life.flat[:6]
+        assert reads.count(block) == 1
+
+
+@settings(max_examples=25)
+@given(PORTIONS, st.integers(0, 8))
+def test_a_topic_that_has_lost_leaves_beyond_an_older_part_has_others_there(portions: list[Portion], at: int) -> None:
+    """A manifest cannot be read, and salvage gives up the log behind the part of the snapshot."""
+    life = Life()
+    older, part = 0, life.stored
+    for number, portion in enumerate(portions):
+        life.checkpoint(portion)
+        if number == at:
+            older, part = len(life.flat), life.stored
+    if not life.flat:
+        return
+    life.flat, life.stored = life.flat[:older], part
+    names = life.fs.listdir(TOPIC)
+    wanted = cut_files(life.fs, TOPIC, names, life.tree)
+    for name in set(names) - wanted:
+        life.fs.unlink(f"{TOPIC}/{name}")
+    if life.flat:
+        life.check()
+    for _ in range(4):
+        life.checkpoint((0, 3))
+    life.check()
+
+
+def test_many_runs_of_blank_leaves_are_no_time_bomb() -> None:
+    """A part may say that there are 100,000; a look at all of them for each subtree would take an hour."""
+    count = 100_000
+    runs = [(8 * i, 8) for i in range(count)]
+    reader = TreeReader(LeafDirectory(SimFs(), "/none"), IDENTITY, runs, PendingLeaves(8 * count, ()), RootCache())
+    looked = 0
+
+    class Runs(tuple):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Portion]:
+            nonlocal looked
+            for one in tuple.__iter__(self):
+                looked += 1
+                yield one
+
+    reader._runs = Runs(reader._runs)
+    assert root_of_range(reader, 0, 8 * 64) == blank_root(9)
+    assert looked == 0

@@ -52,6 +52,9 @@ from topics.storage.segments.segment_reader import NO_COLD, ColdNeeded, SegmentT
 from topics.storage.segments.segment_scan import layout_of
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.snapshots.snapshot import decode_part
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 LARGE_PART: Final = 4096
 """A part of more bytes is a blob of its own."""
@@ -210,7 +213,7 @@ class BaseContent:
 
     async def _leaves(self, topic: CapturedTopic, old: LeavesEntry | None) -> LeavesEntry | None:
         """The entry of the leaves of a topic: leaves of one tree never change, so files that the base before has are
-        not read."""
+        not read. A damaged file is left out: it must not keep everything else from the bucket."""
         if not topic.leaves:
             return None
         known: dict[tuple[int, int], LeafFileEntry] = {}
@@ -225,7 +228,8 @@ class BaseContent:
                 try:
                     decode_leaf_file(content, file)
                 except LeavesDamaged as error:
-                    raise OSError(errno.EIO, str(error)) from error
+                    log.error("leaves_damaged", topic_id=topic.id, problem=str(error))
+                    continue
                 entry = LeafFileEntry(file.first_seq, file.leaves, await self._packs.add(content))
             files.append(entry)
         return LeavesEntry(topic.tree, files)

@@ -17,7 +17,7 @@ import trio
 from topics.engine.reach import KnownPlace, Reach
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
-from topics.errors import ApiError, invalid
+from topics.errors import ApiError, invalid, topic_not_found
 from topics.evidence.checkpoint_note import LogOrigin, TreeHead
 from topics.evidence.merkle import GrowingTree
 from topics.evidence.proofs import prove_consistency, prove_inclusion, root_of_range
@@ -212,6 +212,8 @@ class EvidenceCalls:
             try:
                 return await read()
             except LeavesDamaged as error:
+                if topic.deleted:  # and its files with it
+                    raise topic_not_found(topic.name) from None
                 problem, is_damaged = str(error), True
             except OSError as error:
                 problem, is_damaged = str(error), False

@@ -11,8 +11,12 @@ from topics.runtime.offload import Offload
 from topics.storage.evidence.leaf_hashes import hash_queued, hashed
 
 MOST_QUEUED_BYTES: Final = 16 << 20
-"""When so many bytes of records wait to be hashed, worker threads do not keep up: then the loop hashes, which slows the
-appends down."""
+"""When so many bytes of records of one topic wait to be hashed, worker threads do not keep up: then the loop hashes,
+which slows the appends down."""
+
+STEP_PIECES: Final = 4
+"""How many pieces of the queue (`topic_tree.PIECE_BYTES`) the loop hashes with each commit then. What a larger commit
+adds is left to worker threads: the loop would stand still for a second."""
 
 
 class TreeGrowth:
@@ -28,10 +32,12 @@ class TreeGrowth:
         """Hash what is queued for a topic soon, unless that is being done."""
         tree = topic.tree
         assert tree is not None
-        if tree.queued_bytes >= MOST_QUEUED_BYTES:
-            work = tree.work()
+        for _ in range(STEP_PIECES):
+            if tree.queued_bytes < MOST_QUEUED_BYTES:
+                break
+            work = tree.first_work()
             tree.done(work, hashed(work))
-        elif topic not in self._at_work and self._background.running:
+        if topic not in self._at_work and self._background.running:
             self._at_work.add(topic)
             self._background.start_soon(self._hash, topic, tree)
 

@@ -3,7 +3,6 @@ section 3)."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,7 +11,6 @@ from typing import NamedTuple
 from topics.evidence.merkle import Leaves
 from topics.evidence.topic_tree import TopicTree, first_of
 from topics.runtime.offload import Offload, Pool
-from topics.storage.evidence.leaf_files import LeavesDamaged
 from topics.storage.evidence.leaf_hashes import hash_queued
 from topics.storage.evidence.leaf_writer import LeafWriter, StoredLeaves, remove_obsolete
 from topics.storage.files.datadir import DataDir
@@ -70,8 +68,4 @@ class LeafCheckpoint:
     ) -> StoredLeaves:
         """In a worker thread."""
         directory = self._datadir.topic_dir(topic_id)
-        try:
-            writer = LeafWriter(self._fs, directory, tree.identity, stored, files)
-            return writer.write(new)
-        except LeavesDamaged as error:
-            raise OSError(errno.EIO, f"leaves of a Merkle tree are damaged: {error}", directory) from error
+        return LeafWriter(self._fs, directory, tree.identity, stored, files).write(new)

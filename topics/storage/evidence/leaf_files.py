@@ -69,9 +69,12 @@ class LeavesDamaged(Exception):
 
 
 def parse_leaf_name(name: str) -> LeafFile | None:
-    """Return the file of a name; None for any other name."""
+    """Return the file of a name; None for any other name, also for one with more leaves than a block has: no file of
+    ours, and it must not stand for others."""
     found = _NAME.fullmatch(name)
-    return LeafFile(int(found[1]), int(found[2])) if found else None
+    if found is None or int(found[2]) > BLOCK_LEAVES:
+        return None
+    return LeafFile(int(found[1]), int(found[2]))
 
 
 def encode_leaf_file(first_seq: int, leaves: bytes) -> bytes:

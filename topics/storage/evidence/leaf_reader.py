@@ -20,6 +20,7 @@ from topics.storage.evidence.leaf_files import (
     LeavesDamaged,
     decode_leaf_file,
     decode_middle,
+    file_bytes,
     middle_at,
     parse_leaf_name,
 )
@@ -32,6 +33,10 @@ the tree."""
 
 Content = Callable[[int, int], bytes]
 """Returns one or more leaves of the seqs from the first one on, below the second; b"" if it has none."""
+
+KEPT_FILES: Final = 32
+"""Files of which one reader keeps the leaves, and blocks of which it keeps the roots: 16 MiB. Those of one block are in
+17 files at most, and neighbouring leaves are asked for one after the other."""
 
 
 class RootCache:
@@ -65,8 +70,6 @@ class LeafDirectory:
         except FileNotFoundError:
             names = []
         self.files = sorted(file for name in names if (file := parse_leaf_name(name)) is not None)
-        self.problems: list[str] = []
-        """A sentence for each file that did not verify."""
         self._blocks = {file.first_seq: file for file in self.files if file.leaves == leaf_files.BLOCK_LEAVES}
         self._pieces = [file for file in self.files if file.leaves < leaf_files.BLOCK_LEAVES]
         self._block_starts = sorted(self._blocks)
@@ -76,9 +79,10 @@ class LeafDirectory:
         return join(self._directory, file.name)
 
     def read(self, file: LeafFile) -> bytes:
-        """Return the leaves of a file. Raises LeavesDamaged, OSError."""
+        """Return the leaves of a file, of which no more is read than it may have. Raises LeavesDamaged, OSError."""
         try:
-            return decode_leaf_file(self._fs.read(self.path(file)), file)
+            with self._fs.open(self.path(file), read_only=True) as handle:
+                return decode_leaf_file(handle.pread(file_bytes(file.leaves) + 1, 0), file)
         except FileNotFoundError as error:
             raise LeavesDamaged(f"{file.name} is missing") from error
 
@@ -104,7 +108,7 @@ class LeafDirectory:
 
 
 class TreeReader:
-    """The subtrees of one tree, as of one moment. Blocking; for one call, since it keeps what it has read."""
+    """The subtrees of one tree, as of one moment. Blocking; for one call, since it keeps some of what it has read."""
 
     def __init__(
         self,
@@ -119,10 +123,11 @@ class TreeReader:
         self._directory = directory
         self._identity = identity
         self._runs = (*blank_runs, *_blank_runs(pending))
+        self._run_starts = [first for first, _ in self._runs]
         self._pending = pending
         self._cache = cache
         self._content = content
-        self._read: dict[LeafFile, bytes] = {}
+        self._read: dict[LeafFile, bytes | str] = {}
         self._middles: dict[int, bytes] = {}
 
     def leaf(self, index: int) -> bytes:
@@ -160,13 +165,15 @@ class TreeReader:
     def _middle(self, start: int) -> bytes:
         """Return the roots of the subtrees of `MIDDLE_LEVEL` of a block; b"" if no file has them."""
         if start not in self._middles:
+            if len(self._middles) >= KEPT_FILES:
+                self._middles.clear()
             self._middles[start] = b""
             file = self._directory.block(self._identity.start_seq + start)
             if file is not None:
                 try:
                     self._middles[start] = self._directory.middle(file)
-                except LeavesDamaged as error:
-                    self._directory.problems.append(str(error))  # the leaves may still verify
+                except LeavesDamaged:
+                    pass  # the leaves may still verify
         return self._middles[start]
 
     def leaves(self, start: int, end: int) -> bytes:
@@ -189,13 +196,9 @@ class TreeReader:
         seq = self._identity.start_seq + start
         problem = f"there is no .mrk file with the leaf of seq {seq}"
         for file in self._directory.covering(seq):
-            try:
-                leaves = self._read.get(file)
-                if leaves is None:
-                    leaves = self._read[file] = self._directory.read(file)
-            except LeavesDamaged as error:
-                problem = str(error)
-                self._directory.problems.append(problem)
+            leaves = self._leaves_of(file)
+            if isinstance(leaves, str):
+                problem = leaves
                 continue
             last = min(file.end_seq, self._identity.start_seq + min(end, self._pending.start))
             return leaves[(seq - file.first_seq) * LEAF_BYTES : (last - file.first_seq) * LEAF_BYTES]
@@ -203,6 +206,19 @@ class TreeReader:
         found = self._content(seq, end_seq) if self._content is not None else b""
         if not found:
             raise LeavesDamaged(problem)
+        return found
+
+    def _leaves_of(self, file: LeafFile) -> bytes | str:
+        """Return the leaves of a file; a sentence if it does not verify. Raises OSError."""
+        found = self._read.get(file)
+        if found is None:
+            if len(self._read) >= KEPT_FILES:
+                self._read.clear()
+            try:
+                found = self._directory.read(file)
+            except LeavesDamaged as error:
+                found = str(error)
+            self._read[file] = found
         return found
 
     def _pending_leaves(self, start: int, end: int) -> bytes:
@@ -216,10 +232,8 @@ class TreeReader:
 
     def _blanks_at(self, index: int) -> int:
         """Return how many leaves from this one on belong to a long run of blank ones."""
-        for first, count in self._runs:
-            if first <= index < first + count:
-                return first + count - index
-        return 0
+        at = bisect_right(self._run_starts, index) - 1
+        return max(sum(self._runs[at]) - index, 0) if at >= 0 else 0
 
 
 def _blank_runs(pending: PendingLeaves) -> Iterable[tuple[int, int]]:

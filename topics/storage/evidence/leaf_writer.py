@@ -15,10 +15,19 @@ from topics.evidence.merkle import GrowingTree, Leaves
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.evidence.topic_tree import TopicTree, TreeIdentity
 from topics.storage.evidence import leaf_files
-from topics.storage.evidence.leaf_files import LeafFile, encode_leaf_file, parse_leaf_name
+from topics.storage.evidence.leaf_files import (
+    LeafFile,
+    LeavesDamaged,
+    decode_leaf_file,
+    encode_leaf_file,
+    parse_leaf_name,
+)
 from topics.storage.evidence.leaf_reader import LeafDirectory, all_leaves
-from topics.storage.files.fs import Fs, write_all, write_atomic
+from topics.storage.files.fs import Fs, join, write_all, write_atomic
 from topics.storage.files.unsynced_files import UnsyncedFiles
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class StoredLeaves(NamedTuple):
@@ -30,7 +39,7 @@ class StoredLeaves(NamedTuple):
 
 
 class LeafWriter:
-    """Writes the leaves behind those that are on disk. Blocking; for one call. Raises OSError, LeavesDamaged."""
+    """Writes the leaves behind those that are on disk. Blocking; for one call. Raises OSError."""
 
     def __init__(
         self, fs: Fs, directory: str, identity: TreeIdentity, stored: StoredLeaves, files: UnsyncedFiles
@@ -41,6 +50,7 @@ class LeafWriter:
         self._files = files
         self._tree = stored.tree.copy()
         self._runs = list(stored.blank_runs)
+        self._path = directory
         fs.mkdir(directory)
         self._directory = LeafDirectory(fs, directory)
         self._at = self._stored
@@ -90,26 +100,55 @@ class LeafWriter:
         self._at += count
 
     def _write_block(self) -> None:
-        start = self._at - leaf_files.BLOCK_LEAVES
-        self._write(start, self._before(start) + bytes(self._new))
+        self._write_with_those_before(self._at - leaf_files.BLOCK_LEAVES)
         self._new.clear()
 
     def _write_piece(self) -> None:
         """Write the leaves of the block that is not whole, together with those before them if there are many files."""
         start = self._at - self._at % leaf_files.BLOCK_LEAVES
-        first_seq = self._identity.start_seq + start
-        end_seq = self._identity.start_seq + self._stored
-        pieces = [file for file in self._directory.files if file.first_seq >= first_seq and file.end_seq <= end_seq]
-        if len(pieces) >= leaf_files.MAX_PIECES:
-            self._write(start, self._before(start) + bytes(self._new))
+        if len(self._pieces(start)) >= leaf_files.MAX_PIECES:
+            self._write_with_those_before(start)
         else:
             self._write(max(self._stored, start), bytes(self._new))
 
-    def _before(self, start: int) -> bytes:
-        """Return the leaves on disk of the block that begins at `start`."""
+    def _pieces(self, start: int) -> list[LeafFile]:
+        """Return the files with leaves on disk of the block that begins at `start`."""
+        first_seq = self._identity.start_seq + start
+        end_seq = self._identity.start_seq + self._stored
+        return [file for file in self._directory.files if file.first_seq >= first_seq and file.end_seq <= end_seq]
+
+    def _write_with_those_before(self, start: int) -> None:
+        """Write the new leaves in one file with those on disk of the block that begins at `start`.
+
+        If some of these cannot be read, the file begins behind them: the new leaves must get on disk whatever became of
+        older ones. What is damaged stays, for `verify` to name.
+        """
         if start >= self._stored:
-            return b""
-        return all_leaves(self._directory, self._identity, start, self._stored).hashes
+            self._write(start, bytes(self._new))
+            return
+        index, leaves = start, b""
+        try:
+            leaves = all_leaves(self._directory, self._identity, start, self._stored).hashes
+        except (LeavesDamaged, OSError) as error:
+            log.error("leaves_damaged", directory=self._path, problem=str(error))
+            index, leaves = self._readable_end(start)
+        self._write(index, leaves + bytes(self._new))
+
+    def _readable_end(self, start: int) -> tuple[int, bytes]:
+        """Return the last leaves on disk, of the block that begins at `start`, that can be read without a gap, and the
+        number of leaves before them."""
+        at, found = self._stored, b""
+        for file in sorted(self._pieces(start), key=lambda file: (-file.end_seq, -file.leaves)):
+            index = file.first_seq - self._identity.start_seq
+            if not index < at <= index + file.leaves:
+                continue
+            try:
+                leaves = self._directory.read(file)
+            except (LeavesDamaged, OSError):
+                continue
+            found = leaves[: (at - index) * LEAF_BYTES] + found
+            at = index
+        return at, found
 
     def _write(self, index: int, leaves: bytes) -> None:
         file = LeafFile(self._identity.start_seq + index, len(leaves) // LEAF_BYTES)
@@ -143,6 +182,32 @@ def needed_files(names: Iterable[str], tree: TopicTree) -> set[str]:
     needed = sorted(set(counted).difference(obsolete(counted, end_seq)))
     beyond = [file for file in leaves if file.first_seq < end_seq < file.end_seq]
     return {file.name for file in (*needed, *_only_ones(beyond, needed, end_seq))}
+
+
+def cut_files(fs: Fs, directory: str, names: Iterable[str], tree: TopicTree) -> set[str]:
+    """Have each leaf of a tree, as its part counts them, in a file without others. Return the names of these files: all
+    others may go. Blocking. Raises OSError.
+
+    A part that is older than its files may be that of a topic which has lost leaves since (salvage, a copy). Then the
+    leaves beyond are not those that the tree will have there.
+    """
+    end_seq = tree.identity.start_seq + tree.stored.size
+    wanted: set[str] = set()
+    for name in needed_files(names, tree):
+        file = parse_leaf_name(name)
+        assert file is not None
+        if file.end_seq > end_seq:
+            try:
+                with fs.open(join(directory, name), read_only=True) as handle:
+                    leaves = decode_leaf_file(handle.pread(leaf_files.file_bytes(file.leaves) + 1, 0), file)
+            except LeavesDamaged as error:  # nobody reads it; `verify` names it
+                log.error("leaves_damaged", directory=directory, problem=str(error))
+            else:
+                file = LeafFile(file.first_seq, end_seq - file.first_seq)
+                blob = encode_leaf_file(file.first_seq, leaves[: file.leaves * LEAF_BYTES])
+                write_atomic(fs, join(directory, file.name), blob)
+        wanted.add(file.name)
+    return wanted
 
 
 def _only_ones(beyond: Iterable[LeafFile], needed: Sequence[LeafFile], end_seq: int) -> list[LeafFile]:

@@ -215,7 +215,10 @@ class CheckpointFiles:
         """In a worker thread."""
         found: dict[int, list[LeafFile]] = {}
         for topic_id, tree in trees:
-            names = self._fs.listdir(self._store.datadir.topic_dir(topic_id))
+            try:
+                names = self._fs.listdir(self._store.datadir.topic_dir(topic_id))
+            except FileNotFoundError:  # the topic was deleted meanwhile
+                continue
             needed = needed_files(names, tree)
             found[topic_id] = sorted(file for name in needed if (file := parse_leaf_name(name)) is not None)
         return found

@@ -78,6 +78,10 @@ class FrameBatch:
         """Forget the bytes of the frames. A batch that is kept back would keep whole windows of the log in memory."""
         self.windows = ()
 
+    def has_control(self, kind: FrameType) -> bool:
+        """Return True if one of its control frames is of this type."""
+        return bool(self.controls) and any(row[2] == kind for row in self.rows)
+
     @property
     def first(self) -> Frame:
         """The first frame."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from topics.evidence.topic_tree import TopicTree
-from topics.storage.evidence.leaf_writer import needed_files
+from topics.storage.evidence.leaf_writer import cut_files
 from topics.storage.files.datadir import DataDir, manifest_name, parse_topic_name, segment_name
 from topics.storage.files.fs import Fs, join
 from topics.storage.recovery.substitute_snapshot import DAMAGED_SUFFIX
@@ -42,7 +42,7 @@ def tidy_topic(
         kinds = ("data", "idx", "tags", "del") if segment.tier == "hot" else ("data", "idx.cold", "tags.cold", "object")
         wanted.update(segment_name(segment.first, kind) for kind in kinds)
     if tree is not None:
-        wanted.update(needed_files(names, tree))
+        wanted.update(cut_files(fs, directory, names, tree))
     removed = False
     for name in names:
         if name not in wanted:

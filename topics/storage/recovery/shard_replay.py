@@ -73,7 +73,7 @@ class BatchReplay:
         if batch.rows:
             topic.part = None
             topic.end = LogPosition(file.ordinal, batch.end)
-            if topic.tree is not None:
+            if topic.tree is not None or self._transactions.begins_tree(topic):
                 batch.take_leaves()
             batch.forget_bytes()
             self._transactions.take(topic, shard, batch)

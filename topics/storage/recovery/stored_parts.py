@@ -122,7 +122,7 @@ class StoredParts:
         if part.groups is not None:
             self._clock.note_window(groups_dumped_at(part.groups))
             topic.groups = load_groups(part.groups, self._clock.started)
-        topic.tree = TopicTree.from_wire(part.evidence) if part.evidence is not None else None
+        topic.tree = _tree_of(part, topic.log)
         topic.transactions = TransactionKeys.load(part.transactions) if part.transactions else None
         # A manifest may be newer than the snapshot, and the frames that it covers are not read.
         self._clock.note_write(part.last_ts)
@@ -138,3 +138,14 @@ class StoredParts:
         if topic is not None:
             find_files(self._tiers, topic)
         return topic
+
+
+def _tree_of(part: TopicPart, log_: TopicLog) -> TopicTree | None:
+    """Return the Merkle tree of a topic with this log, None if it has no evidence. Raises any exception for malformed
+    content: a tree of other seqs than the log has could not grow with it."""
+    if part.evidence is None:
+        return None
+    tree = TopicTree.from_wire(part.evidence)
+    if tree.next_seq != log_.head_seq + 1:
+        raise ValueError(f"a Merkle tree without seq {tree.next_seq}, and a log with head {log_.head_seq}")
+    return tree

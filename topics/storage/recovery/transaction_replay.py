@@ -116,6 +116,11 @@ class TransactionReplay:
         self._kept_back.setdefault(topic.id, []).append(_KeptBack(topic, shard, batch, members))
         self._release(topic.id, all_count=bool(shard.fillers))
 
+    def begins_tree(self, topic: RecoveredTopic) -> bool:
+        """Return True if a kept-back batch begins the Merkle tree of a topic, which has none yet: later batches need
+        their leaves all the same."""
+        return any(one.batch.has_control(FrameType.EVIDENCE) for one in self._kept_back.get(topic.id, ()))
+
     def last_seq(self, topic: RecoveredTopic) -> int:
         """Return the head that a topic will have when its kept-back batches are applied."""
         kept = self._kept_back.get(topic.id, ())

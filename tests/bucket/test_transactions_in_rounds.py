@@ -1,0 +1,96 @@
+"""Which records of a transaction the bucket has: those of which a round has all that decides whether they count
+(`docs/design/bucket.md` section 3)."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from tests.bucket.archived import ArchivedLife, archived, bucket_settings
+from tests.bucket.simulated_objects import SimObjects
+from tests.simulation.disk import Fault, SimFs
+from topics.engine.topic import Topic
+from topics.errors import ApiError
+from topics.evidence.checkpoint_note import SignedCheckpoint
+from topics.evidence.signed_note import NoteSigner
+from topics.model import AppendRequest, Performance, RecordIn, TransactionRequest
+from topics.storage.files.fs import write_all
+
+pytestmark = pytest.mark.trio
+
+KEY = "/keys/evidence.pem"
+
+
+def machine() -> SimFs:
+    fs = SimFs()
+    fs.mkdir("/keys")
+    with fs.open(KEY, create=True) as file:
+        write_all(file, NoteSigner.generate().to_pem(), 0)
+    return fs
+
+
+async def on_two_shards(life: ArchivedLife, **config: Any) -> tuple[Topic, Topic]:
+    """Topics `a` and `b`, each on a shard of its own."""
+    await life.put("a", **config)
+    first = life.engine.registry.topics["a"]
+    for i in range(20):  # a shard is chosen by the number of the topic
+        registry = life.engine.registry
+        if life.engine.store.shard_of(registry.next_topic_id) != first.shard:
+            break
+        await life.put(f"between-{i}")
+    await life.put("b", **config)
+    second = life.engine.registry.topics["b"]
+    assert first.shard != second.shard
+    return first, second
+
+
+async def transaction(life: ArchivedLife, size: int = 1) -> None:
+    """One record in each topic; that in `b` has so many bytes. It may come to its end long after its answer."""
+    appends = [AppendRequest(records=[RecordIn(data=msgspec.Raw(b"1" * count))]) for count in (1, size)]
+    with suppress(ApiError):
+        await life.engine.transactions.append(TransactionRequest(topics=["a", "b"], appends=appends), Performance())
+
+
+async def test_a_round_without_all_batches_of_a_transaction_has_none_of_its_records(autojump_clock: Any) -> None:
+    """One shard waits for room, so the round lacks it. A takeover would undo the transaction, so nothing may say that
+    its records are in the bucket, not even when it is published: neither `bucket_seq` nor a checkpoint."""
+    config = bucket_settings(bucket_round_ms=10_000, evidence_key_file=Path(KEY))
+    async with archived(SimObjects(), config, fs=machine(), bases=True) as life:
+        first, second = await on_two_shards(life, durability="fsync", evidence=True)
+        await life.append("b", "x" * 300_000)
+        await life.append("a", 1)
+        await trio.sleep(25)
+        assert first.bucket_seq == 1
+        for what in ("preallocate", "create"):
+            life.fs.inject(Fault(error=errno.ENOSPC, name=what, path=f"*shard-{second.shard:02d}*", times=None))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(transaction, life, 1_000_000)  # its shard needs another file for that
+            await trio.sleep(1)
+            assert (first.assigned, first.log.head_seq) == (2, 1), "the transaction is in doubt"
+            await trio.sleep(20)
+            assert first.synced_seq == 2, "its batch in this shard is in a round by now"
+            assert first.bucket_seq == 1
+            life.fs.faults.clear()
+            with trio.fail_after(60):
+                await first.drained()
+            assert first.bucket_seq == 1
+            head = SignedCheckpoint.parse((await life.engine.evidence.checkpoint("a")).note).checkpoint
+            assert head.size == 1, "the bucket would not restore what the checkpoint covers"
+        await trio.sleep(40)
+        assert (first.bucket_seq, second.bucket_seq) == (2, 2)
+        assert (await life.engine.evidence.checkpoint("a")).size == 2
+
+
+async def test_a_transaction_that_waits_for_a_round_is_in_the_bucket_when_it_is_published(autojump_clock: Any) -> None:
+    async with archived(SimObjects(), bucket_settings(), bases=True) as life:
+        await trio.sleep(5)
+        topics = await on_two_shards(life, durability="remote")
+        await life.append("a", 1)
+        await transaction(life)
+        assert [topic.bucket_seq for topic in topics] == [topic.log.head_seq for topic in topics] == [2, 1]
