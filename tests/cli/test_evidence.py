@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,11 @@ def test_what_cannot_be_proved_is_said(here: Here, client: Client, topic: str, t
     assert "evidence: true" in done.stderr
     other = fresh_name()
     assert here("create", other, "--durability", "fsync", "--evidence").returncode == 0
+    assert here("evidence", "prove", other, "1").returncode == 3
     of_other = kept(tmp_path / "other", here, "evidence", "checkpoint", other)
     assert (done := here("evidence", "prove", topic, "--earlier", str(of_other))).returncode == 1
     assert "of another log" in done.stderr
+    assert "deleted and made again" in done.stderr
     assert here("config", topic, "--no-evidence").returncode != 0
 
 
@@ -147,7 +150,7 @@ def test_a_directory_is_compared_with_kept_checkpoints(
         assert "0 damages, 0 notes" in done.stdout
         text = files[-2].read_text()
         root = text.splitlines()[2]
-        (tmp_path / "wrong").write_text(text.replace(root, root[::-1].lstrip("=") + "="))
+        (tmp_path / "wrong").write_text(text.replace(root, b64encode(bytes(32)).decode()))
         done = verify("verify", directory, "--against", str(tmp_path / "wrong"))
         assert (done.returncode, "another root than the checkpoint" in done.stdout) == (1, True), done.stdout
         (tmp_path / "later").write_text(text.replace("\n16\n", "\n17\n"))

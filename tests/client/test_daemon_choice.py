@@ -20,6 +20,7 @@ from topics.client import (
     ApiError,
     AsyncClient,
     Client,
+    Conflict,
     ConnectionFailed,
     NotFound,
     Retry,
@@ -182,12 +183,18 @@ def test_with_any_reads_go_to_every_daemon_and_changes_to_the_owner(scripts: Any
     assert (len(standby.sent), len(owner.sent)) == (reads[0] + 1, reads[1] + 2)
 
 
-def test_with_any_the_owner_says_what_does_not_exist(tell: Any, scripts: Any) -> None:
-    missing = failure(404, "topic_not_found", topic="a")
+@pytest.mark.parametrize(
+    ("missing", "kind"),
+    [(failure(404, "topic_not_found", topic="a"), NotFound), (failure(409, "no_evidence", topic="a"), Conflict)],
+    ids=["404", "no evidence"],
+)
+def test_with_any_the_owner_says_what_does_not_exist(
+    tell: Any, scripts: Any, missing: Answer, kind: type[TopicsError]
+) -> None:
     standby, owner = scripts(of_standby(missing)), scripts(good(READ))
     assert not isinstance(tried(tell, READ, standby, owner, any=True, retry=None), TopicsError)
     owner.answers = [missing]
-    assert isinstance(tried(tell, READ, standby, owner, any=True, retry=None), NotFound)
+    assert isinstance(tried(tell, READ, standby, owner, any=True, retry=None), kind)
 
 
 def test_with_any_a_standby_that_is_behind_is_left(tell: Any, scripts: Any) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import pytest
 import trio
@@ -30,9 +31,11 @@ from topics.evidence.checkpoint_note import TreeHead
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.log.tag_match import TagMatch
 from topics.model import AppendRequest, Compression, Performance, TopicConfigPatch, TransactionRequest
-from topics.storage.evidence.leaf_files import HEAD_BYTES, encode_leaf_file, parse_leaf_name
+from topics.storage.evidence import leaf_files
+from topics.storage.evidence.key_file import EvidenceKey
+from topics.storage.evidence.leaf_files import HEAD_BYTES, LeafFile, encode_leaf_file, parse_leaf_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES, decode_file_header
-from topics.storage.files.fs import write_all
+from topics.storage.files.fs import write_all, write_atomic
 from topics.storage.offline.verify import Verification
 from topics.storage.offline.verify_divided import DividedVerification
 from topics.storage.offline.verify_trees import KeptCheckpoint
@@ -343,7 +346,48 @@ def test_the_key_of_a_tree_is_the_only_one_that_signs_its_checkpoints() -> None:
         assert (refused.value.code, refused.value.detail["topic"]) == ("not_ready", "t")
 
     assert world.live(script)
-    assert world.after("kill").live(look)
+    with mock.patch.object(EvidenceKey, "compare", autospec=True) as compare:
+        assert world.after("kill").live(look)
+    _, known = compare.call_args.args
+    assert list(known.values()) == [1], "the start looks which key the topic knows"
+
+
+@pytest.mark.parametrize("compression", ["off", "zstd"])
+def test_lost_leaves_are_computed_from_the_records_and_compared_with_the_root(compression: Compression) -> None:
+    """Deleted records are still in their segment."""
+    world, heads = made(compression)
+    for path in [path for path in world.fs.tree() if path.endswith(".mrk")]:
+        world.fs.unlink(path)
+    with tiny_blocks():
+        problems = [finding.problem for finding in rewritten(world, list(heads.values()))]
+        assert len(problems) == 1
+        assert "from seq 1 on are in no .mrk file" in problems[0]
+        tampering = Tampering(world.fs)
+        tampering.change_segment(*next(tampering.segment_bytes()))
+        problems = [finding.problem for finding in rewritten(world, list(heads.values()))]
+    assert any("do not lead to the root that its part has" in problem for problem in problems)
+    assert any("have another root than the checkpoint" in problem for problem in problems)
+
+
+def test_a_record_beside_lost_leaves_is_compared_with_its_own() -> None:
+    """The leaves of the first block are lost, and a record of another one was rewritten."""
+    world, _ = made()
+    (path,) = [path for path in world.fs.tree() if path.endswith(".mrk")]
+    leaves = world.fs.read(path)[HEAD_BYTES : HEAD_BYTES + 8 * LEAF_BYTES]
+    world.fs.unlink(path)
+    for i in range(2, 8):
+        file = LeafFile(1 + i, 1)
+        blob = encode_leaf_file(file.first_seq, leaves[i * LEAF_BYTES : (i + 1) * LEAF_BYTES])
+        write_atomic(world.fs, posixpath.join(posixpath.dirname(path), file.name), blob)
+    tampering = Tampering(world.fs)
+    tampering.change_segment(*list(tampering.segment_bytes())[-1])
+    with (
+        tiny_blocks(),
+        mock.patch.object(leaf_files, "BLOCK_LEAVES", 2),
+        mock.patch.object(leaf_files, "BLOCK_LEVEL", 1),
+    ):
+        problems = [finding.problem for finding in rewritten(world)]
+    assert any("the record was rewritten" in problem for problem in problems), problems
 
 
 async def refused(life: Life, field: str, **changes: object) -> None:
@@ -371,7 +415,8 @@ def test_with_a_bucket_evidence_needs_a_key_that_was_given() -> None:
         await refused(life, "evidence", evidence=True, durability="fsync")
         with pytest.raises(ApiError) as error:
             await life.engine.evidence.key()
-        assert error.value.code == "invalid_request"
+        assert error.value.code == "not_ready"
+        assert "TOPICS_EVIDENCE_KEY_FILE" in error.value.message
 
     async def missing(life: Life) -> None:
         with pytest.raises(ApiError) as error:
@@ -419,8 +464,9 @@ def test_a_damaged_file_of_leaves_is_named() -> None:
     async def look(life: Life) -> None:
         with pytest.raises(ApiError) as error:
             await life.engine.evidence.inclusion("t", 2, heads["t"].size)
-        assert error.value.code == "not_ready"
+        assert (error.value.code, error.value.detail["reason"]) == ("no_evidence", "leaves_damaged")
         assert posixpath.basename(path) in error.value.message
+        assert posixpath.dirname(path) not in error.value.message, "readers are not told where files are"
 
     with tiny_blocks():
         assert {finding.path for finding in rewritten(world)} >= {path}

@@ -49,7 +49,7 @@ def test_a_damaged_file_of_leaves_holds_up_no_checkpoint() -> None:
             await life.compactor.checkpoint()
         with pytest.raises(ApiError, match=posixpath.basename(damaged[0])) as error:
             await life.engine.evidence.inclusion("t", 1, None)
-        assert error.value.code == "not_ready"
+        assert error.value.code == "no_evidence"
         assert (await life.engine.evidence.inclusion("u", 1, None)).size == 11
         await client.keep(life)
         heads.update({head.origin.split("/")[2]: head for head in client.kept})

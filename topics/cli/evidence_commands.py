@@ -6,28 +6,28 @@ daemon, and has its key from elsewhere.
 
 from __future__ import annotations
 
-import errno
 import sys
-from os import PathLike
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import msgspec
 
 from topics.cli.app import CommandOptions, client_options, complete_topics, connect, examples, json_option
-from topics.cli.failures import EXIT_FAILED, CommandFailure, UsageRefusal, for_each
-from topics.cli.output import count, print_json, print_line, printable
+from topics.cli.evidence_files import CheckedFile, Comparison, checked_file, kept_file, read_evidence
+from topics.cli.failures import CommandFailure, UsageRefusal, for_each
+from topics.cli.output import print_json, print_line, printable
 
 if TYPE_CHECKING:
     from topics.client import Client
+    from topics.client.evidence_results import Evidence, Inclusion
     from topics.evidence.checkpoint_note import SignedCheckpoint
     from topics.evidence.proof_file import ProofFile, ProvenRecord
-    from topics.evidence.signed_note import VerifierKey
 
 
 class _StoredRecord(msgspec.Struct):
-    """A record as the daemon returns it, its JSON byte for byte."""
+    """A record as the daemon returns it, or `topics read --json` has printed it, its JSON byte for byte."""
 
     ts: int = msgspec.field(name="$ts")
     data: msgspec.Raw
@@ -36,11 +36,19 @@ class _StoredRecord(msgspec.Struct):
     meta: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
 
 
+class KeptNote(NamedTuple):
+    """A checkpoint that was kept, as text and taken apart, and its file."""
+
+    path: Path
+    note: str
+    signed: SignedCheckpoint
+
+
 @click.group(
     epilog=examples(
         "topics evidence checkpoint orders > orders.checkpoint",
         "topics evidence prove orders 4711 > proof.json",
-        "topics evidence check proof.json --key topics+d3a1...",
+        "topics evidence check proof.json --key topics+d3a1... --earlier orders.checkpoint",
     )
 )
 @client_options
@@ -93,58 +101,103 @@ def checkpoint(options: CommandOptions, topic: str) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A checkpoint that was kept: also prove that the topic has only grown since.",
 )
+@click.option(
+    "--record",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The record, kept as a line of `topics read --json`, if the topic does not have it any more.",
+)
 @client_options
 @click.pass_obj
-def prove(options: CommandOptions, topic: str, seq: int | None, earlier: Path | None) -> None:
+def prove(options: CommandOptions, topic: str, seq: int | None, earlier: Path | None, record: Path | None) -> None:
     """Print a proof: that the record with this seq is in the topic, or that the topic has only grown since a
     checkpoint, or both.
 
-    The output is one file with all that `topics evidence check` needs besides the key.
+    The output is one file with all that `topics evidence check` needs besides the key. A record that was deleted can be
+    proved by somebody who has kept it (--record).
     """
     from topics.evidence.proof_file import VERSION, ConsistencyPath, InclusionPath, ProofFile  # noqa: PLC0415
 
     if seq is None and earlier is None:
         raise UsageRefusal("give the seq of a record, or --earlier FILE, or both")
+    if record is not None and seq is None:
+        raise UsageRefusal("--record needs the seq of the record")
+    kept = _note(earlier) if earlier is not None else None
     with connect(options) as client:
-        now = client.evidence(topic)
+        now = _checkpoint(options, client, topic, seq, kept)
         proof = ProofFile(topics_evidence=VERSION, checkpoint=now.note)
         if seq is not None:
-            found = client.inclusion(topic, seq, size=now.size)
-            proof.record = _record(client, topic, seq)
+            found = client.inclusion(topic, seq, size=now.size or None)  # of an empty tree: 404
+            proof.record = _record(client, topic, seq) if record is None else _kept_record(record, seq, now, found)
             proof.inclusion = InclusionPath(index=found.index, hashes=found.hashes)
-        if earlier is not None:
-            note, kept = _note(earlier)
-            if kept.checkpoint.origin != now.origin:
-                raise CommandFailure(
-                    f"{earlier} is of another log: {kept.checkpoint.origin}, and the topic has {now.origin}. A tree is "
-                    f"begun anew when the directory is restored or salvaged"
-                )
-            hashes: list[str] = []
-            if 0 < kept.checkpoint.size <= now.size:
-                hashes = client.consistency(topic, kept.checkpoint.size, now.size).hashes
-            elif kept.checkpoint.size:
-                raise CommandFailure(
-                    f"{earlier} is of {kept.checkpoint.size} records, and the topic has {now.size}: it has lost some"
-                )
-            proof.earlier, proof.consistency = note, ConsistencyPath(hashes=hashes)
+        if kept is not None:
+            size = kept.signed.checkpoint.size
+            hashes = client.consistency(topic, size, now.size).hashes if size else []
+            proof.earlier, proof.consistency = kept.note, ConsistencyPath(hashes=hashes)
     sys.stdout.buffer.write(_encoded(proof))
     sys.stdout.buffer.flush()
 
 
+def _checkpoint(
+    options: CommandOptions, client: Client, topic: str, seq: int | None, kept: KeptNote | None
+) -> Evidence:
+    """Return a checkpoint that covers the record and the kept checkpoint. Raises CommandFailure if there is none.
+
+    A standby may be behind: whether something is missing is believed of the owner only.
+    """
+    from topics.client.errors import BadRequest  # noqa: PLC0415
+    from topics.client.evidence_calls import evidence as evidence_call  # noqa: PLC0415
+
+    now = client.evidence(topic)
+    kept_origin, kept_size = (kept.signed.checkpoint.origin, kept.signed.checkpoint.size) if kept else (now.origin, 0)
+    if options.any and (
+        (seq is not None and seq >= now.start_seq + now.size) or kept_origin != now.origin or kept_size > now.size
+    ):
+        now = client.run(replace(evidence_call(topic), reads=False))
+    if kept is not None and kept_origin != now.origin:
+        raise CommandFailure(
+            f"{kept.path} is of another log: {kept_origin}, and the topic has {now.origin}. A tree is begun anew when "
+            f"the topic is deleted and made again, and when its directory is restored or salvaged"
+        )
+    if kept is not None and kept_size > now.size:
+        try:
+            client.consistency(topic, kept_size)  # a standby says that it is behind
+        except BadRequest:
+            raise CommandFailure(
+                f"{kept.path} is of {kept_size} records, and the topic has {now.size}: it has lost some"
+            ) from None
+        now = client.evidence(topic)
+    return now
+
+
 @evidence.command(
     epilog=examples(
-        "topics evidence check proof.json --key topics+d3a1...",
-        "topics evidence check *.checkpoint --key topics+d3a1...",
+        "topics evidence check proof.json --key topics+d3a1... --earlier monday.checkpoint",
+        "topics evidence check *.checkpoint --key topics+d3a1... --topic orders",
     )
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False))
 @click.option("--key", required=True, metavar="VKEY", help="The verifier key, which you have from elsewhere.")
+@click.option(
+    "--earlier",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A checkpoint that you have kept: each file has to be of this log, and proved to have only grown. Repeatable.",
+)
+@click.option("--topic", metavar="NAME", help="The topic that each file has to be about.")
 @json_option
 @click.pass_obj
-def check(options: CommandOptions, files: tuple[str, ...], key: str) -> None:
+def check(
+    options: CommandOptions, files: tuple[str, ...], key: str, earlier: tuple[str, ...], topic: str | None
+) -> None:
     """Check proofs and checkpoints. Needs neither a daemon nor a network, and trusts nothing in the files.
 
-    Exit code 1 if a file does not prove what it says.
+    The operator has the key and makes the files, so a file alone does not show that nothing was rewritten: give the
+    checkpoints that you have kept, with --earlier. All that is given is compared: checkpoints of one log and one size
+    must have one root. Two of different sizes are compared if a file has the proof between them.
+
+    Exit code 1 if a file does not prove what it says, or contradicts another one.
     """
     from topics.evidence.signed_note import BadSignedNote, VerifierKey  # noqa: PLC0415
 
@@ -152,65 +205,19 @@ def check(options: CommandOptions, files: tuple[str, ...], key: str) -> None:
         verifier = VerifierKey.parse(key)
     except BadSignedNote as error:
         raise UsageRefusal(f"--key: {error}") from None
+    kept = [kept_file(path, verifier) for path in earlier]
+    checked = [checked_file(path, verifier) for path in files]
+    comparison = Comparison(checked, kept, topic)
 
-    def one(path: str) -> None:
-        facts = _checked(path, verifier)
+    def one(file: CheckedFile) -> None:
+        facts = comparison.facts(file)
         if options.as_json:
             print_json(facts)
         else:
-            for line in _sentences(path, facts):
+            for line in comparison.sentences(file):
                 print_line(printable(line))
 
-    for_each(files, one)
-
-
-def read_evidence(path: str | PathLike[str]) -> bytes:
-    """Return the content of a file with a checkpoint or a proof, which may be from a stranger, or a pipe. Raises
-    OSError, also if it is longer than a proof can be: of what does not end only so much is read."""
-    from topics.evidence.proof_file import MAX_FILE_BYTES  # noqa: PLC0415
-
-    with open(path, "rb") as file:
-        blob = file.read(MAX_FILE_BYTES + 1)
-    if len(blob) > MAX_FILE_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_FILE_BYTES >> 20} MiB, and is no evidence", str(path))
-    return blob
-
-
-def _checked(path: str, verifier: VerifierKey) -> dict[str, object]:
-    """Return what a file proves. Raises CommandFailure."""
-    from topics.evidence.proof_file import check_proof, decode_proof, note_in  # noqa: PLC0415
-    from topics.evidence.proofs import BadProof  # noqa: PLC0415
-    from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
-
-    try:
-        blob = read_evidence(path)
-        if blob.lstrip()[:1] != b"{":
-            only = note_in(blob).verify(verifier)
-            return {"file": path, "origin": only.origin, "size": only.size}
-        proven = check_proof(decode_proof(blob), verifier)
-    except (BadSignedNote, BadProof, OSError) as error:
-        problem = error.strerror if isinstance(error, OSError) else error
-        raise CommandFailure(f"{path}: {problem}", EXIT_FAILED) from None
-    facts: dict[str, object] = {"file": path, "origin": proven.checkpoint.origin, "size": proven.checkpoint.size}
-    if proven.record is not None:
-        facts["record"] = msgspec.to_builtins(proven.record)
-    if proven.earlier is not None:
-        facts["earlier_size"] = proven.earlier.size
-    return facts
-
-
-def _sentences(path: str, facts: dict[str, object]) -> list[str]:
-    """Say what a file proves."""
-    size, origin = facts["size"], facts["origin"]
-    assert isinstance(size, int)
-    lines = [f"{path}: signed checkpoint of {count(size)} records, {origin}"]
-    record = facts.get("record")
-    if isinstance(record, dict):
-        lines.append(f"{path}: the record with seq {record['seq']} is among them")
-    earlier = facts.get("earlier_size")
-    if isinstance(earlier, int):
-        lines.append(f"{path}: the first {count(earlier)} of them are those of the earlier checkpoint")
-    return lines
+    for_each(checked, one)
 
 
 def _encoded(proof: ProofFile) -> bytes:
@@ -231,9 +238,9 @@ def _encoded(proof: ProofFile) -> bytes:
     return blob
 
 
-def _note(path: Path) -> tuple[str, SignedCheckpoint]:
-    """Return the note in a file of a checkpoint or of a proof, as text and taken apart."""
-    from topics.evidence.proof_file import decode_proof, note_in  # noqa: PLC0415
+def _note(path: Path) -> KeptNote:
+    """Return the note in a file of a checkpoint or of a proof."""
+    from topics.evidence.proof_file import decode_proof, is_proof, note_in  # noqa: PLC0415
     from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415
 
     try:
@@ -241,18 +248,41 @@ def _note(path: Path) -> tuple[str, SignedCheckpoint]:
         found = note_in(blob)
     except (BadSignedNote, OSError) as error:
         raise UsageRefusal(f"--earlier {path}: {error}") from None
-    text = decode_proof(blob).checkpoint if blob.lstrip()[:1] == b"{" else blob.decode()
-    return text, found
+    return KeptNote(path, decode_proof(blob).checkpoint if is_proof(blob) else blob.decode(), found)
 
 
 def _record(client: Client, topic: str, seq: int) -> ProvenRecord:
     """Return a record as its leaf has it: the JSON of data and meta byte for byte."""
     from topics.client.calls import ClientCall, topic_path  # noqa: PLC0415
-    from topics.evidence.proof_file import ProvenRecord  # noqa: PLC0415
 
     where = topic_path(topic, "records", str(seq))
     blob: bytes = client.run(ClientCall(method="GET", target=where, answer=None, repeatable=True))
-    found = msgspec.json.decode(blob, type=_StoredRecord)
+    return _proven(seq, msgspec.json.decode(blob, type=_StoredRecord))
+
+
+def _kept_record(path: Path, seq: int, now: Evidence, found: Inclusion) -> ProvenRecord:
+    """Return the record in a file, which has to be the one whose leaf the daemon has. Raises UsageRefusal,
+    CommandFailure."""
+    from topics.evidence.proof_file import leaf_text  # noqa: PLC0415
+    from topics.evidence.proofs import BadProof  # noqa: PLC0415
+
+    try:
+        record = _proven(seq, msgspec.json.decode(read_evidence(path), type=_StoredRecord))
+        leaf = leaf_text(now.epoch, record)
+    except (msgspec.DecodeError, ValueError, RecursionError, OSError, BadProof) as error:
+        raise UsageRefusal(f"--record {path}: {error}") from None
+    if leaf != found.leaf:
+        raise CommandFailure(
+            f"{path} does not have the record with seq {seq} of topic {now.topic}: its leaf is {leaf}, and that of the "
+            f"topic {found.leaf}"
+        )
+    return record
+
+
+def _proven(seq: int, found: _StoredRecord) -> ProvenRecord:
+    """Return a record as a file of a proof has it."""
+    from topics.evidence.proof_file import ProvenRecord  # noqa: PLC0415
+
     meta = bytes(found.meta).decode()
     return ProvenRecord(
         seq=seq,

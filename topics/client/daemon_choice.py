@@ -87,7 +87,7 @@ class DaemonChoice:
         if isinstance(found, Unavailable):
             return None  # has said what it is, or is behind
         if self._any and call.only_reads:
-            if not isinstance(found, ApiError) or not found.code.endswith("_not_found"):
+            if not isinstance(found, ApiError) or not _may_come(found.code):
                 return None
             missing = f"{who}, and does not have this, or not yet: {found.message}"
             return Unavailable(503, "behind", missing, found.detail)
@@ -164,6 +164,11 @@ class DaemonAttempt:
 def _may_be_elsewhere(error: TopicsError) -> bool:
     """Return True if another daemon may do what this one has not."""
     return isinstance(error, ConnectionFailed) or (isinstance(error, ServerError) and error.code in ELSEWHERE)
+
+
+def _may_come(code: str) -> bool:
+    """Return True if an error of a standby says that it does not have what the owner may have by now."""
+    return code.endswith("_not_found") or code == "no_evidence"
 
 
 def _told(url: str, text: str) -> str:

@@ -381,7 +381,7 @@ class Engine:
     def _make_evidence(self) -> None:
         """Merkle trees."""
         self.registry.common.hash_soon = TreeGrowth(self._background, self._offload).hash_soon
-        self.evidence = EvidenceCalls(self.registry, self.store, fs=self._fs, offload=self._offload)
+        self.evidence = EvidenceCalls(self.registry, self.store, self.reach, fs=self._fs, offload=self._offload)
 
     def _make_consumers(self) -> None:
         """Positions that the daemon keeps for readers."""
@@ -515,6 +515,7 @@ class Engine:
             tables=self.tables,
         )
         self.length_check.pending = self.store.unchecked
+        await self.evidence.compare_keys()
 
     # -- what is scheduled -------------------------------------------------------------------------------------------
 

@@ -7,4 +7,5 @@ topic_tree      the tree of one live topic
 signed_note     signed notes (C2SP) and their keys
 checkpoint_note the text of a checkpoint
 proof_file      a record, its proof and its checkpoint in one file
+log_claims      checkpoints and proofs of several files, compared
 """

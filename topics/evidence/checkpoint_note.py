@@ -9,12 +9,11 @@ A checkpoint may have further lines, which say nothing to us.
 
 from __future__ import annotations
 
-import binascii
 import re
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from typing import Final, NamedTuple
 
-from topics.evidence.signed_note import BadSignedNote, SignedNote, VerifierKey, parse_note
+from topics.evidence.signed_note import BadSignedNote, SignedNote, VerifierKey, from_base64, parse_note
 
 ROOT_BYTES: Final = 32
 
@@ -59,10 +58,7 @@ class TreeHead(NamedTuple):
         lines = text.split("\n")
         if len(lines) < 4 or lines[-1] or not all(lines[:3]) or _SIZE.fullmatch(lines[1]) is None:
             raise BadSignedNote("it is no checkpoint: it has to begin with the lines origin, size, root")
-        try:
-            root = b64decode(lines[2], validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise BadSignedNote("it is no checkpoint: its root is not base64") from error
+        root = from_base64(lines[2], "it is no checkpoint: its root is not base64")
         if len(root) != ROOT_BYTES:
             raise BadSignedNote(f"it is no checkpoint: its root has {len(root)} bytes instead of {ROOT_BYTES}")
         return cls(lines[0], int(lines[1]), root)

@@ -14,16 +14,17 @@ The file is JSON. Nothing in it is believed: the verifier key comes from elsewhe
 
 from __future__ import annotations
 
-import binascii
-from base64 import b64decode
-from typing import Final, NamedTuple
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from topics.evidence.checkpoint_note import LogOrigin, SignedCheckpoint, TreeHead
 from topics.evidence.proofs import BadProof, check_consistency, check_inclusion
 from topics.evidence.record_leaf import record_leaf
-from topics.evidence.signed_note import BadSignedNote, VerifierKey
+from topics.evidence.signed_note import BadSignedNote, VerifierKey, from_base64
 
 VERSION: Final = 1
 
@@ -36,7 +37,7 @@ MAX_FILE_BYTES: Final = 256 << 20
 _MAX_U64: Final = 2**64 - 1
 
 
-class ProvenRecord(msgspec.Struct, kw_only=True):
+class ProvenRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A record as its leaf has it. `meta` and `data` are JSON as stored; `meta` is null if there is none."""
 
     seq: int
@@ -47,20 +48,20 @@ class ProvenRecord(msgspec.Struct, kw_only=True):
     data: str
 
 
-class InclusionPath(msgspec.Struct, kw_only=True):
+class InclusionPath(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The proof that the record is in the tree of the checkpoint."""
 
     index: int
     hashes: list[str]
 
 
-class ConsistencyPath(msgspec.Struct, kw_only=True):
+class ConsistencyPath(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The proof that the earlier checkpoint is of the beginning of the log."""
 
     hashes: list[str]
 
 
-class ProofFile(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ProofFile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The content of a file."""
 
     topics_evidence: int = msgspec.field(default=0)
@@ -88,7 +89,8 @@ def decode_proof(blob: bytes) -> ProofFile:
     """Return the content of a file. Raises BadProof."""
     try:
         proof = msgspec.json.decode(blob, type=ProofFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        json.loads(blob, object_pairs_hook=_refuse_duplicates)  # of members with one name another reader takes another
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BadProof(f"it is no file of a proof: {error}") from error
     if proof.topics_evidence != VERSION:
         raise BadProof(f"it is no file of a proof of version {VERSION}")
@@ -98,6 +100,10 @@ def decode_proof(blob: bytes) -> ProofFile:
         raise BadProof("it has one of earlier and consistency without the other")
     if proof.record is None and proof.earlier is None:
         raise BadProof("it proves nothing: it has neither a record nor an earlier checkpoint")
+    if proof.record is not None:
+        for name in ("node", "tag", "meta"):
+            if getattr(proof.record, name) == "":
+                raise BadProof(f"it is no file of a proof: record.{name} is empty, and has to be null")
     return proof
 
 
@@ -135,17 +141,22 @@ def hashes_of(texts: list[str]) -> list[bytes]:
     if len(texts) > MAX_HASHES:
         raise BadProof(f"a proof has at most {MAX_HASHES} hashes")
     try:
-        hashes = [b64decode(text, validate=True) for text in texts]
-    except (binascii.Error, ValueError) as error:
-        raise BadProof("a hash of the proof is not base64") from error
+        hashes = [from_base64(text, "a hash of the proof is not base64") for text in texts]
+    except BadSignedNote as error:
+        raise BadProof(str(error)) from error
     if any(len(one) != 32 for one in hashes):
         raise BadProof("a hash of the proof has not 32 bytes")
     return hashes
 
 
+def is_proof(blob: bytes) -> bool:
+    """Return True if the content of a file is a proof, or wants to be; else it is a note."""
+    return blob.lstrip()[:1] == b"{"
+
+
 def note_in(blob: bytes) -> SignedCheckpoint:
     """Return the checkpoint in a file: that of a proof, or a note. Raises BadSignedNote."""
-    if blob.lstrip()[:1] == b"{":
+    if is_proof(blob):
         try:
             return SignedCheckpoint.parse(decode_proof(blob).checkpoint)
         except BadProof as error:
@@ -154,6 +165,24 @@ def note_in(blob: bytes) -> SignedCheckpoint:
         return SignedCheckpoint.parse(blob.decode())
     except UnicodeDecodeError as error:
         raise BadSignedNote("it is no signed note: it is not UTF-8") from error
+
+
+def leaf_text(epoch: int, record: ProvenRecord) -> str:
+    """Return the leaf of a record as calls and files have it, in base64. Raises BadProof."""
+    return b64encode(_leaf_of(epoch, record)).decode()
+
+
+class _DuplicateMember(ValueError):
+    """An object has two members with one name."""
+
+
+def _refuse_duplicates(members: Sequence[tuple[str, Any]]) -> None:
+    """Raise _DuplicateMember if two members of an object have one name."""
+    names = set()
+    for name, _ in members:
+        if name in names:
+            raise _DuplicateMember(f"it has two members {name[:100]!r} in one object")
+        names.add(name)
 
 
 def _leaf_of(epoch: int, record: ProvenRecord) -> bytes:

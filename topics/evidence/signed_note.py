@@ -66,7 +66,7 @@ class VerifierKey(NamedTuple):
         problem = f"{text[:200]!r} is no verifier key: it has to be name+id+key"
         if len(parts) != 3 or _NAME.fullmatch(parts[0]) is None or not _is_unicode(parts[0]):
             raise BadSignedNote(problem)
-        blob = _from_base64(parts[2], problem)
+        blob = from_base64(parts[2], problem)
         if blob[:1] != _ED25519 or len(blob) != 1 + _KEY_BYTES:
             raise BadSignedNote("the verifier key is no Ed25519 key")
         key = cls(parts[0], blob[1:])
@@ -111,7 +111,7 @@ def parse_note(note: str) -> SignedNote:
         problem = f"it is no signed note: {line[:200]!r} is no signature"
         if not line.startswith(_LINE) or not space or _NAME.fullmatch(name) is None:
             raise BadSignedNote(problem)
-        blob = _from_base64(encoded, problem)
+        blob = from_base64(encoded, problem)
         if len(blob) <= _ID_BYTES:
             raise BadSignedNote(problem)
         signatures.append((name, blob[:_ID_BYTES], blob[_ID_BYTES:]))
@@ -175,8 +175,12 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _from_base64(text: str, problem: str) -> bytes:
+def from_base64(text: str, problem: str) -> bytes:
+    """Return the bytes of standard base64, of which there is one form only. Raises BadSignedNote(problem)."""
     try:
-        return b64decode(text, validate=True)
+        blob = b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadSignedNote(problem) from error
+    if b64encode(blob).decode() != text:
+        raise BadSignedNote(problem)
+    return blob

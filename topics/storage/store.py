@@ -315,7 +315,7 @@ class Store:
         try:
             return self.evidence_key.load().hash
         except (OSError, BadSignedNote) as error:
-            log.error("evidence_key_unusable", problem=str(error))
+            self.evidence_key.log_problem(error)
             return None
 
     def _recover(self) -> RecoveredState:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tests.simulation.disk import SimFs
 from topics.errors import ApiError
@@ -73,11 +74,48 @@ async def test_a_file_that_is_no_key_is_named_and_stays(content: bytes, autojump
     with fs.open("/keys/one", create=True) as file:
         write_all(file, content, 0)
     key = EvidenceKey(fs, DataDir("/data"), Path("/keys/one"), has_bucket=True)
-    with pytest.raises(ApiError, match="more than" if len(content) > MAX_KEY_BYTES else "/keys/one") as error:
-        await key.signer(SlowOffload())  # type: ignore[arg-type]
-    assert error.value.code == "not_ready"
+    with capture_logs() as logged:
+        for _ in range(2):
+            with pytest.raises(ApiError) as error:
+                await key.signer(SlowOffload())  # type: ignore[arg-type]
+            assert error.value.code == "not_ready"
+            assert "/keys" not in error.value.message, "readers are not told where files are"
+    (line,) = [line for line in logged if line["event"] == "evidence_key_unusable"]
+    assert "/keys/one" in line["problem"]
+    assert "more than" in line["problem"] or len(content) <= MAX_KEY_BYTES
     assert fs.read("/keys/one") == content
     with fs.open("/keys/one") as file:
         file.truncate(0)
         write_all(file, NoteSigner.generate().to_pem(), 0)
     await key.signer(SlowOffload())  # type: ignore[arg-type]  # it was mended while the daemon runs
+
+
+def differing(logged: list[Any]) -> list[tuple[int, str | None]]:
+    """Of how many topics the log says that their key is another one, and the key that is there."""
+    return [(line["topics"], line["present_key"]) for line in logged if line["event"] == "evidence_key_differs"]
+
+
+async def test_a_start_says_that_topics_know_another_key_or_that_it_is_gone() -> None:
+    fs = machine()
+    with capture_logs() as logged:
+        present = EvidenceKey(fs, DataDir("/data"), None, has_bucket=False).load().hash
+    assert [(line["event"], line["key"]) for line in logged] == [("evidence_key_made", present)]
+    for known, said in (({}, []), ({present: 3}, []), ({present: 3, "other": 2}, [(2, present)])):
+        with capture_logs() as logged:
+            EvidenceKey(fs, DataDir("/data"), None, has_bucket=False).compare(known)
+        assert differing(logged) == said
+    fs.unlink(DataDir("/data").evidence_key_path)
+    with capture_logs() as logged:
+        EvidenceKey(fs, DataDir("/data"), None, has_bucket=False).compare({present: 3})
+    assert differing(logged) == [(3, None)]
+    assert not fs.exists(DataDir("/data").evidence_key_path), "a look makes no key"
+
+
+async def test_a_daemon_of_a_bucket_makes_no_key_of_its_own(autojump_clock: Any) -> None:
+    """The request that asks for the key has no field that could be wrong."""
+    fs = machine()
+    key = EvidenceKey(fs, DataDir("/data"), None, has_bucket=True)
+    with pytest.raises(ApiError, match="with a bucket TOPICS_EVIDENCE_KEY_FILE") as error:
+        await key.signer(SlowOffload())  # type: ignore[arg-type]
+    assert (error.value.code, error.value.detail) == ("not_ready", {})
+    assert not fs.exists(DataDir("/data").evidence_key_path)

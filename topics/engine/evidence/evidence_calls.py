@@ -7,10 +7,14 @@ every crash, and after the loss of the machine. What a call needs of files is re
 from __future__ import annotations
 
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+import trio
+
+from topics.engine.reach import KnownPlace, Reach
 from topics.engine.registry import Registry
 from topics.engine.topic import Topic
 from topics.errors import ApiError, invalid, topic_not_found
@@ -48,9 +52,10 @@ class _Covered(NamedTuple):
 class EvidenceCalls:
     """The calls. Made once by the engine."""
 
-    def __init__(self, registry: Registry, store: Store, *, fs: Fs, offload: Offload) -> None:
+    def __init__(self, registry: Registry, store: Store, reach: Reach, *, fs: Fs, offload: Offload) -> None:
         self._registry = registry
         self._store = store
+        self._reach = reach
         self._fs = fs
         self._offload = offload
         self._roots = RootCache()
@@ -58,10 +63,16 @@ class EvidenceCalls:
         """The tree of the last checkpoint of each topic, by the uuid."""
 
     async def key(self) -> str:
-        """Return the public key as a verifier key. Raises `503 not_ready` if there is none, and none can be made; 400
-        if none may be made."""
-        self._store.evidence_key.check_may_begin()
+        """Return the public key as a verifier key. Raises `503 not_ready` if there is none, and none can be made."""
         return str((await self._store.evidence_key.signer(self._offload)).verifier)
+
+    async def compare_keys(self) -> None:
+        """Log it if topics have been signed by another key than the daemon has now: at the start, not at the first
+        checkpoint that somebody misses."""
+        trees = [topic.tree for topic in self._registry.by_id.values() if topic.tree is not None]
+        known = Counter(tree.identity.key for tree in trees)
+        if known:
+            await self._offload.run(Pool.FILES, partial(self._store.evidence_key.compare, known))
 
     async def checkpoint(self, name: str) -> EvidenceResult:
         """Return a signed checkpoint of the topic as it is now. Raises 404, `409 no_evidence`, `503 not_ready`."""
@@ -91,9 +102,10 @@ class EvidenceCalls:
 
     async def inclusion(self, name: str, seq: int, size: int | None) -> InclusionResult:
         """Prove that a record is in the tree of the first `size` leaves; None: of all that a checkpoint would cover.
-        Raises 404, `404 record_not_found`, 400, `409 no_evidence`, `503 not_ready`."""
-        covered = self._covered(name)
-        size = self._size(covered, "size", size)
+        Raises 404, `404 record_not_found`, 400, `409 no_evidence`, `503 not_ready`, and `503 behind` on a standby."""
+        await self._reach.wait([KnownPlace(name, seq)], trio.current_time())
+        covered = await self._reached(name, size)
+        size = covered.size if size is None else self._size(covered, "size", size)
         index = seq - covered.tree.identity.start_seq
         if not 0 <= index < size:
             raise ApiError(
@@ -111,9 +123,9 @@ class EvidenceCalls:
 
     async def consistency(self, name: str, first: int, second: int | None) -> ConsistencyResult:
         """Prove that the tree of the first `first` leaves is the beginning of that of the first `second`; None as for
-        `inclusion`. Raises 404, 400, `409 no_evidence`, `503 not_ready`."""
-        covered = self._covered(name)
-        second = self._size(covered, "to", second)
+        `inclusion`. Raises 404, 400, `409 no_evidence`, `503 not_ready`, and `503 behind` on a standby."""
+        covered = await self._reached(name, max(first, second or 0))
+        second = covered.size if second is None else self._size(covered, "to", second)
         first = self._size(covered, "from", first)
         if first > second:
             raise invalid("from", f"must be at most `to`, which is {second}", max=second)
@@ -141,10 +153,17 @@ class EvidenceCalls:
             size = min(size, topic.bucket_seq + 1 - tree.identity.start_seq)
         return _Covered(topic, tree, size)
 
+    async def _reached(self, name: str, size: int | None) -> _Covered:
+        """Return what is covered. If a caller knows more leaves than a standby has, `503 behind` is raised."""
+        covered = self._covered(name)
+        if size is None or size <= covered.size:
+            return covered
+        last_seq = covered.tree.identity.start_seq + size - 1
+        await self._reach.wait([KnownPlace(name, last_seq)], trio.current_time())
+        return self._covered(name)
+
     @staticmethod
-    def _size(covered: _Covered, field: str, size: int | None) -> int:
-        if size is None:
-            size = covered.size
+    def _size(covered: _Covered, field: str, size: int) -> int:
         if not 1 <= size <= covered.size:
             if not covered.size:
                 raise invalid(field, "must be at least 1, and the tree has no leaves yet", max=0)
@@ -182,10 +201,11 @@ class EvidenceCalls:
         return grown.root
 
     async def _read(self, covered: _Covered, work: Callable[[TreeReader], T]) -> T:
-        """Return the result of some work in a worker thread, with a reader of what is covered."""
+        """Return the result of some work in a worker thread, with a reader of what is covered. Raises `409 no_evidence`
+        if a file is damaged or missing: it stays so, and trying again is of no use; 503 if the disk does not answer."""
         topic, tree, size = covered
         await hash_queued(tree, self._offload, size)
-        problem = ""
+        problem, is_damaged = "", False
         for _ in range(TRIES):
             directory = self._store.datadir.topic_dir(topic.id)
             read = partial(self._read_once, directory, tree, work)
@@ -194,9 +214,19 @@ class EvidenceCalls:
             except LeavesDamaged as error:
                 if topic.deleted:  # and its files with it
                     raise topic_not_found(topic.name) from None
-                problem = str(error)
+                problem, is_damaged = str(error), True
+            except OSError as error:
+                problem, is_damaged = str(error), False
         log.error("leaves_damaged", topic=topic.name, problem=problem)
-        raise ApiError("not_ready", f"leaves of the evidence of topic {topic.name!r} cannot be read: {problem}")
+        if not is_damaged:
+            message = f"leaves of the evidence of topic {topic.name!r} cannot be read now (an error of the disk)"
+            raise ApiError("not_ready", message)
+        raise ApiError(
+            "no_evidence",
+            f"leaves of the evidence of topic {topic.name!r} cannot be read: {problem}. Checkpoints go on. Nothing "
+            f"mends the file but a copy of it",
+            detail={"topic": topic.name, "reason": "leaves_damaged", "problem": problem},
+        )
 
     async def _read_once(self, directory: str, tree: TopicTree, work: Callable[[TreeReader], T]) -> T:
         identity, runs, pending = tree.identity, tree.blank_runs, tree.pending()
@@ -204,10 +234,7 @@ class EvidenceCalls:
         def read() -> T:
             return work(TreeReader(LeafDirectory(self._fs, directory), identity, runs, pending, self._roots))
 
-        try:
-            return await self._offload.run(Pool.HOT_READ, read)
-        except OSError as error:
-            raise LeavesDamaged(str(error)) from error
+        return await self._offload.run(Pool.HOT_READ, read)
 
 
 def _base64(value: bytes) -> str:

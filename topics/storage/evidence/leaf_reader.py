@@ -7,7 +7,7 @@ that does not verify is passed over if another one has its leaves.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from topics.evidence.merkle import Leaves, blank_root, inner_node, perfect_root
@@ -30,6 +30,9 @@ CACHED_ROOTS: Final = 65_536
 """Roots of subtrees of at least 128 leaves that are kept, for all topics: 10 MB. A proof needs one for each doubling of
 the tree."""
 
+
+Content = Callable[[int, int], bytes]
+"""Returns one or more leaves of the seqs from the first one on, below the second; b"" if it has none."""
 
 KEPT_FILES: Final = 32
 """Files of which one reader keeps the leaves, and blocks of which it keeps the roots: 16 MiB. Those of one block are in
@@ -114,13 +117,16 @@ class TreeReader:
         blank_runs: Iterable[tuple[int, int]],
         pending: PendingLeaves,
         cache: RootCache,
+        content: Content | None = None,
     ) -> None:
+        """`content` finds leaves that no file has."""
         self._directory = directory
         self._identity = identity
         self._runs = (*blank_runs, *_blank_runs(pending))
         self._run_starts = [first for first, _ in self._runs]
         self._pending = pending
         self._cache = cache
+        self._content = content
         self._read: dict[LeafFile, bytes | str] = {}
         self._middles: dict[int, bytes] = {}
 
@@ -196,7 +202,11 @@ class TreeReader:
                 continue
             last = min(file.end_seq, self._identity.start_seq + min(end, self._pending.start))
             return leaves[(seq - file.first_seq) * LEAF_BYTES : (last - file.first_seq) * LEAF_BYTES]
-        raise LeavesDamaged(problem)
+        end_seq = self._identity.start_seq + min(end, self._pending.start)
+        found = self._content(seq, end_seq) if self._content is not None else b""
+        if not found:
+            raise LeavesDamaged(problem)
+        return found
 
     def _leaves_of(self, file: LeafFile) -> bytes | str:
         """Return the leaves of a file; a sentence if it does not verify. Raises OSError."""

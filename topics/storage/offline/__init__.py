@@ -14,6 +14,7 @@ verify_pointers     checks what the directory has of segments in a bucket
 verify_start        what the next start would say
 verify_routers      checks what routers and commits of stages have left
 verify_trees        checks Merkle trees
+content_leaves      leaves that are in no file any more, from the records
 verify_other_files  checks what is neither a log nor of a topic
 verify_identities   checks that data and cold directory belong together
 verify_divided      the same work, divided among processes

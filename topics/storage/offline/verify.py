@@ -508,7 +508,8 @@ class Verification:
 
     def _tree_check(self, topic_id: int, part: StoredPart | None) -> TreeCheck | None:
         recovered = (self._recovered or {}).get(topic_id)
-        return tree_check(self._fs, self._datadir.topic_dir(topic_id), topic_id, part, recovered)
+        directory = self._datadir.topic_dir(topic_id)
+        return tree_check(self._fs, self._tiers, directory, topic_id, part, recovered)
 
     def _tree(self, check: TreeCheck, part: StoredPart | None) -> Iterator[Finding]:
         """Check a tree; one that looks damaged while the daemon works again, since leaves may have gone into other

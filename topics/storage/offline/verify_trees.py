@@ -25,10 +25,12 @@ from topics.storage.evidence.leaf_files import LeafFile, LeavesDamaged
 from topics.storage.evidence.leaf_reader import LeafDirectory, RootCache, TreeReader
 from topics.storage.evidence.leaf_writer import obsolete
 from topics.storage.files.fs import Fs, join
+from topics.storage.offline.content_leaves import ContentLeaves
 from topics.storage.offline.finding import Finding, bounded
-from topics.storage.offline.topic_parts import StoredPart
+from topics.storage.offline.topic_parts import StoredPart, holes_of
 from topics.storage.recovery.recovered_state import RecoveredTopic
 from topics.storage.segments.segment_format import DataScan
+from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_scan import Read
 
 _ALL: Final = 1 << 62
@@ -53,13 +55,14 @@ class SegmentLeaves:
         stored = PendingLeaves(self._tree.stored.size, ())
         self._reader = TreeReader(self._leaves, self._tree.identity, self._tree.blank_runs, stored, RootCache())
         self._bad: list[tuple[int | None, str]] = []
-        self._is_damaged = False
+        self._damaged: set[int] = set()
+        """The numbers of blocks with leaves that cannot be read."""
 
     def compare(self, read: Read, rows: DataScan) -> None:
         """Compare the records of some valid frames. `read` reads the `.data`."""
         start = self._tree.identity.start_seq
         kept = [i for i, seq in enumerate(rows.seq) if 0 <= seq - start < self._tree.stored.size]
-        if not kept or self._is_damaged:
+        if not kept:
             return
         base = rows.offset[kept[0]]
         window = read(base, rows.offset[kept[-1]] + rows.frame_len[kept[-1]] - base)
@@ -68,11 +71,14 @@ class SegmentLeaves:
         for n, i in enumerate(kept):
             seq = rows.seq[i]
             leaf = found[n * LEAF_BYTES : (n + 1) * LEAF_BYTES]
+            block = (seq - start) // leaf_files.BLOCK_LEAVES
+            if block in self._damaged:
+                continue
             try:
                 known = self._reader.leaf(seq - start)
             except (LeavesDamaged, OSError):
-                self._is_damaged = True  # `TreeCheck` reports the file
-                return
+                self._damaged.add(block)  # `TreeCheck` reports the file, and compares the root
+                continue
             if known != leaf:
                 self._bad.append((rows.offset[i], f"seq {seq}: the record was rewritten: its leaf is another one"))
 
@@ -118,15 +124,24 @@ class TreeCheck:
     """Verifies the tree of one topic, from the leaves in files and those that recovery has found in the log."""
 
     def __init__(
-        self, fs: Fs, directory: str, part_path: str, topic: tuple[int, str], tree: TopicTree, *, is_complete: bool
+        self,
+        fs: Fs,
+        directory: str,
+        part_path: str,
+        topic: tuple[int, str],
+        tree: TopicTree,
+        content: ContentLeaves | None,
+        *,
+        is_complete: bool,
     ) -> None:
-        """`topic` are its id and name. With `is_complete`, `tree` has all leaves, not only those that the part counts.
-        Raises OSError."""
+        """`topic` are its id and name. `content` has leaves that no file has. With `is_complete`, `tree` has all
+        leaves, not only those that the part counts. Raises OSError."""
         self._fs = fs
         self._path = directory
         self._part_path = part_path
         self.topic_id, self.name = topic
         self._tree = tree
+        self._content = content
         self._is_complete = is_complete
         self._leaves = LeafDirectory(fs, directory)
 
@@ -155,7 +170,8 @@ class TreeCheck:
         cache = RootCache(_ALL)
         for first_seq, root in roots.items():
             cache.put((identity.tree, leaf_files.BLOCK_LEVEL, first_seq - identity.start_seq), root)
-        reader = TreeReader(self._leaves, identity, self._tree.blank_runs, self._tree.pending(), cache)
+        content = self._content.leaves if self._content is not None else None
+        reader = TreeReader(self._leaves, identity, self._tree.blank_runs, self._tree.pending(), cache, content)
         try:
             at, edge = 0, bytearray()
             for size in subtree_sizes(stored.size):
@@ -164,10 +180,20 @@ class TreeCheck:
             if edge != stored.edge:
                 problem = f"the leaves of topic {self.name!r} do not lead to the root that its part has"
                 yield Finding(self._part_path, None, problem, "damage")
+            yield from self._from_content()
             for one in kept:
                 yield from self._against(one, reader)
         except LeavesDamaged as error:
             problem = f"the Merkle tree of topic {self.name!r} cannot be computed: {error}"
+            yield Finding(self._path, None, problem, "damage")
+
+    def _from_content(self) -> Iterator[Finding]:
+        """Yield a finding if leaves had to be computed from records."""
+        if self._content is not None and self._content.found:
+            problem = (
+                f"leaves of topic {self.name!r} from seq {self._content.first_seq} on are in no .mrk file, or in a "
+                f"damaged one. They were computed from its records; proofs that need them are refused"
+            )
             yield Finding(self._path, None, problem, "damage")
 
     def _against(self, kept: KeptCheckpoint, reader: TreeReader) -> Iterator[Finding]:
@@ -191,7 +217,7 @@ class TreeCheck:
 
 
 def tree_check(
-    fs: Fs, directory: str, topic_id: int, found: StoredPart | None, topic: RecoveredTopic | None
+    fs: Fs, tiers: SegmentTiers, directory: str, topic_id: int, found: StoredPart | None, topic: RecoveredTopic | None
 ) -> TreeCheck | None:
     """Return what checks the tree of a topic: as the next start will have it, which is `topic`, or else as its part has
     it. None if it has no tree. Raises OSError."""
@@ -206,7 +232,8 @@ def tree_check(
     if tree is None:
         return None
     path = found.path if found is not None else "the log"
-    return TreeCheck(fs, directory, path, (topic_id, name), tree, is_complete=topic is not None)
+    content = ContentLeaves(tiers, topic_id, found.segments, holes_of(found.part.log)) if found is not None else None
+    return TreeCheck(fs, directory, path, (topic_id, name), tree, content, is_complete=topic is not None)
 
 
 def checkpoints_of(topic_id: int, name: str, kept: Iterable[KeptCheckpoint]) -> list[KeptCheckpoint]:
