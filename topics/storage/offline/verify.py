@@ -419,10 +419,9 @@ class Verification:
 
     def _check(self, topic_id: int, found: StoredPart) -> SegmentCheck:
         ahead = topic_id in self._facts.since
-        leaves = None
+        leaves, holes = None, holes_of(found.part.log)
         if found.part.evidence is not None:
-            leaves = SegmentLeaves(self._fs, self._datadir.topic_dir(topic_id), topic_id, found.part.evidence)
-        holes = holes_of(found.part.log)
+            leaves = SegmentLeaves(self._fs, self._datadir.topic_dir(topic_id), topic_id, found.part.evidence, holes)
         path_of, name = self._path_of(topic_id), found.part.name
         return SegmentCheck(self._tiers, topic_id, name, path_of, holes, ahead=ahead, leaves=leaves)
 

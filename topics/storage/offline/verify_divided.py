@@ -59,7 +59,8 @@ class SegmentWork(NamedTuple):
         tiers = SegmentTiers(DirectorySegmentStore(reading, self.root), cold)
         leaves = None
         if self.tree is not None:
-            leaves = SegmentLeaves(reading, DataDir(self.root).topic_dir(self.topic_id), self.topic_id, self.tree)
+            directory = DataDir(self.root).topic_dir(self.topic_id)
+            leaves = SegmentLeaves(reading, directory, self.topic_id, self.tree, self.holes)
         check = SegmentCheck(
             tiers, self.topic_id, self.topic, self._path_of, self.holes, ahead=self.ahead, leaves=leaves
         )

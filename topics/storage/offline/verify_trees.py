@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from topics.evidence.checkpoint_note import LogOrigin, TreeHead
 from topics.evidence.merkle import perfect_root, subtree_sizes
 from topics.evidence.proofs import root_of_range
-from topics.evidence.record_leaf import LEAF_BYTES
+from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.evidence.signed_note import BadSignedNote
 from topics.evidence.topic_tree import PendingLeaves, TopicTree
 from topics.storage.evidence import leaf_files
@@ -27,7 +27,7 @@ from topics.storage.evidence.leaf_writer import obsolete
 from topics.storage.files.fs import Fs, join
 from topics.storage.offline.content_leaves import ContentLeaves
 from topics.storage.offline.finding import Finding, bounded
-from topics.storage.offline.topic_parts import StoredPart, holes_of
+from topics.storage.offline.topic_parts import StoredHole, StoredPart, holes_of
 from topics.storage.recovery.recovered_state import RecoveredTopic
 from topics.storage.segments.segment_format import DataScan
 from topics.storage.segments.segment_reader import SegmentTiers
@@ -46,9 +46,10 @@ class KeptCheckpoint(NamedTuple):
 class SegmentLeaves:
     """Compares the records of one segment with their leaves. Blocking."""
 
-    def __init__(self, fs: Fs, directory: str, topic_id: int, tree: Sequence[Any]) -> None:
-        """`directory` has the `.mrk` files; `tree` is the one of the part."""
+    def __init__(self, fs: Fs, directory: str, topic_id: int, tree: Sequence[Any], holes: Sequence[StoredHole]) -> None:
+        """`directory` has the `.mrk` files; `tree` and `holes` are those of the part."""
         self._topic_id = topic_id
+        self._holes = holes
         self._path = directory
         self._tree = TopicTree.from_wire(tree)
         self._leaves = LeafDirectory(fs, directory)
@@ -79,8 +80,12 @@ class SegmentLeaves:
             except (LeavesDamaged, OSError):
                 self._damaged.add(block)  # `TreeCheck` reports the file, and compares the root
                 continue
-            if known != leaf:
+            if known != leaf and not (known == BLANK and self._is_lost(seq)):
                 self._bad.append((rows.offset[i], f"seq {seq}: the record was rewritten: its leaf is another one"))
+
+    def _is_lost(self, seq: int) -> bool:
+        """Return True if a salvage has given a seq up. Its frame may still be in a file, and nobody is shown it."""
+        return any(hole.first <= seq <= hole.last for hole in self._holes)
 
     def findings(self, path: str) -> Iterator[Finding]:
         """Yield what was found since the last call. `path` is that of the `.data`."""
