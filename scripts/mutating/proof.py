@@ -114,7 +114,14 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/engine/reach.py": ("engine/test_reach.py",),
     "topics/engine/standby/live_replay.py": ("bucket/test_standby_windows.py",),
     "topics/bucket/standby/round_follower.py": ("bucket/test_standby_cuts.py",),
-    "topics/bucket/ownership/takeover.py": ("bucket/test_fencing.py", "bucket/test_takeover.py"),
+    "topics/bucket/standby/handover.py": ("bucket/test_standby_takeover.py", "simulator/replicas/test_replicas.py"),
+    "topics/bucket/log_reader.py": ("bucket/test_standby_cuts.py",),
+    "topics/bucket/bases/base_writer.py": ("bucket/test_bases.py",),
+    "topics/bucket/ownership/takeover.py": (
+        "bucket/test_fencing.py",
+        "bucket/test_standby_takeover.py",
+        "simulator/replicas/test_replicas.py",
+    ),
     "topics/bucket/ownership/lease.py": ("bucket/test_leases.py",),
     "topics/bucket/ownership/lease_keeper.py": ("bucket/test_leases.py",),
     "topics/engine/record_collector.py": (

@@ -457,6 +457,29 @@ def test_the_task_makes_one_base_at_once_and_then_one_for_each_interval_with_a_c
     live(script)
 
 
+def test_a_base_that_was_asked_for_and_fails_is_tried_again_after_a_wait() -> None:
+    """Each attempt takes a checkpoint, and calls the store."""
+
+    async def script(life: Life, client: Client) -> None:
+        await stored(life, client)
+        writer = writer_of(life, PlainArchive(SimObjects()))
+
+        async def fails(hold_ms: int) -> BaseCapture:
+            assert writer.failed < 10, "it does not wait"
+            await trio.lowlevel.checkpoint()
+            raise OSError("no room")
+
+        life.compactor.capture = fails  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            writer.ask()
+            nursery.start_soon(writer.run)
+            await trio.sleep(60)
+            assert writer.failed >= 2
+            nursery.cancel_scope.cancel()
+
+    live(script)
+
+
 def test_what_has_changed_before_the_capture_and_is_stored_after_it_makes_a_base_due() -> None:
     async def script(life: Life, client: Client) -> None:
         await stored(life, client)

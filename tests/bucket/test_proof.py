@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.bucket.simulated_objects import SimFault, SimObjects
+from tests.bucket.simulated_objects import SimFault, SimObjects, given_faults
 from topics.bucket.object_store import MAX_PAGE, ObjectData, ObjectFacts, ObjectMissing, StoreError
 from topics.bucket.proof import LEFT_MS, PROBES, StoreUnfit, prove_store
 
@@ -139,13 +139,24 @@ def test_a_store_that_does_not_do_what_is_needed_is_refused(store: SimObjects, m
 def test_a_store_that_fails_proves_nothing_and_may_be_asked_again() -> None:
     store = SimObjects()
     prove_store(store, "nonce")
-    calls = [call for call in store.calls if call[0] != "delete"]
+    calls = list(store.calls)
     for number in range(len(calls) - 1):  # the last one is the look for what others have left
-        left = iter([None] * number + [SimFault.AFTER])
-        store.faults = lambda op, name, left=left: None if op == "delete" else next(left, None)  # type: ignore[misc]
-        with pytest.raises(StoreError):
+        for fault in (SimFault.BEFORE, SimFault.AFTER, SimFault.LATE):
+            store.faults = given_faults([None] * number + [fault])
+            with pytest.raises(StoreError):
+                prove_store(store, "nonce")
             prove_store(store, "nonce")
-        prove_store(store, "nonce")
+            store.arrive()
+
+
+def test_a_condition_that_is_once_said_not_to_hold_is_tried_again() -> None:
+    """A request that was sent twice on its way meets its own effect."""
+    store = SimObjects()
+    prove_store(store, "nonce")
+    for number, (op, _) in enumerate(list(store.calls)):
+        if op.startswith("put"):
+            store.faults = given_faults([None] * number + [SimFault.WRONG])
+            prove_store(store, "nonce")
     assert store.objects == {}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.bucket.archived import archived, bucket_settings
+from tests.bucket.archived import archived, bucket_settings, rounds_in
 from tests.bucket.simulated_objects import SimObjects
 from tests.bucket.standby_lives import URL, following
 from tests.bucket.test_collector import bases_for
@@ -17,6 +17,7 @@ from topics.bucket.log_reader import divided
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.restore_target import NothingToRestore
 from topics.bucket.standby.directory import prepare_directory
+from topics.storage.files.file_header import FILE_HEADER_BYTES
 
 pytestmark = pytest.mark.trio
 CONFIG = bucket_settings(segment_max_events=100, bucket_base_ms=30_000)
@@ -53,6 +54,31 @@ async def test_a_standby_applies_a_cut_of_several_rounds_at_once(
             assert all(counts in ([0, 0, 0], [10, 10, 10]) for counts in shown), shown
             assert shown[-1] == [10, 10, 10]
             assert follower.figures.round == last
+
+
+@pytest.mark.parametrize("most", [110, 125])
+async def test_a_round_that_would_end_in_the_header_of_a_file_ends_before_it(
+    most: int, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby could not read such a file, and would make its directory anew."""
+    clock = SimClock()
+    objects = SimObjects(now_ms=clock.now_ms)
+    config = bucket_settings(wal_file_bytes=4096, bucket_base_ms=30_000)
+    async with archived(objects, config, fs=SimFs(), clock=clock) as life:
+        await life.put("a", durability="fsync")
+        assert await bases_for(life).try_take()
+        await life.archived()
+        async with following(SimFs(), objects, config, SimClock(clock.now_ms())) as standby:
+            await standby.follower.catch_up()
+            monkeypatch.setattr(divided, "__defaults__", (most,))
+            for _ in range(12):
+                await life.append("a", *("x" * 100 for _ in range(8)))
+            last = await life.archived()
+            begun = [run for found in rounds_in(objects) for run in found.head.runs if not run.offset]
+            assert len(begun) > 2, "the log has several files"
+            assert all(run.length >= FILE_HEADER_BYTES for run in begun)
+            await standby.follower.catch_up()
+            assert standby.follower.figures.round == last
 
 
 async def test_a_standby_waits_for_the_first_base_and_is_not_refused(autojump_clock: Any) -> None:

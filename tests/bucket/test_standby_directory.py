@@ -17,15 +17,20 @@ from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
 from tests.simulation.world import ROOT
 from topics.bucket.local_note import BucketNote, read_note
+from topics.bucket.object_names import round_name
+from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED
 from topics.bucket.ownership.owner_format import encode_owner
 from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms
 from topics.bucket.ownership.start_claim import StartClaim
-from topics.bucket.standby.directory import StandbyRefused, prepare_directory
+from topics.bucket.place import Place, first_head
+from topics.bucket.round_format import encode_round
+from topics.bucket.standby.directory import HistoryUnfinished, StandbyRefused, mark_unfinished, prepare_directory
 from topics.engine.engine import Engine
 from topics.standby import Standby, prepare
 from topics.storage.files.datadir import DIVERGED, DataDir, wal_path
 from topics.storage.files.fs import join, write_all
+from topics.storage.wal.wal_files import LogPosition
 
 CONFIG = bucket_settings(bucket_takeover=True, bucket_base_ms=1000, segment_max_events=2)
 DATADIR = DataDir(ROOT)
@@ -255,6 +260,83 @@ def test_a_prefix_that_cannot_be_restored_is_not_taken_from_its_owner() -> None:
         empty = claim_of(SimFs())
         await empty.run(is_empty=True)
         assert owner_of(objects).dir == empty.dir_id
+
+    live(script)
+
+
+def begin_history(objects: SimObjects) -> None:
+    """An owner has begun another history, and was lost with its disk before there was a base."""
+    reader = BucketReader(objects)
+    last = reader.round([one.number for one in reader.rounds()][-1])
+    place = Place(
+        bucket=last.head.bucket,
+        epoch=last.head.epoch + 1,
+        number=last.head.number,
+        hash=last.hash,
+        wall_ms=last.head.wall_ms,
+        positions=None,
+    )
+    head = first_head(place, [LogPosition(0, 0)] * last.head.shards, "lost", BASE_MS)
+    objects._set(round_name(head.number), encode_round(head, []))
+    owner = owner_of(objects)
+    owner.epoch, owner.dir, owner.state, owner.lease_ms, owner.url = head.epoch, "lost", "held", 3000, "http://lost"
+    objects._set("owner", encode_owner(owner))
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_history_without_a_base_is_not_followed_and_its_owner_is_replaced(is_alive: bool) -> None:
+    """Otherwise a standby would make its directory again and again, and nobody could take over."""
+
+    async def script() -> None:
+        objects, fs, clock = await filled(), SimFs(), SimClock(BASE_MS)
+        before = prepare_directory(fs, ROOT, URL, objects, 1, takes=True)
+        assert before is not None
+        begin_history(objects)
+        mark_unfinished(fs, ROOT)  # as the follower does it that meets the round
+        with pytest.raises(HistoryUnfinished, match="begins another history"):
+            prepare_directory(fs, ROOT, URL, objects, 1)
+        assert prepare_directory(fs, ROOT, URL, objects, 1, takes=True) is None
+        told: list[str] = []
+
+        def show(problem: str, owner: str) -> None:
+            told.append(owner)
+            if owner:
+                scope.cancel()  # as the daemon does it, which looks again if there is something to follow
+
+        claim = StartClaim(
+            objects,
+            LeaseTerms(6000, objects, clock.boottime_ms, lambda keeper: None),
+            fs,
+            DATADIR,
+            clock=clock,
+            offload=InlineOffload(),
+            url="http://a",
+            bucket_url=URL,
+            take=False,
+            show=show,
+            yields=True,
+            copies_all=True,
+            workers=1,
+        )
+
+        async def renew() -> None:
+            while is_alive:
+                await trio.sleep(1)
+                owner = owner_of(objects)
+                owner.renewals += 1
+                objects._set("owner", encode_owner(owner))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(renew)
+            with trio.fail_after(30), trio.CancelScope() as scope:
+                await claim.run(is_empty=True)
+            nursery.cancel_scope.cancel()
+        assert scope.cancelled_caught == is_alive
+        if not is_alive:
+            note = read_note(fs, DATADIR)
+            assert note is not None
+            assert (note.dir, note.positions) == (owner_of(objects).dir, None), "another history begins"
+            assert not fs.exists(join(ROOT, UNFINISHED))
 
     live(script)
 

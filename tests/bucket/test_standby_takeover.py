@@ -135,6 +135,25 @@ def test_a_standby_that_follows_forgets_keys_now_and_then(monkeypatch: pytest.Mo
     assert len(passes) >= 5
 
 
+def test_a_standby_that_may_not_take_what_has_lapsed_does_not_look_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each look is a call of the store, which costs money."""
+
+    async def script() -> None:
+        async with successor(monkeypatch) as one:
+            owner = owner_of(one.objects)
+            owner.state, owner.dir, owner.lease_ms = "held", "another", CONFIG.bucket_lease_ms
+            one.objects._set("owner", encode_owner(owner))
+            one.standby._settings = replace(CONFIG, bucket_takeover=False)
+            with trio.move_on_after(60):
+                await one.standby.run()
+            assert not one.keepers
+            assert one.objects.calls.count(("get", "owner")) < 100
+
+    live(script)
+
+
 def test_a_standby_becomes_the_owner_when_the_bucket_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def script() -> None:
         async with successor(monkeypatch) as one:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
+from tests.simulator.hang import Hang, told_hang
 from tests.simulator.plan import Plan, make
 from tests.simulator.running import Figures, run
 
@@ -36,14 +37,15 @@ def problem_of(plan: Plan) -> tuple[str | None, Figures]:
     """What is wrong with a run of this plan, if anything, in a time that is bounded."""
 
     def hangs(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"it is not over after {HANG_S} s")
+        raise Hang(f"it is not over after {HANG_S} s")
 
     signal.signal(signal.SIGALRM, hangs)
     signal.alarm(HANG_S)
     try:
         return None, run(plan)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}", Figures()
+    except BaseException as error:
+        told = told_hang(error)
+        return f"{type(told).__name__}: {told}", Figures()
     finally:
         signal.alarm(0)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from topics.bucket.round_format import Run
+from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import Fs
 from topics.storage.wal.wal_files import LogPosition, WalFile, WalFiles
 
@@ -63,7 +64,8 @@ def measured(fs: Fs, parts: Sequence[Stretch]) -> list[Stretch]:
 
 def divided(parts: Sequence[Stretch], most: int = ROUND_BYTES) -> Iterator[list[Piece]]:
     """Yield the runs of one round after another: `most` bytes each, the last one what is left. Empty stretches, whose
-    ends are known, are left out. Raises LogGone."""
+    ends are known, are left out. The header of a file is never divided: a standby reads it when it has the first run.
+    Raises LogGone."""
     pieces: list[Piece] = []
     room = most
     for file, offset, end in parts:
@@ -72,6 +74,9 @@ def divided(parts: Sequence[Stretch], most: int = ROUND_BYTES) -> Iterator[list[
             raise LogGone(f"{file.path} ends at {end}, before {offset}")
         at = offset
         while at < end:
+            if pieces and not at and room < min(FILE_HEADER_BYTES, end):
+                yield pieces
+                pieces, room = [], most
             length = min(end - at, room)
             pieces.append(Piece(Run(file.shard, file.ordinal, at, length), file.path))
             at += length

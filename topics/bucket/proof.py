@@ -29,6 +29,9 @@ WRONG_GENERATION: Final = "1"
 
 MAX_PROBE: Final = 1024
 
+ATTEMPTS: Final = 5
+"""How often a store has to refuse a put of which the condition holds before it is found unfit."""
+
 
 class StoreUnfit(Exception):
     """The store does not do what is needed of it. The message is for an operator."""
@@ -40,18 +43,35 @@ class StoreUnfit(Exception):
         )
 
 
+class _PutRefused(StoreUnfit):
+    """A condition that holds was said not to hold. A fit store may say so now and then."""
+
+
 def prove_store(store: ObjectStore, nonce: str) -> None:
     """Blocking: try out what is needed of a store. `nonce` is of this process: letters and digits.
 
-    Raises StoreUnfit, and StoreError if the store fails: then nothing is proved, and it can be called again.
+    A put whose condition is said not to hold although it does is tried `ATTEMPTS` times: a request that was sent again
+    on its way meets its own effect. Raises StoreUnfit, and StoreError if the store fails: then nothing is proved, and
+    it can be called again.
     """
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _prove_once(store, nonce)
+        except _PutRefused:
+            continue
+    return _prove_once(store, nonce)
+
+
+def _prove_once(store: ObjectStore, nonce: str) -> None:
     name, other = (f"{PROBES}{nonce}-{secrets.token_hex(8)}" for _ in range(2))
     try:
         _prove_create(store, name)
         _prove_replace(store, name, other)
         probe = _prove_list(store, name)
-    finally:
+    except BaseException:
         _clean(store, [name, other])
+        raise
+    store.delete([name, other])  # if this fails, the next proof removes what is left
     try:
         store.get(name, MAX_PROBE)
     except ObjectMissing:
@@ -65,7 +85,7 @@ def _prove_create(store: ObjectStore, name: str) -> None:
     try:
         store.put_new(name, b"one")
     except ObjectExists:
-        raise StoreUnfit("it says that a new object exists already") from None
+        raise _PutRefused("it says that a new object exists already") from None
     try:
         store.put_new(name, b"two")
     except ObjectExists:
@@ -90,7 +110,7 @@ def _prove_replace(store: ObjectStore, name: str, other: str) -> None:
     try:
         newer = store.put_if(name, b"three", etag)
     except ObjectChanged:
-        raise StoreUnfit("it does not replace an object whose ETag is the one that was given") from None
+        raise _PutRefused("it does not replace an object whose ETag is the one that was given") from None
     got = store.get(name, MAX_PROBE)
     if got.data != b"three":
         raise StoreUnfit("it has not replaced an object although it said that it had, or shows an earlier one")
@@ -113,7 +133,7 @@ def _prove_list(store: ObjectStore, name: str) -> ObjectFacts:
 
 
 def _clean(store: ObjectStore, names: list[str]) -> None:
-    """Remove the probes. A failure is not told: the next proof removes what is left."""
+    """Remove the probes of a proof that has failed. A failure is not told: the next proof removes what is left."""
     try:
         store.delete(names)
     except StoreError:

@@ -180,6 +180,7 @@ class BaseWriter:
         changed, and whenever one is asked for, until cancelled. A failure is logged and tried again after a wait."""
         while True:
             if (self._is_due() or self._is_reopened) and not await self.try_take():
+                self._wake = trio.Event()  # what was asked for before is tried again after the wait
                 with trio.move_on_after(BACKOFF_S[min(self.failures, len(BACKOFF_S)) - 1]):
                     await self._wake.wait()
                 continue

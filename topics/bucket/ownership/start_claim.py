@@ -21,7 +21,7 @@ import trio
 from topics.bucket.local_note import BadNote, BucketNote, read_note
 from topics.bucket.object_store import ObjectStore, StoreError, StoreErrorKind
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
-from topics.bucket.offline.bucket_restore import WORKERS, BucketRestore, RestoreSource, Workers
+from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
 from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget, choose_target, with_whole_base
 from topics.bucket.ownership.bucket_access import BucketAccess
 from topics.bucket.ownership.lease import Lease
@@ -37,7 +37,7 @@ from topics.runtime.clock import Clock
 from topics.runtime.offload import Offload, Pool
 from topics.runtime.window_clock import ClockMark
 from topics.storage.files.datadir import DataDir
-from topics.storage.files.fs import Fs
+from topics.storage.files.fs import Fs, join
 from topics.storage.snapshots.clock_mark import write_mark
 from topics.telemetry.logs import get_logger
 
@@ -68,8 +68,9 @@ class StartClaim:
         """`url` is where this daemon answers. `take`: the operator says that the owner is gone for good. `show` is told
         why the daemon waits, and the URL of the owner. `copies_all`: a directory from the bucket has all segments from
         the beginning, because cold ones are not read from there. `in_place`: a disk is mounted at the directory.
-        `yields`: if another directory has owned the bucket since this one did, `show` is told, and the caller ends the
-        wait; otherwise the start is refused."""
+        `yields`: if another directory has owned the bucket since this one did, `show` is told its URL, and the caller
+        ends the wait; otherwise the start is refused. With an empty directory it is told when the owner has renewed its
+        lease: there may be nothing to follow, and nobody but this daemon to take over."""
         self.nonce = secrets.token_hex(8)
         self.dir_id = secrets.token_hex(16)
         self._objects = objects
@@ -157,6 +158,7 @@ class StartClaim:
 
     async def _wait(self, takeover: Takeover, note: BucketNote | None, *, is_empty: bool) -> TakeReason | None:
         """Wait until the prefix may be taken. Return why; None if the operator says so."""
+        first: tuple[int, str, int] | None = None
         while True:
             try:
                 reason = await takeover.look()
@@ -177,7 +179,10 @@ class StartClaim:
             if reason is not None and not is_others:
                 return reason
             assert owner is not None
-            self._show(f"node {owner.node} owns the bucket (epoch {owner.epoch})", owner.url)
+            seen = (owner.epoch, owner.nonce, owner.renewals)
+            first = first or seen
+            waits = self._yields and is_empty and seen == first
+            self._show(f"node {owner.node} owns the bucket (epoch {owner.epoch})", "" if waits else owner.url)
             await trio.sleep(takeover.pause_s)
 
     async def _is_restorable(self, owner: Owner) -> bool:
@@ -252,7 +257,7 @@ class StartClaim:
                     self._datadir.root,
                     workers,
                     source,
-                    in_place=self._in_place,
+                    in_place=self._in_place or self._fs.exists(join(self._datadir.root, UNFINISHED)),
                     adopted=adopted,
                 )
                 figures = work.run(target)

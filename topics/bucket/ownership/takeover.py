@@ -102,12 +102,14 @@ class Takeover:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the next look: never beyond the moment at which the lease has lapsed (s)."""
+        """How long to wait before the next look (s): part of the lease, and not beyond the moment at which it lapses. A
+        daemon that may not take what has lapsed goes on looking as often as before."""
         left_ms = self.watch.left_ms(self._clock.boottime_ms())
         owner = self.watch.owner
         if left_ms is None or owner is None:
             return LONGEST_LOOK_S
-        return min(LONGEST_LOOK_S, owner.lease_ms / LOOKS / 1000, left_ms / 1000 + 0.001)
+        look_s = min(LONGEST_LOOK_S, owner.lease_ms / LOOKS / 1000)
+        return min(look_s, left_ms / 1000 + 0.001) if left_ms else look_s
 
     async def take(self, last_round: int, least_epoch: int = 0) -> bool:
         """Become the owner in place of what was seen, and begin to renew. Return False if somebody else was faster, or

@@ -24,7 +24,13 @@ from topics.bucket.local_note import BadNote, BucketNote, read_note, write_note
 from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
-from topics.bucket.offline.restore_target import NothingToRestore, RestoreRefused, choose_target, may_pass_over
+from topics.bucket.offline.restore_target import (
+    NothingToRestore,
+    RestoreRefused,
+    RestoreTarget,
+    choose_target,
+    may_pass_over,
+)
 from topics.bucket.pins import drop_pin, pinned
 from topics.bucket.standby.followed_log import LogLost, cut_to
 from topics.bucket.standby.handover import leave, set_aside, stays
@@ -38,6 +44,11 @@ log = get_logger(__name__)
 
 ATTEMPTS: Final = 3
 """How often a restore is begun if objects go while it reads: the owner may remove a base that nobody has pinned yet."""
+
+
+class HistoryUnfinished(NothingToRestore):
+    """Another history has begun behind what can be restored, and has no base yet: nobody can follow it. With takeover
+    nothing has counted in it, since its owner is ready when there is a base."""
 
 
 class StandbyRefused(Exception):
@@ -55,16 +66,25 @@ def prepare_directory(
     copies_all: bool = False,
 ) -> BucketNote | None:
     """Have a directory that can be followed on, and return its note. With `takes` it may have been an owner's: None
-    then says that it is the owner's, or that nobody has owned the bucket yet. If another directory has taken over, it
-    is set aside. `copies_all`: a directory that is made has all segments from the beginning, because cold ones are not
-    read from the bucket. Raises StandbyRefused, NothingToRestore, BucketDamaged, StoreError, OSError."""
+    then says that it is the owner's, or that there is nothing to follow: nobody has owned the bucket yet, or another
+    history has begun that has no base, and may never get one. If another directory has taken over, it is set aside.
+    `copies_all`: a directory that is made has all segments from the beginning, because cold ones are not read from the
+    bucket. Raises StandbyRefused, NothingToRestore, BucketDamaged, StoreError, OSError."""
     datadir = DataDir(root)
     reader = BucketReader(objects)
     with _alone(fs, datadir):
         if takes and _is_owner(fs, datadir, reader):
             return None
         note = _going_on(fs, datadir, reader)
-    return note or _make(fs, root, url, reader, objects, workers, copies_all=copies_all)
+    if note is not None:
+        return note
+    try:
+        return _make(fs, root, url, reader, objects, workers, copies_all=copies_all)
+    except HistoryUnfinished as error:
+        if not takes:
+            raise
+        log.warning("standby_waits_for_owner", reason=str(error))
+        return None
 
 
 @contextmanager
@@ -219,6 +239,7 @@ def _make(
         pool, target = Workers(workers), None
         try:
             target = choose_target(reader, map_heads=pool.map, damaged=damaged)
+            _check_followed(reader, target)
             last = reader.round(target.round)
             adopted = BucketNote(
                 bucket=last.head.bucket,
@@ -261,6 +282,13 @@ def _make(
         ms=round((time.monotonic() - began) * 1000),
     )
     return adopted
+
+
+def _check_followed(reader: BucketReader, target: RestoreTarget) -> None:
+    """Check that rounds behind a target belong to its history. Raises HistoryUnfinished if one begins another."""
+    for one in reader.rounds(target.round + 1):
+        if reader.round_head(one.number).begins_history:
+            raise HistoryUnfinished(f"round {one.number} of the bucket begins another history, which has no base yet")
 
 
 def keep_note(fs: Fs, datadir: DataDir, note: BucketNote) -> None:

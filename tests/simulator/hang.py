@@ -1,0 +1,27 @@
+"""A run that does not end, and how it is told."""
+
+from __future__ import annotations
+
+
+class Hang(BaseException):
+    """A run has taken too long. Not an `Exception`, and above all no `TimeoutError`, which is an `OSError`: the daemon
+    waits out what its disk and its store raise."""
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """The exceptions in a group, and in groups in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for one in error.exceptions for leaf in leaves_of(one)]
+    return [error]
+
+
+def told_hang(error: BaseException) -> BaseException:
+    """Return what to tell of a run that has failed: that it hangs, if it does. Raises the error if somebody ends the
+    process."""
+    leaves = leaves_of(error)
+    hang = next((leaf for leaf in leaves if isinstance(leaf, Hang)), None)
+    if hang is not None:
+        return hang
+    if any(isinstance(leaf, (KeyboardInterrupt, SystemExit)) for leaf in leaves):
+        raise error
+    return error
