@@ -16,16 +16,17 @@ from tests.simulation.clock import BASE_MS, SimClock
 from tests.simulation.disk import SimFs
 from tests.simulation.offload import InlineOffload
 from tests.simulation.world import ROOT
-from topics.bucket.local_note import BucketNote, read_note
+from topics.bucket.local_note import BucketNote, read_note, write_note
 from topics.bucket.object_names import round_name
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED
-from topics.bucket.ownership.owner_format import encode_owner
+from topics.bucket.ownership.owner_format import Owner, encode_owner
 from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms
 from topics.bucket.ownership.start_claim import StartClaim
 from topics.bucket.place import Place, first_head
 from topics.bucket.round_format import encode_round
 from topics.bucket.standby.directory import HistoryUnfinished, StandbyRefused, mark_unfinished, prepare_directory
+from topics.bucket.standby.handover import set_aside, stays
 from topics.engine.engine import Engine
 from topics.standby import Standby, prepare
 from topics.storage.files.datadir import DIVERGED, DataDir, wal_path
@@ -260,6 +261,40 @@ def test_a_prefix_that_cannot_be_restored_is_not_taken_from_its_owner() -> None:
         empty = claim_of(SimFs())
         await empty.run(is_empty=True)
         assert owner_of(objects).dir == empty.dir_id
+
+    live(script)
+
+
+def test_a_crash_while_a_directory_is_set_aside_leaves_nothing_without_its_note() -> None:
+    """A start would refuse it."""
+    fs = SimFs()
+    for name in ("", "/meta", "/topics", "/wal"):
+        fs.mkdir(ROOT + name)
+    write_note(fs, DATADIR, BucketNote(bucket="b", dir="d"))
+    fs.open(join(ROOT, "FORMAT"), create=True).close()
+    fs.settle()
+    wrecks: list[SimFs] = []
+    fs.subscribe(lambda op: wrecks.append(fs.after_process_kill()) if op.mutation is not None else None)
+    owner = Owner(epoch=2, node="n", dir="e", state="held", nonce="n")
+    set_aside(fs, ROOT, BucketNote(bucket="b", dir="d"), owner, BucketReader(SimObjects()))
+    assert len(wrecks) > 10
+    for wreck in wrecks:
+        for seed in range(10):
+            left = wreck.after_machine_crash("reorder", seed)
+            names = [name for name in left.listdir(ROOT) if not stays(name)]
+            assert "meta" in names or not names, names
+
+
+def test_a_directory_that_has_lost_the_bucket_before_it_had_opened_it_is_set_aside() -> None:
+    """Its daemon was paused between the put of `owner` and the first round."""
+
+    async def script() -> None:
+        objects, fs = await filled(), SimFs()
+        for name in ("", "/meta"):
+            fs.mkdir(ROOT + name)
+        write_note(fs, DATADIR, BucketNote(bucket="", dir="d"))
+        assert prepare_directory(fs, ROOT, URL, objects, 1, takes=True) is not None
+        assert fs.exists(join(ROOT, f"{DIVERGED}0", "DIVERGED"))
 
     live(script)
 

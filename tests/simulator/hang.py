@@ -19,7 +19,9 @@ def told_hang(error: BaseException) -> BaseException:
     """Return what to tell of a run that has failed: that it hangs, if it does. Raises the error if somebody ends the
     process."""
     leaves = leaves_of(error)
-    hang = next((leaf for leaf in leaves if isinstance(leaf, Hang)), None)
+    causes = [cause for leaf in leaves for cause in (leaf, leaf.__cause__, leaf.__context__) if cause is not None]
+    # If it comes while Trio itself is at work, it is the cause of another error.
+    hang = next((one for cause in causes for one in leaves_of(cause) if isinstance(one, Hang)), None)
     if hang is not None:
         return hang
     if any(isinstance(leaf, (KeyboardInterrupt, SystemExit)) for leaf in leaves):

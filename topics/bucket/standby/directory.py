@@ -147,7 +147,7 @@ def _is_owner(fs: Fs, datadir: DataDir, reader: BucketReader) -> bool:
         return owner is None and not _content(fs, datadir.root)
     if owner is None or owner.dir == note.dir:
         return True
-    if note.bucket != reader.bucket_id:
+    if note.bucket not in ("", reader.bucket_id):  # empty: it lost the bucket before it had opened it
         raise StandbyRefused(f"the directory is of the bucket {note.bucket}, and this is {reader.bucket_id}")
     set_aside(fs, datadir.root, note, owner, reader)
     return False

@@ -65,12 +65,13 @@ def set_aside(fs: Fs, root: str, note: BucketNote, owner: Owner, reader: BucketR
             exact=cut is not None,
         )
         write_diverged(fs, path, left)
-    # `meta` goes last: with the note in it, a start goes on with this.
+    # `meta` goes last, also for a crash of the machine: with the note in it, a start goes on with this.
     names = [name for name in fs.listdir(root) if not stays(name) and name != "meta"]
-    for name in [*sorted(names), "meta"]:
-        fs.rename(join(root, name), join(path, name))
-    fs.sync_dir(path)
-    fs.sync_dir(root)
+    for some in (sorted(names), ["meta"]):
+        for name in some:
+            fs.rename(join(root, name), join(path, name))
+        fs.sync_dir(path)
+        fs.sync_dir(root)
     log.warning(
         "directory_set_aside",
         directory=path,
