@@ -17,6 +17,7 @@ from tests.simulation.offload import InlineOffload
 from topics.bucket.object_names import round_name
 from topics.bucket.object_store import ObjectExists
 from topics.bucket.offline.bucket_reader import BucketReader
+from topics.bucket.ownership.lease import Lease
 from topics.bucket.ownership.owner_format import Owner
 from topics.bucket.ownership.owner_object import Ownership
 from topics.bucket.ownership.takeover import Takeover
@@ -66,6 +67,38 @@ async def test_a_fencing_round_is_behind_all_rounds_of_the_former_owner_and_take
     assert fence.head.positions == followed[-1].head.positions
     with pytest.raises(ObjectExists):
         objects.put_new(round_name(last + 1), b"a late round of the former owner")
+
+
+async def test_no_fencing_round_goes_behind_a_round_of_a_later_epoch(autojump_clock: Any) -> None:
+    """The process stood still between the put of `owner` and the look for the last round."""
+    objects, clock, offload = SimObjects(), SimClock(), InlineOffload()
+    async with archived(objects, CONFIG, fs=SimFs(), clock=clock) as life:
+        await life.put("a", durability="fsync")
+        last = await life.archived()
+    reader = BucketReader(objects)
+    place = Place(bucket=reader.bucket_id, epoch=0, number=0, hash=b"", wall_ms=0, positions=None)
+    place.follow(reader.round(last))
+    held = Owner(epoch=0, node="b", dir="b", state="held", nonce="b", lease_ms=1000)
+    lease = Lease(1000, clock.boottime_ms(), clock.boottime_ms)
+    takeover = Takeover(
+        objects,
+        SettledPuts(objects, offload, lambda state: None),
+        cast(Ownership, SimpleNamespace(held=held, lease=lease)),
+        dir_id="b",
+        url="",
+        nonce="b",
+        clock=clock,
+        offload=offload,
+    )
+    before = set(objects.objects)
+
+    async def follow(_found: Round) -> None:
+        raise AssertionError("nothing is followed")
+
+    with pytest.raises(ApiError, match=f"epoch 1 has written round {last}"):
+        await takeover.fence(place, follow)
+    assert not lease.is_held
+    assert set(objects.objects) == before
 
 
 class Held:

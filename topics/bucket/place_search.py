@@ -83,13 +83,18 @@ class PlaceSearch:
                 return place
 
     async def resume(self, note: BucketNote, held: Owner, *, take: bool) -> Place:
-        """Return where to go on in a prefix that this process has taken already. Raises like `open`."""
+        """Return where to go on in a prefix that this process has taken already. The lease is lost if a later epoch has
+        written rounds since: this process stood still. Raises like `open`."""
         bucket = await self._access.check(note, take=take)
         is_known = note.bucket == bucket
         seen = SeenOwner(held, "")
         if self._is_blank and not is_known and not take:
             await self._check_blank(seen)
         place = await self._find(bucket, note if is_known else None, seen, take=take)
+        if place.epoch > held.epoch + 1:
+            reason = f"epoch {place.epoch - 1} has written round {place.number}"
+            self._ownership.lose(reason)
+            raise BucketRefused(f"the bucket was taken from this daemon: {reason}")
         place.epoch = held.epoch
         place.is_begun = place.positions is not None and place.round_epoch == held.epoch
         return place

@@ -169,7 +169,8 @@ class StartClaim:
             owner = takeover.watch.owner
             if self._take:
                 return reason
-            is_others = owner is not None and note is not None and note.bucket and owner.dir != note.dir
+            # Also of a directory that has lost the bucket before it had opened it: its log is not behind the rounds.
+            is_others = owner is not None and note is not None and owner.dir != note.dir
             if owner is not None and is_others and not self._yields:
                 raise BucketRefused(
                     f"another data directory (node {owner.node}, directory {owner.dir}, epoch {owner.epoch}) has owned "

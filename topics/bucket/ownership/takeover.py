@@ -131,6 +131,9 @@ class Takeover:
         owner = self.ownership.held
         assert owner is not None
         place.epoch = owner.epoch
+        if place.round_epoch > owner.epoch:  # this process stood still behind `take`
+            self.lease.lose(f"epoch {place.round_epoch} has written round {place.number}")
+            raise self.lease.refusal
         while True:
             head = first_head(place, None, self._nonce, self._clock.now_ms())
             blob = encode_round(head, [])
