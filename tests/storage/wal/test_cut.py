@@ -130,3 +130,17 @@ async def test_a_cut_fails_with_its_shard(autojump_clock: Any) -> None:
             await cut.wait_synced()
         with pytest.raises(ApiError, match="read-only"):
             shard.writer.cut()
+
+
+async def test_a_shard_that_is_fenced_while_it_syncs_for_a_cut_refuses_it(autojump_clock: Any) -> None:
+    """The daemon has lost its lease meanwhile."""
+    async with running(sync_tick_ms=60_000) as shard:
+        shard.writer.submit(Batch(1))
+        await trio.sleep(0.001)
+        refusal = ApiError("not_owner", "another process may own the data")
+        shard.fs.subscribe(lambda op: shard.writer.fence(refusal) if op.name == "fdatasync" else None)
+        one = shard.writer.cut()
+        with pytest.raises(ApiError, match="not_owner"):
+            await one.wait_synced()
+        with pytest.raises(ApiError, match="not_owner"):
+            shard.writer.submit(Batch(2))

@@ -135,3 +135,17 @@ async def test_without_room_a_mark_with_nothing_before_it_is_reached_and_others_
         with pytest.raises(ApiError):
             await third.wait_synced()
         assert shard.writer.synced_position()[0] == synced
+
+
+async def test_a_shard_that_is_fenced_while_it_syncs_for_a_mark_refuses_it(autojump_clock: Any) -> None:
+    """The daemon has lost its lease meanwhile."""
+    async with running(sync_tick_ms=60_000) as shard:
+        shard.writer.submit(Batch(1))
+        await idle()
+        refusal = ApiError("not_owner", "another process may own the data")
+        shard.fs.subscribe(lambda op: shard.writer.fence(refusal) if op.name == "fdatasync" else None)
+        one = shard.writer.mark()
+        with pytest.raises(ApiError, match="not_owner"):
+            await one.wait_synced()
+        with pytest.raises(ApiError, match="not_owner"):
+            shard.writer.submit(Batch(2))

@@ -319,6 +319,8 @@ class ShardWriter:
                 await self._go_over()
             elif self.queue and self._is_full_for(self.queue.first):
                 await self._rotate_or_grow()
+            if self.failed is not None:
+                return
             group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
             self._unacked.begin(group)
             due = self._due
@@ -469,6 +471,8 @@ class ShardWriter:
                 self._stalled(problem.error)
             else:
                 return
+        if self.failed is not None:  # fenced meanwhile: nothing is queued any more
+            return
         end = self.file.end + SYNCED_ROOM + len(self.queue.first.data)
         if self.file.head.salt is None or end > most_bytes(self._file_bytes):
             raise NoRoom(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.file.path))
@@ -511,12 +515,16 @@ class ShardWriter:
         while self.queue and isinstance(self.queue.first, LogMark):
             if self._dirty:
                 await self._write([], vouch=False, sync=True)
+            if self.failed is not None:  # fenced meanwhile: nothing is queued any more
+                return
             self.queue.take_mark().reach(self.synced_position()[0])
 
     async def _go_over(self) -> None:
         """Carry out the cut at the head of the queue. If the current file is empty, it is used as the new one."""
         if self.file.end > self.file.head.first:
             await self._rotate()
+        if self.failed is not None:  # fenced meanwhile: nothing is queued any more
+            return
         cut = self.queue.take_cut()
         cut.ordinal = self.file.ordinal
         cut.on_synced()
