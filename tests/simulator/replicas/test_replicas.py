@@ -51,6 +51,7 @@ def test_histories_have_takeovers_and_whatever_else_is_judged() -> None:
 FOUND = {
     504: "a history has begun, and its owner was lost before it had a base",
     3474: "a daemon that had lost a fresh bucket before it had opened it took it again, and began a history",
+    5609: "a lease was lost while a shard synced before a mark, and the writer ended with an IndexError",
     3778: "a taker that stood still behind its put of `owner` wrote rounds behind those of a later epoch",
 }
 

@@ -184,8 +184,7 @@ class ShardWriter:
     # -- opening ----------------------------------------------------------------------------------------------------
 
     def resume(self, file: WalFile, *, end: int, frame_count: int, last_seqs: Mapping[int, int]) -> None:
-        """Take over a recovered log whose last file ends at `end` (synced up to there). Blocking; called before
-        `run`."""
+        """Take over a recovered log whose last file ends at `end`, synced. Blocking; called before `run`."""
         self._log.resume(file.path)
         with refused_outright():
             self._log.make_room(max(end, self._file_bytes))
@@ -258,8 +257,7 @@ class ShardWriter:
             self._stopped.set()
 
     async def stop(self) -> None:
-        """Refuse new batches, write and sync what is queued, leave a clean-stop mark, end the task. Returns when it
-        has ended."""
+        """Refuse new batches, write and sync what is queued, leave a clean-stop mark. Returns when the task is over."""
         self._stopping = True
         self._wake.set()
         self._stop_asked.set()
@@ -295,8 +293,7 @@ class ShardWriter:
         return not self._clean and (self._stopping or self._clock.monotonic_ms() - self._tick_from_ms >= self._tick_ms)
 
     async def _wait_for_work(self) -> None:
-        """Sleep until a batch comes, the patience of queued ones is over, or the tick of an unsynced or unvouched shard
-        is due."""
+        """Sleep until a batch comes, the patience of queued ones is over, or the tick of an unclean shard is due."""
         self._wake.clear()
         if self.queue.is_urgent or self._stopping:
             return
@@ -319,8 +316,6 @@ class ShardWriter:
                 await self._go_over()
             elif self.queue and self._is_full_for(self.queue.first):
                 await self._rotate_or_grow()
-            if self.failed is not None:
-                return
             group = self.queue.take_group(max(self._file_bytes - self.file.end, 0))
             self._unacked.begin(group)
             due = self._due
@@ -460,8 +455,7 @@ class ShardWriter:
             await self._offload.run(Pool.WAL, partial(self._log.make_room, end))
 
     async def _rotate_or_grow(self) -> None:
-        """Make room for a batch that does not fit into the file: rotate, or, while the next file cannot be made, let
-        this one grow. Raises NoRoom."""
+        """Rotate for a batch that does not fit; while the next file cannot be made, let this one grow. Raises NoRoom."""
         if self.stall.refusal is None or self.stall.due:
             try:
                 await self._rotate()
@@ -471,7 +465,7 @@ class ShardWriter:
                 self._stalled(problem.error)
             else:
                 return
-        if self.failed is not None:  # fenced meanwhile: nothing is queued any more
+        if not self.queue:  # the shard was fenced meanwhile
             return
         end = self.file.end + SYNCED_ROOM + len(self.queue.first.data)
         if self.file.head.salt is None or end > most_bytes(self._file_bytes):
@@ -515,19 +509,17 @@ class ShardWriter:
         while self.queue and isinstance(self.queue.first, LogMark):
             if self._dirty:
                 await self._write([], vouch=False, sync=True)
-            if self.failed is not None:  # fenced meanwhile: nothing is queued any more
-                return
-            self.queue.take_mark().reach(self.synced_position()[0])
+            else:  # and it was not fenced meanwhile, which empties the queue
+                self.queue.take_mark().reach(self.synced_position()[0])
 
     async def _go_over(self) -> None:
         """Carry out the cut at the head of the queue. If the current file is empty, it is used as the new one."""
         if self.file.end > self.file.head.first:
             await self._rotate()
-        if self.failed is not None:  # fenced meanwhile: nothing is queued any more
-            return
-        cut = self.queue.take_cut()
-        cut.ordinal = self.file.ordinal
-        cut.on_synced()
+        if self.queue:  # else the shard was fenced meanwhile
+            cut = self.queue.take_cut()
+            cut.ordinal = self.file.ordinal
+            cut.on_synced()
 
     def _begin_file(self, entered: NamedFile) -> None:
         """Make the file the active one."""
