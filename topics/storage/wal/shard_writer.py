@@ -455,7 +455,7 @@ class ShardWriter:
             await self._offload.run(Pool.WAL, partial(self._log.make_room, end))
 
     async def _rotate_or_grow(self) -> None:
-        """Rotate for a batch that does not fit, or let the file grow while the next one cannot be made. Raises NoRoom."""
+        """Rotate for a batch that does not fit; let the file grow while the next one cannot be made. Raises NoRoom."""
         if self.stall.refusal is None or self.stall.due:
             try:
                 await self._rotate()
