@@ -77,6 +77,7 @@ def prepare(client: Client) -> None:
     client.append("full", 1)
     client.put_topic("proven", durability="fsync", evidence=True)
     client.append("proven", *range(100))
+    body_of(client.get("/v0/topics/proven/evidence", headers={"accept": "application/json"}))
     client.put_topic("jobs", type="queue")
     client.append("jobs", *range(100))
     body_of(client.post("/v0/topics/jobs/claim", json={"node": "worker-1", "max": 50}))

@@ -140,7 +140,7 @@ WRITES: Final[dict[type, tuple[str, ...]]] = {
     GroupCalls: ("delete", "put"),
     JobChanges: ("cancel", "retry"),
     LetterMoves: ("move",),
-    Ceilings: ("lower_all", "lower_bucket_ceilings", "lower_idle"),
+    Ceilings: ("lower_all", "lower_bucket_ceilings", "lower_idle", "raise_at_start"),
     Compactor: (
         "announce",
         "capture",
@@ -170,7 +170,7 @@ READS: Final[dict[type, tuple[str, ...]]] = {
     Redrives: ("ended", "get", "start", "stop", "stop_all"),
     Deletions: ("count_records", "is_ready"),
     Reads: ("read", "record", "wait_for_news"),
-    EvidenceCalls: ("checkpoint", "consistency", "inclusion"),
+    EvidenceCalls: ("checkpoint", "compare_keys", "consistency", "inclusion"),
     LatestReads: ("one", "page"),
     Exports: ("open",),
     TopicStates: ("of", "of_type", "page", "ranked"),

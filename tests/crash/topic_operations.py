@@ -297,12 +297,15 @@ class AlwaysHeld:
 
 
 async def lowering_for_takers(life: Life, client: Client) -> None:
-    """A daemon whose bucket another one may take gives back the seqs that it has reserved there, before a stop."""
+    """A daemon whose bucket another one may take gives back the seqs that it has reserved there, before a stop, and
+    reserves some when it starts again."""
     right = life.store.right
     right.lease = AlwaysHeld()
     await client.create("reserved", durability="disk")
     await client.append("reserved", 3)
     life.engine.ceilings.lower_bucket_ceilings()
+    await trio.sleep(0.1)
+    life.engine.ceilings.raise_at_start()
     await trio.sleep(0.1)
     right.lease = None
     await client.append("reserved", 3)

@@ -197,7 +197,7 @@ def test_every_event_that_the_daemon_warns_with_is_explained() -> None:
 
 def anchors_of(page: str) -> set[str]:
     """The anchors of a page's chapters."""
-    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    headings = re.findall(r"^##+ (.*)$", page, re.MULTILINE)
     return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 

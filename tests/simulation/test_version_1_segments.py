@@ -12,7 +12,7 @@ from tests.simulation.world import Life, World, settings
 from topics.log.tag_match import TagMatch
 from topics.model import AppendRequest, Performance, RecordIn, TopicConfigPatch
 from topics.storage.files.file_header import MAGIC
-from topics.storage.maintenance import segment_files
+from topics.storage.maintenance import segment_files, segment_growth
 from topics.storage.segments.topic_segments import Segment
 
 CONFIG = settings(segment_max_events=8, segment_max_age_ms=0, cache_bytes=0)
@@ -40,7 +40,8 @@ def old(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Written]:
         before.setattr(
             segment_files.SegmentFiles, "new_segment", lambda _self, topic_id, first: Segment(topic_id, first)
         )
-        before.setattr(segment_files, "_header", lambda _segment: b"")
+        before.setattr(segment_files, "header_of", lambda _segment: b"")
+        before.setattr(segment_growth, "header_of", lambda _segment: b"")
         assert world.live(scenario)
     assert headers(world) == [False, False, False]
     return world, topic
