@@ -25,13 +25,13 @@ from tests.simulator.replicas.history import History, Script, lived
 from tests.simulator.replicas.machine import DEATHS
 from tests.simulator.replicas.plan import make
 
-SEEDS = range(2000 if EVERYTHING else 60)
+SEEDS = range(2000 if EVERYTHING else 24)
 QUICK_SEEDS = 4
 
 MOST_SEEDS = 150
 """A broken build is found within so many seeds."""
 
-STRIDE = 1 if EVERYTHING else 16
+STRIDE = 1 if EVERYTHING else 48
 QUICK_POINTS = 2
 
 
