@@ -71,3 +71,19 @@ os._exit(1)
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, timeout=60, check=False)
     pid = int(done.stdout)
     until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+
+
+def test_each_daemon_draws_its_own_lease_ids(tmp_path: Path) -> None:
+    leases = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        daemon = Daemon(tmp_path / name)
+        try:
+            client = daemon.start()
+            client.put_topic("jobs", type="queue")
+            client.append("jobs", 1)
+            claimed = client.post("/v0/topics/jobs/claim", json={"node": "n"}).json()
+            leases.append(claimed["claimed"][0]["lease_id"])
+        finally:
+            daemon.kill()
+    assert leases[0] != leases[1]
