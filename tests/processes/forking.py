@@ -8,13 +8,11 @@ import ctypes
 import gc
 import json
 import os
-import secrets
 import signal
 import socket
 import sys
 import time
 from importlib import import_module
-from itertools import count
 from typing import Any, Final, NoReturn
 
 REQUEST_BYTES: Final = 1 << 20
@@ -73,18 +71,10 @@ def _become_program(request: dict[str, Any], descriptors: list[int]) -> NoReturn
     os.environ.update(request["environ"])
     os.chdir(request["directory"])
     time.tzset()
-    _draw_again()
     sys.argv = ["topics", *request["arguments"]]
     gc.unfreeze()
     sys.modules["topics.__main__"].main(["serve"])
     raise AssertionError("the command line has returned")
-
-
-def _draw_again() -> None:
-    """Have the numbers of this process that modules draw at random when they are imported."""
-    claims, members = sys.modules["topics.engine.queues.claims"], sys.modules["topics.storage.wal.members"]
-    claims._LEASE_IDS = count(secrets.randbits(62))  # type: ignore[attr-defined]
-    members._TOKENS = count(members.FIRST_TOKEN + secrets.randbits(62))  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ os._exit(1)
 
 
 def test_each_daemon_draws_its_own_lease_ids(tmp_path: Path) -> None:
+    """What is drawn when a module is imported would be the same in all."""
     leases = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -8,7 +8,6 @@ import secrets
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import Final
 
 import pytest
@@ -55,6 +54,5 @@ def simulated(seed: int, round_bytes: int | None = None, reserved: int = 1000) -
         patch.setattr("topics.bucket.pins.uuid4", uuid4)
         *others, _ = SettledPuts.__init__.__defaults__ or (None,)
         patch.setattr(SettledPuts.__init__, "__defaults__", (*others, chance))
-        for counter in ("topics.engine.queues.claims._LEASE_IDS", "topics.storage.wal.members._TOKENS"):
-            patch.setattr(counter, count(chance.getrandbits(62) | 1 << 61))
+        patch.setattr(secrets, "randbits", chance.getrandbits)
         yield

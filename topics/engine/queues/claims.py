@@ -50,9 +50,6 @@ MIN_PAUSE_S: Final = 0.01
 MAX_PAUSE_S: Final = 1.0
 """Pauses of the line while the disk does not answer (s): each twice as long as the one before, between these bounds."""
 
-_LEASE_IDS: Final = count(secrets.randbits(62))
-"""Begins at a random number in each process, so that a lease id of an earlier process names no lease of this one."""
-
 
 class FetchedJobs(NamedTuple):
     """The jobs of a hand that are live and fit, ascending, and the JSON of each record without its opening brace."""
@@ -91,6 +88,8 @@ class Claims:
         self._loader = loader
         self._background = background
         self._dead_letters = dead_letters
+        self._lease_ids = count(secrets.randbits(62))
+        """Begins at a random number, so that a lease id of an earlier engine names no lease of this one."""
 
     # -- the line ----------------------------------------------------------------------------------------------------
 
@@ -329,7 +328,7 @@ class Claims:
         while not await self._commits.settle(topic, queue):
             pass
         n = len(fetched.seqs)
-        lease_ids = array("Q", [next(_LEASE_IDS) for _ in range(n)])
+        lease_ids = array("Q", [next(self._lease_ids) for _ in range(n)])
         deadline = self._commits.now().after(lease_ms)
         claimer.hand = array("Q")
         commit = self._commits.claim(topic, queue, ClaimEvent(claimer.node, fetched.seqs, lease_ids, deadline))

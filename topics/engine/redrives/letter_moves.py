@@ -33,7 +33,7 @@ from topics.log.retention import has_room
 from topics.log.span import NotLoaded
 from topics.queue.lease_events import ReopenEvent
 from topics.runtime.turns import Turns
-from topics.storage.wal.members import new_token
+from topics.storage.wal.members import tokens
 
 PIECE_LETTERS: Final = 100
 PIECE_BYTES: Final = 1 << 20
@@ -95,6 +95,7 @@ class LetterMoves:
         self._turns = turns
         self._busy: dict[Topic, trio.Event] = {}
         """The end of the call that moves letters of a topic."""
+        self._tokens = tokens()
 
     async def move(
         self, topic: Topic, seqs: Sequence[int], *, to: str | None = None, may: Callable[[str], bool]
@@ -215,7 +216,7 @@ class LetterMoves:
 
     def _send(self, topic: Topic, seqs: array[int], part: _JudgedLetters, target: Topic) -> Transaction:
         """Queue the transaction: one step of the loop."""
-        token = new_token()
+        token = next(self._tokens)
         place = part.place if part.place[0] else (token, token)
         payload: dict[str, object] = {"members": [[topic.id, token, token], [target.id, *place]]}
         commits = [self._members.deletion(topic, seqs, payload, token), part.commit(payload, token)]

@@ -8,16 +8,15 @@ which no other transaction has.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from itertools import count
 from typing import Final
 
 FIRST_TOKEN: Final = 1 << 63
 """All tokens are at least this, and all seqs are below it."""
 
-_TOKENS: Final = count(FIRST_TOKEN + secrets.randbits(62))
-"""Begins at a random number in each process, so that a token of an earlier process is none of this one."""
 
-
-def new_token() -> int:
-    """Return a token for the members of a new transaction that append nothing."""
-    return next(_TOKENS)
+def tokens() -> Iterator[int]:
+    """Return the tokens of one engine, for the members of its transactions that append nothing. They begin at a random
+    number, so that a token of an earlier engine is none of this one."""
+    return count(FIRST_TOKEN + secrets.randbits(62))
