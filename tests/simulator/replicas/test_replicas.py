@@ -52,6 +52,8 @@ FOUND = {
     504: "a history has begun, and its owner was lost before it had a base",
     3474: "a daemon that had lost a fresh bucket before it had opened it took it again, and began a history",
     5609: "a lease was lost while a shard synced before a mark, and the writer ended with an IndexError",
+    2032: "a first start lost its note in a crash of the machine, and no start accepted the directory",
+    7065: "the same, with a file that was never given its name",
     3778: "a taker that stood still behind its put of `owner` wrote rounds behind those of a later epoch",
 }
 

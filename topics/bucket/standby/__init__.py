@@ -2,6 +2,7 @@
 `docs/design/standby.md`).
 
 directory      the directory of a standby at a start: going on with it, or making it from the newest base
+unused_directory  what a crash of the machine in a first start leaves, which may be replaced
 followed_log   the files of the log, which come piece by piece
 handover       becoming the owner, and setting the directory of a former owner aside
 diverged_note  the file in such a directory, which says how far the bucket has its log

@@ -34,6 +34,7 @@ from topics.bucket.offline.restore_target import (
 from topics.bucket.pins import drop_pin, pinned
 from topics.bucket.standby.followed_log import LogLost, cut_to
 from topics.bucket.standby.handover import leave, set_aside, stays
+from topics.bucket.standby.unused_directory import is_unused
 from topics.runtime.window_clock import ClockMark
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, LockHeld, join
@@ -226,7 +227,7 @@ def _why_anew(reader: BucketReader, note: BucketNote) -> str | None:
 def _make(
     fs: Fs, root: str, url: str, reader: BucketReader, objects: ObjectStore, workers: int, *, copies_all: bool
 ) -> BucketNote:
-    if _content(fs, root) and not fs.exists(join(root, UNFINISHED)):
+    if _content(fs, root) and not fs.exists(join(root, UNFINISHED)) and not is_unused(fs, DataDir(root)):
         raise StandbyRefused(
             f"{root} is not empty and not the directory of a standby: a standby makes its directory from the bucket. "
             "Use another directory; or move this one away, if nobody needs what is in it"
