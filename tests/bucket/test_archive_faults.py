@@ -13,7 +13,8 @@ from tests.bucket.archived import archived, bucket_settings, check_log, owner_of
 from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
 from tests.engine.life import settle
 from tests.everything import slow_after
-from tests.simulation.disk import CRASH_KINDS, CrashKind, Fault, SimFs
+from tests.simulation.disk import Fault, SimFs
+from tests.simulation.disk_state import CRASH_KINDS, CrashKind
 from topics.bucket.archive import ArchiveStopped
 from topics.bucket.ownership.owner_object import BucketRefused
 from topics.errors import ApiError

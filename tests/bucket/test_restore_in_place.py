@@ -7,7 +7,8 @@ from typing import get_args
 import pytest
 
 from tests.bucket.test_bucket_check import filled, holding
-from tests.simulation.disk import CrashKind, SimCrash, SimFs
+from tests.simulation.disk import SimCrash, SimFs
+from tests.simulation.disk_state import CrashKind
 from tests.simulation.world import ROOT
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import BucketRestore, Workers

@@ -22,7 +22,8 @@ import pytest
 import trio
 
 from tests.simulation import forgery
-from tests.simulation.disk import SECTOR, SimFs
+from tests.simulation.disk import SimFs
+from tests.simulation.disk_state import SECTOR
 from tests.simulation.model import Acked, Client, History, Sent, View, view_of
 from tests.simulation.segment_lives import exactly, fill, maintenance
 from tests.simulation.test_crash_sweep import see

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from tests.simulation.disk import CRASH_KINDS, SimFs
+from tests.simulation.disk import SimFs
+from tests.simulation.disk_state import CRASH_KINDS
 from tests.simulation.lives import Point, Sweep
 from tests.simulation.world import End, Life
 from topics.config import Settings

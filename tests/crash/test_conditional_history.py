@@ -19,7 +19,8 @@ from tests.conformance.client import Client, Daemon
 from tests.crash.conditional_history import Attempt, History, check
 from tests.engine.life import Life, living, records, settings
 from tests.simulation.clock import SimClock
-from tests.simulation.disk import CrashKind, SimFs
+from tests.simulation.disk import SimFs
+from tests.simulation.disk_state import CrashKind
 from topics.errors import ApiError
 from topics.model import AppendRequest, Conditions, Fence, Performance, RecordIn, TopicConfigPatch
 

@@ -35,25 +35,25 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, Self, TypeGuard
+from typing import Self, TypeGuard
 
+from tests.simulation.disk_state import (
+    CrashKind,
+    DirNode,
+    DiskState,
+    Extend,
+    FileNode,
+    NameChange,
+    Node,
+    Truncate,
+    Write,
+    move,
+    put,
+)
 from topics.storage.files.fs import File, LockHandle, LockHeld
 
-SECTOR = 512
-"""The unit in which a disk writes, in bytes; a write may end anywhere between and inside sectors."""
 UNLIMITED = 1 << 40
 """`free_bytes` of a disk without a `capacity`, and what it counts down from."""
-
-CrashKind = Literal["drop", "keep", "tear", "reorder", "garble"]
-"""What a machine crash does to pending changes.
-
-- drop: none survives
-- keep: all survive, names too
-- tear: of each file a prefix, its last write cut anywhere; of the names a random part
-- reorder: of each file random sectors of its pending writes, in any order; of the names a random part
-- garble: as reorder, and what survived of a write may be garbage
-"""
-CRASH_KINDS: tuple[CrashKind, ...] = ("drop", "keep", "tear", "reorder", "garble")
 
 
 class SimCrash(BaseException):
@@ -152,300 +152,6 @@ class Fault:
         return True
 
 
-# ----------------------------------------------------------------- content of a file
-
-
-class Write(NamedTuple):
-    offset: int
-    data: bytes
-
-    @property
-    def end(self) -> int:
-        return self.offset + len(self.data)
-
-
-class Truncate(NamedTuple):
-    length: int
-
-
-class Extend(NamedTuple):
-    length: int
-
-
-Change = Write | Truncate | Extend
-
-
-def _apply(content: bytearray, change: Change) -> None:
-    """Make one change to `content`. A gap reads as zeros."""
-    match change:
-        case Write(offset, data):
-            if offset > len(content):
-                content.extend(bytes(offset - len(content)))
-            content[offset : offset + len(data)] = data
-        case Truncate(length):
-            del content[length:]
-            content.extend(bytes(length - len(content)))
-        case Extend(length):
-            content.extend(bytes(max(0, length - len(content))))
-
-
-def _survivors(durable: bytes | bytearray, pending: list[Change], kind: CrashKind, rng: random.Random) -> bytearray:
-    """What a file holds after a crash of the machine."""
-    content = bytearray(durable)
-    match kind:
-        case "drop":
-            pass
-        case "keep":
-            for change in pending:
-                _apply(content, change)
-        case "tear":
-            whole = rng.randint(0, len(pending))
-            for change in pending[:whole]:
-                _apply(content, change)
-            if whole < len(pending) and isinstance(torn := pending[whole], Write):
-                _apply(content, Write(torn.offset, torn.data[: _cut(torn, rng)]))
-        case "reorder" | "garble":
-            _scatter(content, pending, rng, garble=kind == "garble")
-    return content
-
-
-def _cut(torn: Write, rng: random.Random) -> int:
-    """Where a write ends that did not end: at a byte or at the end of a sector, not at its own end."""
-    if rng.random() < 0.5:
-        return rng.randrange(len(torn.data))
-    boundaries = range(SECTOR - torn.offset % SECTOR, len(torn.data), SECTOR)
-    return rng.choice(boundaries) if boundaries else 0
-
-
-def _scatter(content: bytearray, pending: list[Change], rng: random.Random, *, garble: bool) -> None:
-    """Apply a random part of `pending`: sectors of writes in any order, but not across a change of size."""
-    share = rng.choice((0.1, 0.5, 0.9))
-    sectors: list[Write] = []
-
-    def flush() -> None:
-        survivors = [sector for sector in sectors if rng.random() < share]
-        rng.shuffle(survivors)
-        for offset, data in survivors:
-            _apply(content, Write(offset, rng.randbytes(len(data)) if garble and rng.random() < 0.25 else data))
-        if sectors and rng.random() < 0.25:  # the size came through and the bytes did not
-            _apply(content, Extend(rng.choice(sectors).end))
-        sectors.clear()
-
-    for change in pending:
-        if isinstance(change, Write):
-            sectors.extend(_sectors(change))
-            continue
-        flush()
-        if rng.random() < share:
-            _apply(content, change)
-    flush()
-
-
-def _sectors(write: Write) -> Iterator[Write]:
-    start = write.offset
-    while start < write.end:
-        end = min(start - start % SECTOR + SECTOR, write.end)
-        yield Write(start, write.data[start - write.offset : end - write.offset])
-        start = end
-
-
-# ----------------------------------------------------------------- the tree
-
-
-class _Errors:
-    """The writes that have failed, of a file or of a file system, and up to which of them somebody has been told."""
-
-    __slots__ = ("count", "told")
-
-    def __init__(self, count: int = 0, told: int = 0) -> None:
-        self.count = count
-        self.told = told
-
-    def heard(self, since: int) -> bool:
-        """Whether a descriptor that knows of the first `since` has another one to hear of; it is told by that."""
-        if since < self.count:
-            self.told = self.count
-            return True
-        return False
-
-
-class _FileNode:
-    """An inode: its content visible and durable, and what is between the two."""
-
-    __slots__ = ("durable", "errors", "handles", "inode", "path", "pending", "visible")
-
-    def __init__(self, inode: int, path: str, content: bytes | bytearray = b"") -> None:
-        self.inode = inode
-        self.path = path
-        self.visible = bytearray(content)
-        self.durable = bytearray(content)
-        self.pending: list[Change] = []
-        self.errors = _Errors()
-        self.handles = 0
-        """How many descriptors are open."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _FileNode:
-        twin = _FileNode(self.inode, self.path)
-        twin.visible = self.visible[:]
-        twin.durable = self.durable[:]
-        twin.pending = self.pending[:]
-        return twin  # the process had it open, if anybody had: it may leave the cache now
-
-    def close(self) -> None:
-        """A descriptor is closed. Without any the inode may leave the cache, and its errors with it."""
-        self.handles -= 1
-        if not self.handles:
-            self.errors.told = self.errors.count
-
-    def change(self, change: Change) -> None:
-        _apply(self.visible, change)
-        self.pending.append(change)
-
-    def sync(self) -> None:
-        for change in self.pending:
-            _apply(self.durable, change)
-        self.pending.clear()
-
-    def lose(self, rng: random.Random | None) -> None:
-        """A write back that failed: all is clean, and durable is nothing of it, or with `rng` a random part."""
-        if rng is not None:
-            _scatter(self.durable, self.pending, rng, garble=False)
-        self.pending.clear()
-        self.errors.count += 1
-        if not self.handles:
-            self.errors.told = self.errors.count
-
-    def is_durable(self, start: int, end: int) -> bool:
-        return (
-            end <= len(self.durable)
-            and memoryview(self.visible)[start:end] == memoryview(self.durable)[start:end]
-            and not any(_touches(change, start, end) for change in self.pending)
-        )
-
-
-def _touches(change: Change, start: int, end: int) -> bool:
-    """Whether a pending change could alter bytes in [start, end) if it survived."""
-    match change:
-        case Write(offset, data):
-            return offset < end and start < offset + len(data)
-        case Truncate(length):
-            return length < end
-        case Extend():
-            return False
-
-
-class _DirNode:
-    """A directory: its names, visible and durable. What is between the two is in `_State.changes`, for all of them."""
-
-    __slots__ = ("durable", "inode", "path", "visible")
-
-    def __init__(self, inode: int, path: str) -> None:
-        self.inode = inode
-        self.path = path
-        self.visible: dict[str, _Node] = {}
-        self.durable: dict[str, _Node] = {}
-
-
-_Node = _FileNode | _DirNode
-
-
-class _NameChange:
-    """One atomic change of names: what each of them is from then on (None: gone), and which directories to sync."""
-
-    __slots__ = ("names", "stuck", "unsynced")
-
-    def __init__(self, *names: tuple[_DirNode, str, _Node | None]) -> None:
-        self.names = names
-        self.unsynced = [directory for directory, _, _ in names]
-        self.stuck = False
-        """Lost by a sync that failed: no later sync makes it durable, unless one of the same name does."""
-
-    def keys(self) -> set[tuple[int, str]]:
-        return {(directory.inode, name) for directory, name, _ in self.names}
-
-
-class _State:
-    """All that a process kill leaves."""
-
-    def __init__(self) -> None:
-        self.next_inode = 2
-        self.root = _DirNode(1, "/")
-        self.changes: list[_NameChange] = []
-        self.errors = _Errors()
-        """Of all files."""
-
-    def new_inode(self) -> int:
-        self.next_inode += 1
-        return self.next_inode
-
-    def files(self) -> list[_FileNode]:
-        """Every file that has a name, visible or durable."""
-        seen: dict[int, _Node] = {}
-        todo: list[_Node] = [self.root]
-        while todo:
-            node = todo.pop()
-            if node.inode not in seen:
-                seen[node.inode] = node
-                if isinstance(node, _DirNode):
-                    todo += [*node.visible.values(), *node.durable.values()]
-        return [node for _, node in sorted(seen.items()) if isinstance(node, _FileNode)]
-
-    def commit_names(self, ready: Callable[[_NameChange], bool]) -> None:
-        """Make the changes that are `ready` durable, and with each of them the earlier ones of the same names."""
-        needed: set[tuple[int, str]] = set()
-        committed: list[_NameChange] = []
-        waiting: list[_NameChange] = []
-        for change in reversed(self.changes):
-            if ready(change) or needed & change.keys():
-                needed |= change.keys()
-                committed.append(change)
-            else:
-                waiting.append(change)
-        for change in reversed(committed):
-            for directory, name, node in change.names:
-                _put(directory.durable, name, node)
-        self.changes = waiting[::-1]
-
-    def after_machine_crash(self, kind: CrashKind, rng: random.Random) -> _State:
-        survived = _State()
-        survived.next_inode = self.next_inode
-        names = self._surviving_names(kind, rng)
-
-        def rebuild(old: _DirNode, new: _DirNode) -> None:
-            for name, node in sorted(names.get(old.inode, old.durable).items()):
-                path = posixpath.join(new.path, name)
-                twin: _Node
-                if isinstance(node, _FileNode):
-                    twin = _FileNode(node.inode, path, _survivors(node.durable, node.pending, kind, rng))
-                else:
-                    twin = _DirNode(node.inode, path)
-                    rebuild(node, twin)
-                new.visible[name] = new.durable[name] = twin
-
-        rebuild(self.root, survived.root)
-        return survived
-
-    def _surviving_names(self, kind: CrashKind, rng: random.Random) -> dict[int, dict[str, _Node]]:
-        """The names in each directory that has changes pending; a change needs the earlier ones of the same names."""
-        share = {"drop": 0.0, "keep": 1.0}[kind] if kind in ("drop", "keep") else rng.choice((0.1, 0.5, 0.9))
-        names: dict[int, dict[str, _Node]] = {}
-        lost: set[tuple[int, str]] = set()
-        for change in self.changes:
-            if lost & change.keys() or rng.random() >= share:
-                lost |= change.keys()
-                continue
-            for directory, name, node in change.names:
-                _put(names.setdefault(directory.inode, dict(directory.durable)), name, node)
-        return names
-
-
-def _put(names: dict[str, _Node], name: str, node: _Node | None) -> None:
-    if node is None:
-        names.pop(name, None)
-    else:
-        names[name] = node
-
-
 # ----------------------------------------------------------------- the file system
 
 
@@ -485,7 +191,7 @@ class SimFs:
         """Files opened and not closed."""
         self._random = random.Random(seed)
         self._salts = 0
-        self._state = _State()
+        self._state = DiskState()
         self._boot = 0
         self._mounts = 0
         self._heard: int | None = None
@@ -522,18 +228,18 @@ class SimFs:
             replaced = self._look(target)
             if node is replaced:
                 return
-            if isinstance(node, _DirNode):
+            if isinstance(node, DirNode):
                 if target.startswith(source + "/"):
                     raise _failure(errno.EINVAL, source)
-                if isinstance(replaced, _FileNode):
+                if isinstance(replaced, FileNode):
                     raise _failure(errno.ENOTDIR, target)
                 if replaced is not None and replaced.visible:
                     raise _failure(errno.ENOTEMPTY, target)
-            elif isinstance(replaced, _DirNode):
+            elif isinstance(replaced, DirNode):
                 raise _failure(errno.EISDIR, target)
             old, new = posixpath.basename(source), posixpath.basename(target)
             self._change_names((source_dir, old, None), (target_dir, new, node))
-            _move(node, target)
+            move(node, target)
 
     def link(self, source: str, target: str) -> None:
         """A crash of the machine leaves two files with the same content, which nobody may tell from one."""
@@ -554,14 +260,14 @@ class SimFs:
         path = _absolute(path)
         self._alive()
         found = self._look(path)
-        if isinstance(found, _DirNode):
+        if isinstance(found, DirNode):
             return
         self.mkdir(posixpath.dirname(path))
         with self._operation("mkdir", path, mutates=True):
             if found is not None:
                 raise _failure(errno.EEXIST, path)
             self._take_inode(path)
-            made = _DirNode(self._state.new_inode(), path)
+            made = DirNode(self._state.new_inode(), path)
             self._change_names((self._parent(path), posixpath.basename(path), made))
 
     def rmdir(self, path: str) -> None:
@@ -633,7 +339,7 @@ class SimFs:
                 if not _prevented(fault):
                     raise _failure(errno.EIO, path)
 
-    def _lose(self, file: _FileNode, fault: Fault | None) -> None:
+    def _lose(self, file: FileNode, fault: Fault | None) -> None:
         """What is pending of a file fails to be written: whoever has it open hears of it, and the file system."""
         file.lose(self._random if fault is not None and fault.keep_some else None)
         self._state.errors.count += 1
@@ -706,7 +412,7 @@ class SimFs:
 
     def _text_of(self, path: str) -> str:
         node = self._look(path)
-        return bytes(node.visible).decode() if isinstance(node, _FileNode) else ""
+        return bytes(node.visible).decode() if isinstance(node, FileNode) else ""
 
     # ------------------------------------------------------------- ends of a run
 
@@ -778,16 +484,16 @@ class SimFs:
 
     def is_file(self, path: str) -> bool:
         """Whether a file is visible there. Not an operation."""
-        return isinstance(self._look(_absolute(path)), _FileNode)
+        return isinstance(self._look(_absolute(path)), FileNode)
 
     def tree(self, *, durable: bool = False) -> dict[str, bytes | None]:
         """Every path with its content, None for directories: as visible, or as a "drop" crash would leave it."""
         found: dict[str, bytes | None] = {}
 
-        def walk(directory: _DirNode, path: str) -> None:
+        def walk(directory: DirNode, path: str) -> None:
             for name, node in sorted((directory.durable if durable else directory.visible).items()):
                 below = posixpath.join(path, name)
-                if isinstance(node, _DirNode):
+                if isinstance(node, DirNode):
                     found[below] = None
                     walk(node, below)
                 else:
@@ -814,9 +520,9 @@ class SimFs:
     def entry_durable(self, path: str) -> bool:
         """Whether the name of something visible, and of every directory above it, survives any crash."""
         pending = set().union(*(change.keys() for change in self._state.changes))
-        node: _Node = self._state.root
+        node: Node = self._state.root
         for name in _parts(_absolute(path)):
-            if not isinstance(node, _DirNode) or name not in node.visible:
+            if not isinstance(node, DirNode) or name not in node.visible:
                 raise _failure(errno.ENOENT, path)
             below = node.visible[name]
             if node.durable.get(name) is not below or (node.inode, name) in pending:
@@ -871,51 +577,51 @@ class SimFs:
         self.dead = True
         raise SimCrash(f"the machine died at operation {op.index}: {op.name} {op.path} {op.detail}")
 
-    def _look(self, path: str) -> _Node | None:
-        node: _Node | None = self._state.root
+    def _look(self, path: str) -> Node | None:
+        node: Node | None = self._state.root
         for name in _parts(path):
-            if not isinstance(node, _DirNode):
+            if not isinstance(node, DirNode):
                 return None
             node = node.visible.get(name)
         return node
 
-    def _node(self, path: str) -> _Node:
-        node: _Node = self._state.root
+    def _node(self, path: str) -> Node:
+        node: Node = self._state.root
         for name in _parts(path):
-            if not isinstance(node, _DirNode):
+            if not isinstance(node, DirNode):
                 raise _failure(errno.ENOTDIR, path)
             if name not in node.visible:
                 raise _failure(errno.ENOENT, path)
             node = node.visible[name]
         return node
 
-    def _file(self, path: str) -> _FileNode:
+    def _file(self, path: str) -> FileNode:
         node = self._node(path)
-        if isinstance(node, _DirNode):
+        if isinstance(node, DirNode):
             raise _failure(errno.EISDIR, path)
         return node
 
-    def _directory(self, path: str) -> _DirNode:
+    def _directory(self, path: str) -> DirNode:
         node = self._node(path)
-        if isinstance(node, _FileNode):
+        if isinstance(node, FileNode):
             raise _failure(errno.ENOTDIR, path)
         return node
 
-    def _parent(self, path: str) -> _DirNode:
+    def _parent(self, path: str) -> DirNode:
         return self._directory(posixpath.dirname(path))
 
-    def _create(self, path: str) -> _FileNode:
+    def _create(self, path: str) -> FileNode:
         self._take_inode(path)
-        node = _FileNode(self._state.new_inode(), path)
+        node = FileNode(self._state.new_inode(), path)
         self._change_names((self._parent(path), posixpath.basename(path), node))
         return node
 
-    def _change_names(self, *names: tuple[_DirNode, str, _Node | None]) -> None:
+    def _change_names(self, *names: tuple[DirNode, str, Node | None]) -> None:
         for directory, name, node in names:
-            _put(directory.visible, name, node)
-        self._state.changes.append(_NameChange(*names))
+            put(directory.visible, name, node)
+        self._state.changes.append(NameChange(*names))
 
-    def _lose_names(self, changes: list[_NameChange], fault: Fault) -> None:
+    def _lose_names(self, changes: list[NameChange], fault: Fault) -> None:
         """A directory sync that failed: none of it is durable, or a random part, and no later sync helps the rest."""
         kept = {id(change) for change in changes if fault.keep_some and self._random.random() < 0.5}
         for change in changes:
@@ -932,10 +638,10 @@ class SimFs:
 
     def _used(self) -> int:
         used = 0
-        todo: list[_Node] = [self._state.root]
+        todo: list[Node] = [self._state.root]
         while todo:
             node = todo.pop()
-            if isinstance(node, _DirNode):
+            if isinstance(node, DirNode):
                 todo += node.visible.values()
             else:
                 used += len(node.visible)
@@ -957,7 +663,7 @@ class SimFs:
 class SimFile:
     """An open file of a `SimFs`. Implements `File`. `close` works on a dead machine, so that clean-up code can run."""
 
-    def __init__(self, fs: SimFs, node: _FileNode, read_only: bool) -> None:
+    def __init__(self, fs: SimFs, node: FileNode, read_only: bool) -> None:
         self._fs = fs
         self._node = node
         self._read_only = read_only
@@ -1076,11 +782,3 @@ def _absolute(path: str) -> str:
 
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
-
-
-def _move(node: _Node, path: str) -> None:
-    """Tell a node, and what is below it, its new name."""
-    node.path = path
-    if isinstance(node, _DirNode):
-        for name, below in node.visible.items():
-            _move(below, posixpath.join(path, name))

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulation.disk import CRASH_KINDS, SECTOR, CrashKind, Fault, Op, SimCrash, SimFs
+from tests.simulation.disk import Fault, Op, SimCrash, SimFs
+from tests.simulation.disk_state import CRASH_KINDS, SECTOR, CrashKind
 from topics.storage.files.fs import File, write_all, write_atomic
 
 SEEDS = range(200)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from tests.simulation import forgery
-from tests.simulation.disk import CRASH_KINDS
+from tests.simulation.disk_state import CRASH_KINDS
 from tests.simulation.model import Client, History, View
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.world import Life, World, settings

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import trio
 
-from tests.simulation.disk import CRASH_KINDS, Op
+from tests.simulation.disk import Op
+from tests.simulation.disk_state import CRASH_KINDS
 from tests.simulation.model import Client, History
 from tests.simulation.test_crash_sweep import see
 from tests.simulation.test_damage import appended, corrupt, frames_of, salvaged, wal_files

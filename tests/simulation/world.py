@@ -20,7 +20,8 @@ import trio
 import trio.testing
 
 from tests.simulation.clock import BASE_MS, SimClock
-from tests.simulation.disk import CRASH_KINDS, Op, SimCrash, SimFs
+from tests.simulation.disk import Op, SimCrash, SimFs
+from tests.simulation.disk_state import CRASH_KINDS
 from tests.simulation.offload import InlineOffload
 from tests.simulation.packing import tiny_packing
 from topics.bucket.bucket_segments import BucketSegments

@@ -16,7 +16,8 @@ import trio
 
 from tests.bucket.simulated_objects import SimFault, SimObjects
 from tests.simulation.clock import SimClock
-from tests.simulation.disk import CRASH_KINDS, Op, SimCrash, SimFs
+from tests.simulation.disk import Op, SimCrash, SimFs
+from tests.simulation.disk_state import CRASH_KINDS
 from tests.simulation.offload import InlineOffload
 from tests.simulation.world import End, disk_after
 from topics.bucket.object_names import OWNER

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.disk import CRASH_KINDS, CrashKind, Fault, SimCrash, SimFs
+from tests.simulation.disk import Fault, SimCrash, SimFs
+from tests.simulation.disk_state import CRASH_KINDS, CrashKind
 from topics.storage.files.datadir import (
     DataDir,
     DataDirError,

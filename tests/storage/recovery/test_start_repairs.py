@@ -9,7 +9,8 @@ from typing import get_args
 
 import pytest
 
-from tests.simulation.disk import CrashKind, SimCrash, SimFs
+from tests.simulation.disk import SimCrash, SimFs
+from tests.simulation.disk_state import CrashKind
 from topics.storage.files.fs import join, write_all
 from topics.storage.files.swapped_files import finish_swaps
 from topics.storage.recovery.damage import BadRange
