@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import kubernetes_validate
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -26,6 +27,7 @@ from topics.config import SETTINGS, load_settings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "deploy"
 CHART = DEPLOY / "helm" / "topics"
+OLDEST_KUBERNETES = "1.25"  # the first without policy/v1beta1
 
 
 def settings_of(environ: dict[str, str]) -> Any:
@@ -210,6 +212,20 @@ def test_the_chart_makes_what_kubernetes_takes() -> None:
     assert stateful["spec"]["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "fast"
     (stateful,) = [one for one in manifests(values()) if one["kind"] == "StatefulSet"]
     assert "storageClassName" not in stateful["spec"]["volumeClaimTemplates"][0]["spec"]
+
+
+@pytest.mark.parametrize("version", [OLDEST_KUBERNETES, kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("changes", [{}, {"env": [{"name": "TOPICS_LOG_LEVEL", "value": "debug"}]}])
+def test_the_schemas_of_kubernetes_allow_what_the_chart_makes(version: str, changes: dict[str, Any]) -> None:
+    for document in manifests(values(**changes)):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_the_schemas_of_kubernetes_find_a_wrong_manifest() -> None:
+    (stateful,) = [one for one in manifests(values()) if one["kind"] == "StatefulSet"]
+    stateful["spec"]["template"]["spec"]["containers"][0]["readOnlyProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="readOnlyProbe"):
+        kubernetes_validate.validate(stateful, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_every_value_is_used_and_every_used_value_is_there() -> None:
