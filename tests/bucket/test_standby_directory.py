@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from msgspec import structs
 
 from tests.bucket.archived import ArchivedLife, archived, bucket_settings, owner_of
 from tests.bucket.simulated_objects import SimObjects
@@ -20,6 +22,7 @@ from topics.bucket.local_note import BucketNote, read_note, write_note
 from topics.bucket.object_names import round_name
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED
+from topics.bucket.offline.restore_target import NothingToRestore
 from topics.bucket.ownership.owner_format import Owner, encode_owner
 from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms
 from topics.bucket.ownership.start_claim import StartClaim
@@ -212,16 +215,36 @@ def test_with_a_cold_directory_all_segments_are_copied() -> None:
     live(script)
 
 
-async def unfinished(fs: SimFs, clock: SimClock) -> SimObjects:
+async def unfinished(fs: SimFs, clock: SimClock, **of_owner: Any) -> SimObjects:
     """A bucket whose owner has written rounds, and was killed before it had made the first base."""
     objects = SimObjects()
     async with archived(objects, CONFIG, fs=fs, clock=clock, clean=False) as life:
         await life.append("a", 1, 2, 3)
         await life.archived()
-    owner = owner_of(objects)
-    owner.lease_ms = 3000
-    objects._set("owner", encode_owner(owner))
+    change_owner(objects, lease_ms=3000, **of_owner)
     return objects
+
+
+def change_owner(objects: SimObjects, **changes: Any) -> None:
+    objects._set("owner", encode_owner(structs.replace(owner_of(objects), **changes)))
+
+
+def claim_of(objects: SimObjects, fs: SimFs, clock: SimClock, told: list[str]) -> StartClaim:
+    """A start of a daemon with takeover; `told` gets why it waits."""
+    return StartClaim(
+        objects,
+        LeaseTerms(6000, objects, clock.boottime_ms, lambda keeper: None),
+        fs,
+        DATADIR,
+        clock=clock,
+        offload=InlineOffload(),
+        url="http://b",
+        bucket_url=URL,
+        take=False,
+        show=lambda problem, owner: told.append(problem),
+        copies_all=True,
+        workers=1,
+    )
 
 
 def test_a_prefix_that_cannot_be_restored_is_not_taken_from_its_owner() -> None:
@@ -232,35 +255,72 @@ def test_a_prefix_that_cannot_be_restored_is_not_taken_from_its_owner() -> None:
         objects = await unfinished(disk, clock)
         before = objects.objects["owner"]
         told: list[str] = []
-
-        def claim_of(fs: SimFs) -> StartClaim:
-            return StartClaim(
-                objects,
-                LeaseTerms(6000, objects, clock.boottime_ms, lambda keeper: None),
-                fs,
-                DATADIR,
-                clock=clock,
-                offload=InlineOffload(),
-                url="http://b",
-                bucket_url=URL,
-                take=False,
-                show=lambda problem, owner: told.append(problem),
-                copies_all=True,
-                workers=1,
-            )
-
         with trio.move_on_after(30):
-            await claim_of(SimFs()).run(is_empty=True)
+            await claim_of(objects, SimFs(), clock, told).run(is_empty=True)
         assert objects.objects["owner"] == before
         assert "no base" in told[-1]
-        back = claim_of(disk.after_process_kill())
+        back = claim_of(objects, disk.after_process_kill(), clock, told)
         await back.run(is_empty=False)
         assert owner_of(objects).dir == back.dir_id
         async with archived(objects, CONFIG, fs=disk.after_process_kill(), clock=clock, bases=True) as life:
             await fill(life)
-        empty = claim_of(SimFs())
+        empty = claim_of(objects, SimFs(), clock, told)
         await empty.run(is_empty=True)
         assert owner_of(objects).dir == empty.dir_id
+
+    live(script)
+
+
+def test_a_directory_that_had_a_log_before_is_not_replaced_before_its_first_round() -> None:
+    """A daemon with records got its first bucket, and was killed while it started. An empty directory would give its
+    seqs again."""
+
+    async def script() -> None:
+        clock, objects, told = SimClock(BASE_MS), SimObjects(), list[str]()
+        claim = claim_of(objects, SimFs(), clock, told)
+        await claim.run(is_empty=False)
+        before = objects.objects["owner"]
+        with trio.move_on_after(30):
+            await claim_of(objects, SimFs(), clock, told).run(is_empty=True)
+        assert objects.objects["owner"] == before
+        assert "no base" in told[-1]
+
+    live(script)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_history_that_never_had_a_base_and_began_in_an_empty_directory_is_replaced(is_late: bool) -> None:
+    """Its daemon was never ready, so nobody was told of anything in it. Its last round may come when the prefix is
+    taken already."""
+
+    async def script() -> None:
+        clock, fs = SimClock(BASE_MS), SimFs()
+        objects = await unfinished(SimFs(), clock, has_log=False)
+        rounds = {name: blob for name, blob in objects.objects.items() if name.startswith("rounds/")}
+        assert prepare_directory(fs, ROOT, URL, objects, 1, takes=True) is None
+        with pytest.raises(NothingToRestore):
+            prepare_directory(fs, ROOT, URL, objects, 1)
+        assert fs.exists(join(ROOT, UNFINISHED)), "as of a standby that waited for the first base"
+        claim = claim_of(objects, fs, clock, [])
+        if is_late:
+            objects.delete([*rounds])
+
+            def arrive(op: str, name: str) -> None:
+                if (op, name) == ("put_if", "owner"):
+                    for late, blob in rounds.items():
+                        objects._set(late, blob)
+
+            objects.faults = arrive
+        with trio.fail_after(30):
+            await claim.run(is_empty=True)
+        assert owner_of(objects).dir == claim.dir_id
+        assert not fs.exists(join(ROOT, UNFINISHED))
+        assert {name for name in objects.objects if name.startswith("rounds/")} == rounds.keys()
+        change_owner(objects, state="free")  # this life has no part of the claim
+        async with archived(objects, CONFIG, fs=fs, clock=clock, bases=True) as life:
+            await fill(life)
+            assert life.engine.registry.topics["a"].log.head_seq == 10, "nothing of the other history"
+        assert prepare_directory(SimFs(), ROOT, URL, objects, 1) is not None
 
     live(script)
 

@@ -209,7 +209,7 @@ class BucketRestore:
         except LockHeld:
             raise RestoreRefused(f"another restore is writing to {self._partial}") from None
         try:
-            self._remove_content(self._partial, keep=UNFINISHED)
+            self._remove_content()
             self._fs.open(join(self._partial, UNFINISHED), create=True).close()
             self._fs.sync_dir(self._partial)  # so that a crash leaves nothing that has not this name beside it
             try:
@@ -217,7 +217,7 @@ class BucketRestore:
             except BaseException:
                 self._workers.close()
                 with suppress(OSError):
-                    self._remove_content(self._partial, keep=UNFINISHED)
+                    self._remove_content()
                     with suppress(FileNotFoundError):  # it has gone already if the rename has failed
                         self._fs.unlink(join(self._partial, UNFINISHED))
                     if self._root != self._partial:
@@ -227,20 +227,10 @@ class BucketRestore:
             lock.release()
 
     def _is_of_disk(self, name: str) -> bool:
-        """Return True if a file system has made this in the directory at which it is mounted, or if it is what another
-        directory was before it was set aside (`topics.bucket.standby.handover`)."""
-        return self._root == self._partial and (name == "lost+found" or name.startswith(DIVERGED))
+        return self._root == self._partial and _is_of_disk(name)
 
-    def _remove_content(self, directory: str, keep: str = "") -> None:
-        for name in self._fs.listdir(directory):
-            path = join(directory, name)
-            if name == keep or (directory == self._partial and self._is_of_disk(name)):
-                continue
-            try:
-                self._fs.unlink(path)
-            except (IsADirectoryError, PermissionError):
-                self._remove_content(path)
-                self._fs.rmdir(path)
+    def _remove_content(self) -> None:
+        _remove_content(self._fs, self._partial, lambda name: name == UNFINISHED or self._is_of_disk(name))
 
     def _first_new_id(self, base: Base) -> int:
         """Return from where on ids of topics are given that the owner of the bucket has not given, nor will."""
@@ -310,6 +300,32 @@ class BucketRestore:
     def _write(self, path: str, content: bytes) -> None:
         with self._fs.open(path, exclusive=True) as file:
             write_all(file, content, 0)
+
+
+def remove_unfinished(fs: Fs, root: str) -> None:
+    """Empty a directory in which a restore was interrupted; leave any other as it is. Blocking. Raises OSError."""
+    if fs.exists(join(root, UNFINISHED)):
+        _remove_content(fs, root, lambda name: name == UNFINISHED or _is_of_disk(name))
+        fs.unlink(join(root, UNFINISHED))
+        fs.sync_dir(root)
+
+
+def _is_of_disk(name: str) -> bool:
+    """Return True if a file system has made this in the directory at which it is mounted, or if it is a directory that
+    was set aside (`topics.bucket.standby.handover`)."""
+    return name == "lost+found" or name.startswith(DIVERGED)
+
+
+def _remove_content(fs: Fs, directory: str, stays: Callable[[str], bool]) -> None:
+    for name in fs.listdir(directory):
+        path = join(directory, name)
+        if stays(name):
+            continue
+        try:
+            fs.unlink(path)
+        except (IsADirectoryError, PermissionError):
+            _remove_content(fs, path, lambda _name: False)
+            fs.rmdir(path)
 
 
 def snapshot_of(base: Base) -> Snapshot:

@@ -38,6 +38,10 @@ class NothingToRestore(RestoreRefused):
     """The bucket has no base yet, or no round that ends a cut behind one."""
 
 
+class NoBase(NothingToRestore):
+    """The bucket has no base, of any history."""
+
+
 class RestoreTarget(NamedTuple):
     """The numbers of the base and of the last round."""
 
@@ -63,7 +67,7 @@ def choose_target(
     reader.format()
     bases = [base.number for base in reader.bases()]
     if not bases:
-        raise NothingToRestore("the bucket has no base, so there is nothing to restore")
+        raise NoBase("the bucket has no base, so there is nothing to restore")
     if number is not None:
         target = _of_number(reader, bases, number, map_heads)
     else:

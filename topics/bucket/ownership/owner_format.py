@@ -33,6 +33,14 @@ class Owner(msgspec.Struct, kw_only=True):
     renewals: int = 0
     round: int = 0
     """A recent round, from which the last one is looked for; 0 if there was none."""
+    has_log: bool = True
+    """False if the directory was empty when its daemon took the prefix."""
+
+    @property
+    def counts_without_base(self) -> bool:
+        """Return True if somebody may have been told of records that are in this directory, even if the bucket has no
+        base yet: the directory had a log before, or its daemon did not wait for a base, as it does with takeover."""
+        return self.has_log or not self.lease_ms
 
 
 class SeenOwner(NamedTuple):

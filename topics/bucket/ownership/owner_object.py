@@ -83,9 +83,11 @@ class Ownership:
         except (BadObject, ObjectTooLarge) as error:
             raise BucketRefused(f"the object {OWNER} of the bucket is damaged: {error}") from error
 
-    async def take(self, seen: SeenOwner | None, *, dir_id: str, epoch: int, last: int, url: str) -> bool:
+    async def take(
+        self, seen: SeenOwner | None, *, dir_id: str, epoch: int, last: int, url: str, has_log: bool = True
+    ) -> bool:
         """Become the owner in place of `seen`, and begin to renew the lease. Return False if somebody else was faster.
-        Raises PutGivenUp."""
+        `has_log` is False if the directory is empty. Raises PutGivenUp."""
         terms = self._leasing
         self.abandon()
         owner = Owner(
@@ -97,6 +99,7 @@ class Ownership:
             url=url,
             lease_ms=terms.lease_ms if terms is not None else 0,
             round=last,
+            has_log=has_log,
         )
         sent_ms = terms.boottime_ms() if terms is not None else 0
         try:

@@ -5,7 +5,9 @@ section 5).
                                        own: its log has their bytes, or gets them (`repair`)
     the prefix is new                  it is taken; the archive begins the first history
     the directory is empty             waits until the prefix may be taken, takes it, puts the fencing round, and makes
-                                       the directory from the bucket. The history goes on
+                                       the directory from the bucket. The history goes on. If there is no base, and so
+                                       nothing to make it from, another history begins, but only if nobody can have been
+                                       told of what the owner before had (`Owner.counts_without_base`)
     another directory owned the bucket since this one did
                                        refused: the log of this one has gone another way
 """
@@ -21,8 +23,21 @@ import trio
 from topics.bucket.local_note import BadNote, BucketNote, read_note
 from topics.bucket.object_store import ObjectStore, StoreError, StoreErrorKind
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
-from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
-from topics.bucket.offline.restore_target import RestoreRefused, RestoreTarget, choose_target, with_whole_base
+from topics.bucket.offline.bucket_restore import (
+    UNFINISHED,
+    WORKERS,
+    BucketRestore,
+    RestoreSource,
+    Workers,
+    remove_unfinished,
+)
+from topics.bucket.offline.restore_target import (
+    NoBase,
+    RestoreRefused,
+    RestoreTarget,
+    choose_target,
+    with_whole_base,
+)
 from topics.bucket.ownership.bucket_access import BucketAccess
 from topics.bucket.ownership.lease import Lease
 from topics.bucket.ownership.owner_format import Owner
@@ -117,6 +132,7 @@ class StartClaim:
             clock=self._clock,
             offload=self._offload,
             keep_on=self._keep_on,
+            has_log=not is_empty,
         )
         while True:
             reason = await self._wait(takeover, note, is_empty=is_empty)
@@ -187,8 +203,9 @@ class StartClaim:
             await trio.sleep(takeover.pause_s)
 
     async def _is_restorable(self, owner: Owner) -> bool:
-        """Return True if this directory could be made from the bucket. If it has rounds and no base, only the directory
-        that has written them can go on: it must not be refused when it is back. Raises BucketDamaged."""
+        """Return True if this directory could be made from the bucket, or may begin anew. If the bucket has no base,
+        what the owner had counts only in its directory, which must not be refused when it is back. Raises
+        BucketDamaged."""
         try:
             return await self._offload.run(Pool.BUCKET_READ, partial(_may_be_restored, self._objects, owner))
         except RestoreRefused as error:
@@ -209,12 +226,15 @@ class StartClaim:
     # -- a directory from the bucket ---------------------------------------------------------------------------------
 
     async def _restore(self, takeover: Takeover) -> None:
-        """Make the directory from what the bucket has, behind a fencing round."""
+        """Make the directory from what the bucket has, behind a fencing round. If it has no base, the archive begins
+        another history, also behind rounds that the former owner has put until now."""
         place = await self._last_place(takeover)
-        if place is not None:
-            await takeover.fence(place, _nothing)
-            self._show("the directory is made from the bucket", "")
-            await self._offload.run(Pool.FILES, partial(self._restore_blocking, place))
+        if place is None or not await self._offload.run(Pool.BUCKET_READ, partial(_has_base, self._objects)):
+            await self._offload.run(Pool.FILES, partial(remove_unfinished, self._fs, self._datadir.root))
+            return
+        await takeover.fence(place, _nothing)
+        self._show("the directory is made from the bucket", "")
+        await self._offload.run(Pool.FILES, partial(self._restore_blocking, place))
 
     async def _last_place(self, takeover: Takeover) -> Place | None:
         """Return the place behind the last round of the bucket; None if it has none. Raises StoreError,
@@ -285,12 +305,18 @@ async def _nothing(_round: Round) -> None:
 
 
 def _may_be_restored(objects: ObjectStore, owner: Owner) -> bool:
-    """Return True if the bucket has something to restore, or nothing at all. Blocking. Raises RestoreRefused if it has
-    rounds only."""
-    reader = BucketReader(objects)
-    if _last_round(reader, owner) is not None:
-        choose_target(reader)
+    """Return True if the bucket has something to restore, or nothing that counts. Blocking. Raises RestoreRefused."""
+    try:
+        choose_target(BucketReader(objects))
+    except NoBase:
+        if owner.counts_without_base:
+            raise
     return True
+
+
+def _has_base(objects: ObjectStore) -> bool:
+    """Return True if the bucket has a base. Blocking. Raises StoreError."""
+    return any(True for _ in BucketReader(objects).bases())
 
 
 def _last_round(reader: BucketReader, owner: Owner | None) -> Round | None:

@@ -59,9 +59,11 @@ class Takeover:
         clock: Clock,
         offload: Offload,
         keep_on: Callable[[], bool] = lambda: True,
+        has_log: bool = True,
     ) -> None:
         """`dir_id` is the id of this directory, `url` where this daemon answers, `nonce` is of this process.
-        `keep_on` returns False if puts are not to be repeated any more."""
+        `keep_on` returns False if puts are not to be repeated any more. `has_log` is False if the directory is
+        empty."""
         self.watch = OwnerWatch(dir_id)
         self.ownership = ownership
         self._objects = objects
@@ -72,6 +74,7 @@ class Takeover:
         self._clock = clock
         self._offload = offload
         self._keep_on = keep_on
+        self._has_log = has_log
 
     @property
     def lease(self) -> Lease:
@@ -119,7 +122,9 @@ class Takeover:
         epoch = max(seen.owner.epoch if seen is not None else 0, least_epoch) + 1
         if epoch > MAX_EPOCH:
             raise BucketRefused(f"the prefix was taken {MAX_EPOCH} times, and cannot be taken again: use another one")
-        is_taken = await self.ownership.take(seen, dir_id=self._dir, epoch=epoch, last=last_round, url=self._url)
+        is_taken = await self.ownership.take(
+            seen, dir_id=self._dir, epoch=epoch, last=last_round, url=self._url, has_log=self._has_log
+        )
         if is_taken:
             log.warning("bucket_taken", epoch=epoch, before=seen.owner.node if seen is not None else None)
         return is_taken

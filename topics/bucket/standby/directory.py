@@ -25,6 +25,7 @@ from topics.bucket.object_store import ObjectStore
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED, WORKERS, BucketRestore, RestoreSource, Workers
 from topics.bucket.offline.restore_target import (
+    NoBase,
     NothingToRestore,
     RestoreRefused,
     RestoreTarget,
@@ -67,8 +68,9 @@ def prepare_directory(
     copies_all: bool = False,
 ) -> BucketNote | None:
     """Have a directory that can be followed on, and return its note. With `takes` it may have been an owner's: None
-    then says that it is the owner's, or that there is nothing to follow: nobody has owned the bucket yet, or another
-    history has begun that has no base, and may never get one. If another directory has taken over, it is set aside.
+    then says that it is the owner's, or that there is nothing to follow: nobody has owned the bucket yet, or the
+    present history has no base, and may never get one (`Owner.counts_without_base`). If another directory has taken
+    over, it is set aside.
     `copies_all`: a directory that is made has all segments from the beginning, because cold ones are not read from the
     bucket. Raises StandbyRefused, NothingToRestore, BucketDamaged, StoreError, OSError."""
     datadir = DataDir(root)
@@ -81,11 +83,20 @@ def prepare_directory(
         return note
     try:
         return _make(fs, root, url, reader, objects, workers, copies_all=copies_all)
-    except HistoryUnfinished as error:
-        if not takes:
+    except NothingToRestore as error:
+        if not takes or not _may_begin_anew(error, reader):
             raise
         log.warning("standby_waits_for_owner", reason=str(error))
         return None
+
+
+def _may_begin_anew(error: NothingToRestore, reader: BucketReader) -> bool:
+    """Return True if there is nothing to follow, and an empty directory may take the prefix when its lease has
+    lapsed."""
+    if isinstance(error, NoBase):
+        owner = reader.owner()
+        return owner is not None and not owner.counts_without_base
+    return isinstance(error, HistoryUnfinished)
 
 
 @contextmanager
