@@ -13,7 +13,8 @@ section 5).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from functools import partial
 
 import trio
@@ -190,7 +191,7 @@ class StartClaim:
         """Return True if this directory could be made from the bucket. If it has rounds and no base, only the directory
         that has written them can go on: it must not be refused when it is back. Raises BucketDamaged."""
         try:
-            return await self._offload.run(Pool.BUCKET_READ, partial(_may_be_restored, self._objects, owner))
+            return await self._offload.run(Pool.BUCKET_READ, partial(self._may_be_restored, owner))
         except RestoreRefused as error:
             self._show(f"{error}, and only node {owner.node} can go on", owner.url)
         except StoreError as error:
@@ -230,11 +231,23 @@ class StartClaim:
     def _restore_blocking(self, place: Place) -> None:
         reader = BucketReader(self._objects)
         try:
-            with_whole_base(
-                lambda damaged: choose_target(reader, damaged=damaged), partial(self._restore_to, place, reader)
-            )
+            with_whole_base(partial(self._target, reader), partial(self._restore_to, place, reader))
         except (RestoreRefused, BucketDamaged) as error:
             raise BucketRefused(f"the directory cannot be made from the bucket: {error}") from error
+
+    def _may_be_restored(self, owner: Owner) -> bool:
+        """Return True if the bucket has something to restore, or nothing at all. Blocking. Raises RestoreRefused if it
+        has rounds only."""
+        reader = BucketReader(self._objects)
+        if _last_round(reader, owner) is not None:
+            self._target(reader, {})
+        return True
+
+    def _target(self, reader: BucketReader, damaged: Mapping[int, BucketDamaged]) -> RestoreTarget:
+        """Return what a restore would make, without these bases. Blocking: reads the headers of all rounds since the
+        newest base."""
+        with closing(Workers(self._workers)) as workers:
+            return choose_target(reader, map_heads=workers.map, damaged=damaged)
 
     def _restore_to(self, place: Place, reader: BucketReader, target: RestoreTarget) -> None:
         workers = Workers(self._workers)
@@ -282,15 +295,6 @@ class StartClaim:
 
 async def _nothing(_round: Round) -> None:
     """Do nothing: recovery reads what the round has."""
-
-
-def _may_be_restored(objects: ObjectStore, owner: Owner) -> bool:
-    """Return True if the bucket has something to restore, or nothing at all. Blocking. Raises RestoreRefused if it has
-    rounds only."""
-    reader = BucketReader(objects)
-    if _last_round(reader, owner) is not None:
-        choose_target(reader)
-    return True
 
 
 def _last_round(reader: BucketReader, owner: Owner | None) -> Round | None:
