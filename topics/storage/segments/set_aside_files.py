@@ -29,8 +29,8 @@ log = get_logger(__name__)
 READ_BYTES: Final = 4 << 20
 
 LINK_SUFFIX: Final = ".link" + TEMPORARY_SUFFIX
-"""Of a link that has not got its name yet. A store writes to a file with the plain suffix, whatever it is: after a crash
-that would be the file that was set aside."""
+"""Of a link that has not got its name yet. A store writes to a file with the plain suffix, whatever it is: after a
+crash that would be the file that was set aside."""
 
 MOST_OTHERS: Final = 10_000
 """Files that are remembered as others. At the bound all are forgotten."""
