@@ -69,7 +69,9 @@ def test_a_refused_start_leaves_nothing_of_a_directory_that_is_new(topics: int, 
     assert sorted(path.name for path in root.rglob("*")) == (before if topics or bucket else [])
 
 
-@pytest.mark.parametrize("name", ["wal/wal-00000000000000000000.log", "topics/0000000000000001", "diverged-1", "meta/x"])
+@pytest.mark.parametrize(
+    "name", ["wal/wal-00000000000000000000.log", "topics/0000000000000001", "diverged-1", "meta/x"]
+)
 def test_a_directory_in_which_another_daemon_has_lived_is_not_new(name: str, tmp_path: Path) -> None:
     """It may have begun and ended between the first look of this one and its lock."""
     datadir = open_data_dir(OsFs(), str(tmp_path))
