@@ -52,8 +52,8 @@ def is_taken_over(fs: Fs, root: str) -> bool:
 
 
 def lacks_marks(fs: Fs, datadir: DataDir) -> bool:
-    """Return True if a directory is a standby's, or was one until its next start. Its log has no marks of the work on
-    files that was done there, so all manifests have to be read. Blocking."""
+    """Return True if a directory is a standby's, or was one and was not started since. Its log has no marks of the work
+    on files that was done there, so all manifests have to be read. Blocking."""
     return fs.exists(datadir.standby_path) or _content(fs, datadir.root) in (TAKEN_OVER, LEFT_STANDBY)
 
 
