@@ -56,15 +56,27 @@ def test_a_lease_that_is_lost_during_the_start_is_no_refused_start(is_lost: bool
 @pytest.mark.parametrize(("topics", "bucket"), [(0, ""), (1, ""), (0, "a bucket that names it")])
 def test_a_refused_start_leaves_nothing_of_a_directory_that_is_new(topics: int, bucket: str, tmp_path: Path) -> None:
     root = tmp_path / "data"
-    assert is_new(str(root))
     datadir, fs = open_data_dir(OsFs(), str(root)), OsFs()
     Path(datadir.lock_path).touch()
+    assert is_new(datadir)
     write_note(fs, datadir, BucketNote(bucket=bucket, dir="d"))
-    assert not is_new(str(root))
+    assert not is_new(datadir)
     before = sorted(path.name for path in root.rglob("*"))
     engine = SimpleNamespace(
         store=SimpleNamespace(datadir=datadir), fs=fs, registry=SimpleNamespace(by_id=dict.fromkeys(range(topics)))
     )
     remove_made(cast(Any, engine))
-    assert is_new(str(root)) == (not topics and not bucket)
-    assert sorted(path.name for path in root.rglob("*")) == ([] if is_new(str(root)) else before)
+    assert sorted(path.name for path in root.rglob("*")) == (before if topics or bucket else [])
+
+
+@pytest.mark.parametrize(
+    "name", ["wal/wal-00000000000000000000.log", "topics/0000000000000001", "diverged-1", "meta/x"]
+)
+def test_a_directory_in_which_another_daemon_has_lived_is_not_new(name: str, tmp_path: Path) -> None:
+    """It may have begun and ended between the first look of this one and its lock."""
+    datadir = open_data_dir(OsFs(), str(tmp_path))
+    (tmp_path / "lost+found").mkdir()
+    Path(datadir.lock_path).touch()
+    assert is_new(datadir)
+    (tmp_path / name).touch()
+    assert not is_new(datadir)

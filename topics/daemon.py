@@ -208,9 +208,9 @@ async def _main(settings: Settings, cold: SegmentStore | None) -> tuple[int, int
     engine = Engine(settings, fs=OsFs(), clock=clock, offload=offload, cold=cold or segments, objects=segments)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         comes_from_bucket = bool(settings.bucket) and settings.bucket_takeover and is_empty(str(settings.data_dir))
-        was_new = not comes_from_bucket and is_new(str(settings.data_dir))
         if not comes_from_bucket:
             lock(engine)
+        was_new = not comes_from_bucket and is_new(engine.store.datadir)
         try:
             if note is None and not comes_from_bucket:
                 leave_bucket(engine)

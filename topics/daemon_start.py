@@ -94,12 +94,12 @@ def is_empty(root: str) -> bool:
     return not names or UNFINISHED in names
 
 
-def is_new(root: str) -> bool:
-    """Return True if there is no data directory, or nothing in it but what a file system makes."""
-    try:
-        return not set(os.listdir(root)) - {"lost+found"}
-    except FileNotFoundError:
-        return True
+def is_new(datadir: DataDir) -> bool:
+    """Return True if nothing is in a data directory but what a file system makes, and what opening it makes. It has to
+    be locked: until then another daemon may have lived in it."""
+    own = [datadir.meta_dir, datadir.wal_dir, datadir.topics_dir]
+    made = {os.path.basename(path) for path in (*own, datadir.format_path, datadir.lock_path)}
+    return set(os.listdir(datadir.root)) <= {"lost+found", *made} and not any(map(os.listdir, own))
 
 
 def remove_made(engine: Engine) -> None:

@@ -100,3 +100,9 @@ def test_the_status_says_what_it_knows() -> None:
     assert (status.owner, status.newest_base_ms) == (None, None)
     assert (status.last_round, status.newest_base) == (filled().number, bases(filled())[1])
     assert status_of(BucketReader(filled().objects)).problems == []
+
+
+def test_a_round_far_behind_the_others_is_no_reason_to_count_up_to_it() -> None:
+    objects = {**filled().objects.objects, round_name(10**20 - 1): b""}
+    with pytest.raises(BucketDamaged, match=f"{round_name(filled().number + 1)}: it is missing"):
+        choose_target(BucketReader(holding(objects)))

@@ -22,7 +22,7 @@ from topics.bucket.local_note import BucketNote, read_note, write_note
 from topics.bucket.object_names import round_name
 from topics.bucket.offline.bucket_reader import BucketReader
 from topics.bucket.offline.bucket_restore import UNFINISHED
-from topics.bucket.offline.restore_target import NothingToRestore
+from topics.bucket.offline.restore_target import NothingToRestore, RestoreTarget, choose_target
 from topics.bucket.ownership.owner_format import Owner, encode_owner
 from topics.bucket.ownership.owner_object import BucketRefused, LeaseTerms
 from topics.bucket.ownership.start_claim import StartClaim
@@ -247,8 +247,15 @@ def claim_of(objects: SimObjects, fs: SimFs, clock: SimClock, told: list[str]) -
     )
 
 
-def test_a_prefix_that_cannot_be_restored_is_not_taken_from_its_owner() -> None:
+def test_a_prefix_that_cannot_be_restored_is_not_taken_from_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has is on the disk of its owner only, which would be refused when it is back."""
+    in_threads: list[bool] = []
+
+    def chosen(*args: Any, map_heads: Any = map, **options: Any) -> RestoreTarget:
+        in_threads.append(map_heads is not map)
+        return choose_target(*args, map_heads=map_heads, **options)
+
+    monkeypatch.setattr("topics.bucket.ownership.start_claim.choose_target", chosen)
 
     async def script() -> None:
         clock, disk = SimClock(BASE_MS), SimFs()
@@ -267,6 +274,7 @@ def test_a_prefix_that_cannot_be_restored_is_not_taken_from_its_owner() -> None:
         empty = claim_of(objects, SimFs(), clock, told)
         await empty.run(is_empty=True)
         assert owner_of(objects).dir == empty.dir_id
+        assert all(in_threads), "the rounds since the base are read one after another"
 
     live(script)
 

@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from tests.bucket.archived import ArchivedLife, archived, bucket_settings
-from tests.bucket.simulated_objects import SimObjects
+from tests.bucket.simulated_objects import SimFault, SimObjects
+from tests.bucket.standby_lives import following
 from tests.simulation.disk import Fault, SimFs
 from topics.engine.topic import Topic
 from topics.errors import ApiError
@@ -94,3 +95,31 @@ async def test_a_transaction_that_waits_for_a_round_is_in_the_bucket_when_it_is_
         await life.append("a", 1)
         await transaction(life)
         assert [topic.bucket_seq for topic in topics] == [topic.log.head_seq for topic in topics] == [2, 1]
+
+
+async def test_a_stop_while_the_bucket_is_away_undoes_no_transaction(autojump_clock: Any) -> None:
+    """The bucket has the round, and only the answer was lost. A standby shows the transaction by then, so no frame of
+    the stop may undo it."""
+    fs, objects, standby_fs = SimFs(), SimObjects(), SimFs()
+    config = bucket_settings(bucket_base_ms=5000)
+    async with archived(objects, config, fs=fs, bases=True, clean=False) as life:
+        topics = await on_two_shards(life, durability="remote")
+        await life.append("a", 1)
+        await trio.sleep(10)
+        async with following(standby_fs, objects, config) as standby, trio.open_nursery() as nursery:
+            answers = iter([SimFault.AFTER])
+            objects.faults = lambda op, name: (
+                next(answers, SimFault.BEFORE) if op == "put_new" and name.startswith("rounds/") else SimFault.BEFORE
+            )
+            nursery.start_soon(transaction, life)
+            await trio.sleep(3)
+            assert life.engine.store.round_waits.is_away
+            objects.faults = lambda op, name: None if op != "put_new" else SimFault.BEFORE
+            await standby.follower.catch_up()
+            shown = [standby.engine.registry.topics[name].log.count for name in "ab"]
+            assert shown == [2, 1], "the round has the transaction"
+            assert [topic.log.count for topic in topics] == [1, 0]
+            await life.stop()
+    objects.faults = lambda op, name: None
+    async with archived(objects, config, fs=fs, bases=True) as life:
+        assert [await life.seqs(name) for name in "ab"] == [[1, 2], [1]]

@@ -150,6 +150,42 @@ def test_a_transaction_behind_one_that_is_undone_in_a_failing_shard_is_whole_or_
         assert after.after("drop").live(look, end="kill")
 
 
+def test_a_transaction_that_waits_for_columns_counts_although_a_shard_of_it_fails() -> None:
+    """It is decided, so a round may have it and a standby show it: nothing undoes it any more."""
+    world = World(7, config=CONFIG)
+    script = Script()
+
+    async def live(life: Life) -> None:
+        await make(life, "abcde", durability="fsync")
+        shared, second = on_other_shards(life, 2)
+        topic = life.engine.registry.topics[shared]
+        missing = [None]
+        async with trio.open_nursery() as clients:
+            topic.common.fetch = lambda *_: None
+            clients.start_soon(partial(script.transaction, life, {shared: 1, second: 1}))
+            while not topic.pending:
+                await trio.lowlevel.checkpoint()
+            topic.pending[0].needs = lambda: tuple(missing)  # type: ignore[arg-type]
+            await settled(life)
+            assert topic.working is not None
+            life.fs.inject(Fault(error=errno.EIO, name="fdatasync", path=f"*shard-{topic.shard:02d}/*.log"))
+            clients.start_soon(script.append, life, shared)
+            await settled(life)
+            assert life.store.failed(topic.shard)
+            missing.clear()
+            topic.resume()
+        assert "acked" in [kind for kind, _ in script.history]
+
+    async def look(life: Life) -> None:
+        ((numbers, _),) = [what for kind, what in script.history if kind == "asking"]
+        found = await shown(life)
+        assert all(set(found[name].values()) >= set(some) for name, some in numbers.items())
+
+    assert world.live(live, end="kill")
+    for end in ("kill", "drop", "keep", "reorder"):
+        assert world.after(end, 5).live(look, end="kill")
+
+
 # ----------------------------------------------------------------- many
 
 

@@ -478,6 +478,7 @@ class Engine:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone
         included. What waits for a bucket that is away is not waited for: the next start archives it."""
         if self.store.round_waits.is_away:
+            self.registry.common.leaves_in_doubt = True
             self.store.round_waits.fail(
                 ApiError("shutting_down", "the daemon is shutting down, and the bucket is away", retry_after_s=1)
             )

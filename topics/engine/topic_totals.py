@@ -30,6 +30,7 @@ class TopicTotals:
         "in_doubt",
         "is_fenced",
         "is_synced",
+        "leaves_in_doubt",
         "news",
         "traffic",
         "unarchived",
@@ -59,6 +60,9 @@ class TopicTotals:
         """Topics with something in the log that does not show in them yet: no replay may begin behind it."""
         self.is_fenced = False
         """True if another process may own the data, so that nothing must change here any more, not by time either."""
+        self.leaves_in_doubt = False
+        """True if the daemon ends while the bucket is away: the next start decides about transactions that fail,
+        because a round whose put was not answered may have them, and a standby may show them."""
         self.in_doubt: dict[Any, None] = {}
         """Transactions that recovery may have to decide, oldest first (`topics.engine.transaction`)."""
         self.unarchived: dict[Topic, None] | None = None

@@ -9,7 +9,8 @@ in that step. A Decision frame then goes to each topic's log; nobody waits for i
 
 If a commit fails, the transaction is *undone*; a decided one too, as long as it is not published: it may wait for one
 before it in a topic whose shard fails. Each other topic gets an Undone frame, and goes on when that is synced:
-the seqs are published as deleted ones. Until then nobody has seen anything behind them.
+the seqs are published as deleted ones. Until then nobody has seen anything behind them. If the daemon ends while the
+bucket is away, nothing is undone (`TopicTotals.leaves_in_doubt`): all commits fail, and the next start decides.
 
 A transaction is *in doubt* until it is published and every Decision frame is synced. So long no checkpoint may begin
 the replay of its shards behind where it was queued (`Transaction.starts`).
@@ -241,8 +242,12 @@ class Transaction:
             self._undo()
 
     def _undo(self) -> None:
+        common, error = self.members[0].topic.common, self.error
+        assert error is not None
         for member in self.members:
-            if member.error is None:
+            if member.error is None and common.leaves_in_doubt:
+                common.in_turn(partial(member.on_failed, error))
+            elif member.error is None:
                 self._queue(member, _UndoneFrame(member, self._decision(member, undone=True), self._undone(member)))
 
     def _undone(self, member: MemberCommit) -> Callable[[ControlBatch], None]:

@@ -45,6 +45,7 @@ from topics.storage.recovery.leftovers import remove_unknown_topics, set_unknown
 from topics.storage.recovery.length_check import check_at_start
 from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredState, shard_of, understood
 from topics.storage.recovery.salvage import repair
+from topics.storage.recovery.shard_replay import EVERY_MANIFEST
 from topics.storage.recovery.start_repairs import StartRepairs, repair_log
 from topics.storage.recovery.substitute_snapshot import NoSnapshot
 from topics.storage.recovery.verdicts import (
@@ -135,6 +136,7 @@ class Store:
         self.repairs: StartRepairs | None = None
         """What the start has repaired; None without a bucket."""
         self._rebuilt = False
+        self._lacks_marks = False
         self.short_of_snapshots = False
         """True if some snapshots cannot be read: two new ones are due before requests are served."""
         self.unchecked: list[int] = []
@@ -230,6 +232,7 @@ class Store:
         raise_format(fs, self.datadir)
         shards = max((shard.shards for shard in recovered.shards), default=0) or self._settings.wal_shards
         self._adopt(recovered)
+        self._lacks_marks = restored_copy.lacks_marks(fs, self.datadir)
         taken_over = restored_copy.is_taken_over(fs, self.datadir.root)
         restored_now = not taken_over and restored_copy.is_restored(fs, self.datadir.root, recovered, self.identity)
         self.restored = restored_now
@@ -372,7 +375,6 @@ class Store:
             without_snapshot=self._rebuilt,
             repairs=self.repairs,
             follows=follows,
-            every_manifest=follows or restored_copy.was_standby(self._fs, self.datadir.root),
         )
         self.windows.start(recovered.now)
         return recovered
@@ -509,6 +511,8 @@ class Store:
             "truncated": truncated,
             "heads": {verdict.topic_id: verdict.ceiling for verdict in verdicts if verdict.dropped is None},
         }
+        if self._lacks_marks:
+            payload[EVERY_MANIFEST] = True  # also for the starts before the next snapshot, when `RESTORED` has gone
         pieces.append(frames.encode_control(FrameType.SHARD_OPEN, payload, ts=now))
         return joined(pieces)
 

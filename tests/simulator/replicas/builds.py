@@ -303,7 +303,7 @@ def standby_note_goes_first(patch: pytest.MonkeyPatch) -> None:
 def meta_goes_first(patch: pytest.MonkeyPatch) -> None:
     """`meta` is moved aside before the rest of the directory of a former owner."""
 
-    def careless(fs: Any, root: str, note: Any, owner: Any) -> str:
+    def careless(fs: Any, root: str, note: Any, owner: Any, reader: Any) -> str:
         path = join(root, f"{DIVERGED}{note.epoch}")
         fs.mkdir(path)
         names = [name for name in fs.listdir(root) if not handover.stays(name) and name != "meta"]

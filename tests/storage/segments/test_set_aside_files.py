@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from collections.abc import Iterable
 
 import pytest
 
@@ -107,3 +108,29 @@ def test_what_was_removed_or_cannot_be_read_is_not_there(fs: SimFs) -> None:
     fs.unlink(path_in("diverged-1"))
     fs.unlink(path_in("diverged-4"))
     assert bring(fs, PACKED) is None
+
+
+def test_a_file_that_is_changed_while_it_is_copied_is_not_used(fs: SimFs) -> None:
+    """Whoever starts a daemon on the directory to look at it may delete records there."""
+
+    class Changing(DirectorySegmentStore):
+        def put(self, topic_id: int, name: str, chunks: Iterable[bytes]) -> int:
+            with fs.open(path_in("diverged-4")) as file:
+                write_all(file, b"changed", 100)
+            return super().put(topic_id, name, chunks)
+
+    files = SetAsideFiles(fs, ROOT)
+    with pytest.raises(OSError, match="changed"):
+        files.bring(Changing(fs, ROOT), 7, 1, PLAIN, has_room=True)
+    assert names(fs) == []
+    assert bring(fs, PLAIN, files=files) is None
+
+
+def test_a_link_that_was_not_finished_is_not_written_to(fs: SimFs) -> None:
+    """The segment comes from the bucket then, in another form."""
+    fs.inject(Fault(name="rename", error=errno.EIO))
+    with pytest.raises(OSError, match=r".*"):
+        bring(fs, PACKED)
+    after = fs.after_process_kill()
+    DirectorySegmentStore(after, ROOT).put(7, segment_name(1, "data"), [b"another form"])
+    assert after.read(path_in("diverged-4")) == CONTENT

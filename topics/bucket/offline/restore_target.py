@@ -179,7 +179,7 @@ def _of_number(reader: BucketReader, bases: Sequence[int], number: int, map_head
     return RestoreTarget(before[-1], number, heads[-1].wall_ms)
 
 
-def _rounds_to(reader: BucketReader, bases: Sequence[int], to_ms: int | None) -> tuple[list[int], int]:
+def _rounds_to(reader: BucketReader, bases: Sequence[int], to_ms: int | None) -> tuple[range, int]:
     """Return the numbers of rounds among which the target is, ascending, and the base that they begin with."""
     at = len(bases)
     if to_ms is not None:
@@ -193,7 +193,7 @@ def _rounds_to(reader: BucketReader, bases: Sequence[int], to_ms: int | None) ->
         if at < len(bases) and one.number >= bases[at]:
             break
         last = one.number
-    return list(range(base, last + 1)), base
+    return range(base, last + 1), base
 
 
 def _same_history(heads: Sequence[RoundHead]) -> list[RoundHead]:

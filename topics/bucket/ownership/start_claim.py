@@ -15,7 +15,8 @@ section 5).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from functools import partial
 
 import trio
@@ -207,7 +208,7 @@ class StartClaim:
         what the owner had counts only in its directory, which must not be refused when it is back. Raises
         BucketDamaged."""
         try:
-            return await self._offload.run(Pool.BUCKET_READ, partial(_may_be_restored, self._objects, owner))
+            return await self._offload.run(Pool.BUCKET_READ, partial(self._may_be_restored, owner))
         except RestoreRefused as error:
             self._show(f"{error}, and only node {owner.node} can go on", owner.url)
         except StoreError as error:
@@ -250,11 +251,25 @@ class StartClaim:
     def _restore_blocking(self, place: Place) -> None:
         reader = BucketReader(self._objects)
         try:
-            with_whole_base(
-                lambda damaged: choose_target(reader, damaged=damaged), partial(self._restore_to, place, reader)
-            )
+            with_whole_base(partial(self._target, reader), partial(self._restore_to, place, reader))
         except (RestoreRefused, BucketDamaged) as error:
             raise BucketRefused(f"the directory cannot be made from the bucket: {error}") from error
+
+    def _may_be_restored(self, owner: Owner) -> bool:
+        """Return True if the bucket has something to restore, or nothing that counts. Blocking. Raises
+        RestoreRefused."""
+        try:
+            self._target(BucketReader(self._objects), {})
+        except NoBase:
+            if owner.counts_without_base:
+                raise
+        return True
+
+    def _target(self, reader: BucketReader, damaged: Mapping[int, BucketDamaged]) -> RestoreTarget:
+        """Return what a restore would make, without these bases. Blocking: reads the headers of all rounds since the
+        newest base."""
+        with closing(Workers(self._workers)) as workers:
+            return choose_target(reader, map_heads=workers.map, damaged=damaged)
 
     def _restore_to(self, place: Place, reader: BucketReader, target: RestoreTarget) -> None:
         workers = Workers(self._workers)
@@ -302,16 +317,6 @@ class StartClaim:
 
 async def _nothing(_round: Round) -> None:
     """Do nothing: recovery reads what the round has."""
-
-
-def _may_be_restored(objects: ObjectStore, owner: Owner) -> bool:
-    """Return True if the bucket has something to restore, or nothing that counts. Blocking. Raises RestoreRefused."""
-    try:
-        choose_target(BucketReader(objects))
-    except NoBase:
-        if owner.counts_without_base:
-            raise
-    return True
 
 
 def _has_base(objects: ObjectStore) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Final
 
 from topics.evidence.record_leaf import BLANK, LEAF_BYTES
 from topics.storage.evidence.frame_leaves import leaves_of_frames
@@ -18,6 +19,9 @@ from topics.storage.offline.topic_parts import StoredHole
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.segment_scan import BadBytes, frames_of, layout_of
 from topics.storage.segments.topic_segments import Segment
+
+MOST_SLOTS: Final = 1 << 20
+"""Of a segment; the settings allow a million. A part may be forged, and memory is taken for what it says."""
 
 _NEVER_THERE = ("lost", "source_trim")
 """Reasons of holes whose seqs, as far as a hole says, never had a record."""
@@ -69,12 +73,13 @@ class ContentLeaves:
         return bytes(self._leaves[slot * LEAF_BYTES : (last if missing < 0 else missing) * LEAF_BYTES])
 
     def _read(self, segment: Segment) -> None:
-        """Compute the leaves of all records of a segment."""
+        """Compute the leaves of all records of a segment, unless it cannot be one."""
         self._kept = segment
-        self._leaves, self._has = bytearray(segment.n * LEAF_BYTES), bytearray(segment.n)
+        self._leaves, self._has = bytearray(), bytearray()
         store = self._tiers.hot if segment.tier == "hot" else self._tiers.cold
-        if segment.tier == "gone" or store is None:
+        if segment.tier == "gone" or store is None or segment.n > MOST_SLOTS:
             return
+        self._leaves, self._has = bytearray(segment.n * LEAF_BYTES), bytearray(segment.n)
         name = segment_name(segment.first, "data")
 
         def read(offset: int, length: int) -> bytes:

@@ -53,6 +53,7 @@ from topics.storage.recovery.recovered_state import (
     understood,
 )
 from topics.storage.recovery.replay_clock import ReplayClock
+from topics.storage.recovery.restored_copy import lacks_marks
 from topics.storage.recovery.schedule_replay import ScheduleReplay
 from topics.storage.recovery.shard_replay import BatchReplay, ReplayTools, ShardReplay
 from topics.storage.recovery.start_repairs import StartRepairs
@@ -82,7 +83,6 @@ def recover(
     without_snapshot: bool = False,
     repairs: StartRepairs | None = None,
     follows: bool = False,
-    every_manifest: bool = False,
 ) -> RecoveredState:
     """Read everything. Changes nothing on disk, except for segments that `repairs` mends. `now` is the moment from
     which leases continue, `file_bytes` the length to which files of the log are made (it bounds what a file that has
@@ -92,13 +92,14 @@ def recover(
     `without_snapshot`: if no snapshot can be read and the log was cut, use the manifests instead
     (`substitute_snapshot`); without it that is NoSnapshot.
     `follows`: the directory is that of a standby. More of the log will come, so transactions that are in doubt stay so
-    (`RecoveredState.transactions`). `every_manifest`: the log has no marks of the work on files that was done here.
+    (`RecoveredState.transactions`).
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` if the directory cannot be used at
     all, or has content with valid checksums that no version writes, `UnknownFrameType` for frames of a newer version.
     """
     with understood(f"the log of {datadir.root}"):
         base = _find_base(fs, datadir, without_snapshot=without_snapshot)
+        every_manifest = follows or lacks_marks(fs, datadir)
         outcomes: Mapping[Members, bool] = {}
         while True:  # twice at most: the second replay knows all outcomes
             clock = ReplayClock(now, windows_by_wall=windows_by_wall)
@@ -177,8 +178,7 @@ class _Replay:
             except (SnapshotDamaged, *MALFORMED) as error:  # its checksum holds, so it was written like this
                 raise DataDirError(f"the newest snapshot of {datadir.root} cannot be understood: {error}") from error
         if every_manifest:
-            for topic_id in sorted(self._stored.directories):
-                self._topics.consulted(topic_id)
+            self._topics.consult_all()
 
     def _load(self, snapshot: Snapshot) -> None:
         """Take over the contents of a snapshot."""

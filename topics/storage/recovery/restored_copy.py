@@ -51,10 +51,10 @@ def is_taken_over(fs: Fs, root: str) -> bool:
     return _content(fs, root) == TAKEN_OVER
 
 
-def was_standby(fs: Fs, root: str) -> bool:
-    """Return True if this is the first start of a directory that was a standby's. Its log has no marks of the work on
-    files that was done there. Blocking."""
-    return _content(fs, root) in (TAKEN_OVER, LEFT_STANDBY)
+def lacks_marks(fs: Fs, datadir: DataDir) -> bool:
+    """Return True if a directory is a standby's, or was one and was not started since. Its log has no marks of the work
+    on files that was done there, so all manifests have to be read. Blocking."""
+    return fs.exists(datadir.standby_path) or _content(fs, datadir.root) in (TAKEN_OVER, LEFT_STANDBY)
 
 
 def _content(fs: Fs, root: str) -> bytes | None:

@@ -40,6 +40,9 @@ from topics.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
+EVERY_MANIFEST: Final = "every_manifest"
+"""In a ShardOpen, with True: before it the log lacks the marks of work on files (`restored_copy.lacks_marks`)."""
+
 _CLEAN_STOP: Final = int(FrameType.CLEAN_STOP)
 _TOPIC_DELETE: Final = int(FrameType.TOPIC_DELETE)
 
@@ -251,6 +254,8 @@ class ShardReplay:
                 if not shard.shards:
                     raise ValueError("a ShardOpen frame with 0 shards")
                 shard.failed_shards = set()
+                if payload.get(EVERY_MANIFEST):
+                    self._tools.topics.consult_all()
 
     def _take_verdict(self, file: WalFile, frame: Frame, holes: Mapping[int, tuple[int, int]]) -> None:
         """Apply the verdict of a filler: first and last lost seq, by topic id (`docs/spec/crash.md` 15)."""

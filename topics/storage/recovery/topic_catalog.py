@@ -95,6 +95,11 @@ class TopicCatalog:
             topic = self.with_files(topic_id)
         return topic
 
+    def consult_all(self) -> None:
+        """Consult the manifests of all topics that are known at this place of the log. Raises OSError."""
+        for topic_id in sorted(self.by_id):
+            self.consulted(topic_id)
+
     def _newer(self, topic_id: int, topic: RecoveredTopic | None) -> RecoveredTopic | None:
         """Return the topic as of its manifest, if that is newer than the snapshot."""
         found = self._parts.newer(topic_id, topic)

@@ -12,6 +12,7 @@ the directory that was set aside must not get: it is copied. So is a packed one 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,6 +27,10 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 READ_BYTES: Final = 4 << 20
+
+LINK_SUFFIX: Final = ".link" + TEMPORARY_SUFFIX
+"""Of a link that has not got its name yet. A store writes to a file with the plain suffix, whatever it is: after a
+crash that would be the file that was set aside."""
 
 MOST_OTHERS: Final = 10_000
 """Files that are remembered as others. At the bound all are forgotten."""
@@ -58,7 +63,7 @@ class SetAsideFiles:
             if file.unpacked and self._link(path, DataDir(self._root).segment_path(topic_id, first, "data")):
                 return "linked"
             if has_room:
-                hot.put(topic_id, name, self._chunks(path))
+                hot.put(topic_id, name, self._verified(path, file))
                 return "copied"
         return None
 
@@ -92,6 +97,15 @@ class SetAsideFiles:
             self._others.add((path, file.hash))
         return is_same
 
+    def _verified(self, path: str, file: PointedFile) -> Iterator[bytes]:
+        """Yield the content of an object. Raises OSError if the file has been changed since it was compared."""
+        digest = hashlib.sha256()
+        for chunk in self._chunks(path):
+            digest.update(chunk)
+            yield chunk
+        if digest.digest() != file.hash:
+            raise OSError(errno.EIO, "it was changed while it was copied", path)
+
     def _chunks(self, path: str) -> Iterator[bytes]:
         with self._fs.open(path, read_only=True) as handle:
             for at in range(0, handle.size(), READ_BYTES):
@@ -100,7 +114,7 @@ class SetAsideFiles:
     def _link(self, source: str, target: str) -> bool:
         """Give a file another name, durably, its content too. Return False if the file system has no links. Raises
         OSError if the name cannot be made durable."""
-        fs, temporary = self._fs, target + TEMPORARY_SUFFIX
+        fs, temporary = self._fs, target + LINK_SUFFIX
         with suppress(FileNotFoundError):
             fs.unlink(temporary)
         try:

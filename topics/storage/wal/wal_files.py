@@ -103,5 +103,6 @@ class WalFiles:
         del self._ids["wal", file.shard, file.ordinal]
 
     def of_shard(self, shard: int) -> list[WalFile]:
-        """Return a shard's files, oldest first."""
-        return sorted((file for file in self._by_id.values() if file.shard == shard), key=lambda file: file.ordinal)
+        """Return a shard's files, oldest first. Also for worker threads, while the loop adds and drops files."""
+        there = list(self._by_id.values())  # in one operation
+        return sorted((file for file in there if file.shard == shard), key=lambda file: file.ordinal)
