@@ -33,7 +33,7 @@ from tests.simulation.segment_lives import (
 )
 from tests.simulation.world import COLD, ROOT, Life, World, quiet
 from topics.log.span import Span
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.verify import Verification
 from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.topic_segments import Segment

@@ -37,11 +37,11 @@ import trio
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
-from topics.engine.consumers.consumed import ConsumedTopics
+from topics.engine.consumers.consumed_records import ConsumedTopics
 from topics.engine.consumers.consumer_calls import ConsumerCalls
 from topics.engine.consumers.consumer_commits import ConsumerCommits
 from topics.engine.consumers.consumer_reads import ConsumerReads
-from topics.engine.consumers.unused import UnusedConsumers
+from topics.engine.consumers.unused_consumers import UnusedConsumers
 from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine_metrics import EngineMetrics

@@ -184,7 +184,7 @@ QUEUES: Final = (
     Mutation(
         "consumed-beside-a-seek-on-its-way",
         "queues",
-        "topics/engine/consumers/consumed.py",
+        "topics/engine/consumers/consumed_records.py",
         "on_their_way = [one.seq for one in (topic.consumer_commits or {}).values()]",
         "on_their_way: list[int] = []",
         "consumers 3: what is deleted as consumed every consumer has passed",
@@ -193,7 +193,7 @@ QUEUES: Final = (
     Mutation(
         "consumed-before-routers-have-passed",
         "queues",
-        "topics/engine/consumers/consumed.py",
+        "topics/engine/consumers/consumed_records.py",
         "return min([lowest, *on_their_way, *passed.values()])",
         "return min([lowest, *on_their_way])",
         "consumers 3: what is deleted as consumed every router has passed",
@@ -202,7 +202,7 @@ QUEUES: Final = (
     Mutation(
         "consumed-before-copies-are-synced",
         "queues",
-        "topics/engine/consumers/consumed.py",
+        "topics/engine/consumers/consumed_records.py",
         """
             if passed:
                 await self._commits.sync_all()
@@ -217,7 +217,7 @@ QUEUES: Final = (
     Mutation(
         "consumed-with-another-retention",
         "queues",
-        "topics/engine/consumers/consumed.py",
+        "topics/engine/consumers/consumed_records.py",
         'if topic.config.retention != "consumed":',
         "if False:",
         "consumers 3: only with retention consumed is what is consumed deleted",

@@ -35,7 +35,7 @@ from topics.log.span import SpanSummary
 from topics.storage.files.datadir import READABLE, DataDir
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import join, write_all
-from topics.storage.offline.finding import SECTOR, Finding
+from topics.storage.offline.findings import SECTOR, Finding
 from topics.storage.offline.verify import Verification
 from topics.storage.segments.segment_format import DELETED_FLAG, LIVE_FLAG
 from topics.storage.snapshots.snapshot import (

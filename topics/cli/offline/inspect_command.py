@@ -19,7 +19,7 @@ import click
 from topics.cli.app import CommandOptions, examples
 from topics.cli.failures import UsageRefusal
 from topics.cli.offline.directory_look import directory_options, open_directory, quiet, shown_progress, times
-from topics.cli.offline.diverged import show_diverged
+from topics.cli.offline.divergence_report import show_diverged
 from topics.cli.output import moment, print_json, print_line, print_ndjson, printable, size
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from topics.log.span import Span
 from topics.spark.session import JobOptions, spark_options
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import OsFs
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.stored_topics import TopicDirectory
-from topics.storage.offline.verify_divided import DividedVerification, SegmentWork, damaged
+from topics.storage.offline.verify_division import DividedVerification, SegmentWork, damaged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import Fs
 from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs
-from topics.storage.offline.finding import DAMAGE, Finding
+from topics.storage.offline.findings import DAMAGE, Finding
 from topics.storage.offline.frame_dump import type_name
 from topics.storage.offline.inspect import Inspection
 from topics.storage.offline.tail_batches import TailBatch, TailBatches

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from topics.storage.files.datadir import DataDir, DataDirError, FoundShard, wal_path
 from topics.storage.files.fs import File, Fs
 from topics.storage.files.progress import Progress
-from topics.storage.offline.finding import DAMAGE, MAX_PER_FILE, NOTE, Finding, Severity
+from topics.storage.offline.findings import DAMAGE, MAX_PER_FILE, NOTE, Finding, Severity
 from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
 from topics.storage.recovery.log_layout import ordinals_in, shards_with_files
 from topics.storage.recovery.recovered_state import understood

@@ -43,7 +43,7 @@ from topics.storage.files.datadir import (
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join
 from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.topic_parts import StoredPart, holes_of, load_part
 from topics.storage.offline.verify_other_files import other_files
 from topics.storage.offline.verify_pointers import pointed_firsts, pointer_findings

@@ -20,7 +20,7 @@ from topics.log.copies import MAX_HOPS, CopyKind, each_kind, stamped
 from topics.log.span import FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 from topics.storage.files.datadir import DataDir, wal_path
 from topics.storage.files.fs import Fs
-from topics.storage.offline.finding import DAMAGE, NOTE, Finding, Severity, bounded
+from topics.storage.offline.findings import DAMAGE, NOTE, Finding, Severity, bounded
 from topics.storage.segments.copy_frames import decode_forwarded, decode_recipe, is_staged, read_recipe
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.stand_ins import StandIns, stand_in_id

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from topics.log.span import Span
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
-from topics.storage.offline.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
+from topics.storage.offline.findings import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
 from topics.storage.offline.topic_parts import StoredHole
 from topics.storage.offline.verify_sums import LastRead, SumCheck
 from topics.storage.offline.verify_trees import SegmentLeaves

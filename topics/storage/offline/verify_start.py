@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import Fs
 from topics.storage.files.progress import Progress
-from topics.storage.offline.finding import DAMAGE, NOTE, Finding
+from topics.storage.offline.findings import DAMAGE, NOTE, Finding
 from topics.storage.offline.topic_parts import StoredPart, holes_of
 from topics.storage.recovery import replay
 from topics.storage.recovery.damage import Damage

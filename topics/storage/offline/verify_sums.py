@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.segments.segment_format import LIVE_FLAG, DataScan, delete_flag_offset
 from topics.storage.segments.segment_scan import DataLayout, Read
 from topics.storage.segments.segment_sum import SegmentSum

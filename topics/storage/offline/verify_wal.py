@@ -30,7 +30,7 @@ from topics.routing.router_state import Router
 from topics.schedules.schedule_events import schedule_event_from_wire
 from topics.storage.files.datadir import wal_path
 from topics.storage.files.fs import WINDOW_BYTES, File, Fs
-from topics.storage.offline.finding import MAX_PER_FILE, SECTOR, Finding
+from topics.storage.offline.findings import MAX_PER_FILE, SECTOR, Finding
 from topics.storage.offline.verify_routers import CopyFacts, RecipePlace, RouterCursors, contradiction, copies_in
 from topics.storage.recovery.log_end import was_cut_short
 from topics.storage.recovery.recovered_state import NO_LEASES_RUN, shard_of

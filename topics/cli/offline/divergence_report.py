@@ -21,7 +21,7 @@ from topics.cli.offline.directory_look import open_directory, quiet, shown_progr
 from topics.cli.output import moment, print_json, print_line, printable, size, write_line
 
 if TYPE_CHECKING:
-    from topics.storage.offline.finding import Finding
+    from topics.storage.offline.findings import Finding
     from topics.storage.offline.log_tail import LogTail
     from topics.storage.offline.tail_facts import TailFacts, TailRecord, TopicTail
 
