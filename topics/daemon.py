@@ -93,7 +93,7 @@ GRACE_S: Final = 10.0
 """How long a daemon that has lost its lease goes on answering reads (s)."""
 
 LEASE_LOOK_S: Final = 0.05
-"""How often it is looked if the lease is lost (s). Whatever changes something looks itself."""
+"""How often the daemon checks whether the lease is lost (s). Each call that changes something checks it besides."""
 
 HOUSEKEEPING_MS: Final = 500
 """How often idle state is looked for: ceilings, idempotency keys, stages, sessions, slow connections."""

@@ -25,7 +25,7 @@ SYNCED_CLASSES: Final = frozenset({"fsync", "remote"})
 """Classes whose changes are synced before they are acked. They reserve no seqs."""
 
 Consistency = Literal["eventual", "strong", "remote"]
-"""What a watcher gets: whatever is visible, what is synced, or what is in the bucket."""
+"""Which records a watcher gets: all visible ones, synced ones, or those in the bucket."""
 
 Retention = Literal["limits", "consumed"]
 Scope = Literal["queued", "unfinished", "window"]

@@ -65,7 +65,7 @@ _normal: Final = re.compile(rf"{_KIND}(?:;[!#$%&'*+.^_`|~0-9a-z-]+=(?:{_TOKEN}|{
 
 
 def is_raw_kind(header: str) -> bool:
-    """Return True if a `Content-Type` names a type of raw bytes, whatever its parameters are."""
+    """Return True if a `Content-Type` names a type of raw bytes, with any parameters."""
     return _kind.fullmatch(header.partition(";")[0].strip(" \t").lower()) is not None
 
 

@@ -163,7 +163,7 @@ def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str
     try:
         with connect(ctx.ensure_object(CommandOptions), timeout_s=0.4) as client:
             return [topic.topic for topic in client.list(prefix=incomplete).topics]
-    except Exception:  # whatever it is, the shell's prompt is no place to say it
+    except Exception:  # any error: the shell's prompt is no place to report it
         return []
 
 

@@ -329,7 +329,7 @@ def transaction(
     appends: Iterable[NewAppend], *, idempotency_key: str | None = AUTO
 ) -> ClientCall[results.TransactionCommitted]:
     """Append to 2 to 32 different topics: all records are stored, or none (`docs/spec/consumers.md` section 1). Returns
-    when all are synced, whatever the `durability` of the topics; readers see all of them from the same moment on.
+    when all are synced, in topics of any `durability`; readers see all of them from the same moment on.
 
     The first topic remembers the `idempotency_key` for its `idempotency_window_ms`, apart from the keys of appends; by
     default each call has a new key. With None there is no key, and a transaction whose outcome is unknown is not

@@ -47,8 +47,8 @@ def consume(
     """The records of a topic, one after the other and without end, from where the named consumer is. A consumer that
     does not exist is created and begins at `from_`.
 
-    A record is finished when the next one is asked for, and is not given out again after that is committed, which
-    happens at once or a second later; whoever ends the iteration before that gets it again the next time. Where records
+    A record is finished when the next one is asked for, and is not given out again once that is committed, at once or a
+    second later. A program that ends the iteration before the commit gets the record again the next time. Where records
     are gone that nobody has deleted, a Tombstone stands in their place. Iterators of one consumer take turns: only one
     gets records at a time, the others wait until it ends, or until its lease of `lease_ms` runs out because it is gone.
     A record should be handled well within that time. `owner` names this program; the default is a name that nobody else

@@ -209,8 +209,8 @@ class Commits:
 
 
 class Creation:
-    """The creation of a topic or stage: others wait for its end, and then look whether it exists. Whoever carries it
-    out must call `begin`, and set `ended` at last."""
+    """The creation of a topic or stage: other calls wait for its end, and then check whether the topic exists. The call
+    that carries it out must call `begin`, and set `ended` at last."""
 
     __slots__ = ("_writer", "ended")
 

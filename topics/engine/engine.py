@@ -1,7 +1,7 @@
 """The engine: its parts put together, and its life from recovery to drain.
 
-Whoever wants something of it asks the part. Each call is what `docs/spec/` says of it, and raises `ApiError` for what
-a client should see:
+Callers ask the parts. Each call does what `docs/spec/` says of it, and raises `ApiError` for errors that a client
+should see:
 
     topic_lifecycle  topics created, reconfigured, deleted      topic_states  the state of a topic, the list
     appends          one append: seqs, frames, publication      deletions     one deletion of records
@@ -17,7 +17,7 @@ a client should see:
     evidence         checkpoints and proofs
     registry         which topics there are, totals, the clock  keys          idempotency keys over all topics
     ceilings         reserves of seqs                           loader        what is not in memory
-    store            the shards and their files                 metrics       figures for whoever scrapes
+    store            the shards and their files                 metrics       figures for scrapes
     compactor, reclaimer, relocator, length_check, governor, delivery: what runs by itself
 
 What a topic's state means is `topics.log`'s business, how bytes reach the disk is `topics.storage`'s. Between two

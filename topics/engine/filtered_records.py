@@ -3,8 +3,8 @@
 Theory of operation. If a filter can only match records with certain tags (`Filter.tags`), a read does not look at all
 records, but walks from one such record to the next (`TagWalk`). Tags of recent records are in memory
 (`topics.log.topic_tags`), those of old ones in the `.tags` files of their segments, which the loader reads. It is not
-asked for those of segments that are known to have none of the tags. The index has postings of dead records too, so
-whoever walks asks the log whether a seq is live.
+asked for those of segments that are known to have none of the tags. The index has postings of dead records too, so a
+walk asks the log whether a seq is live.
 
 Finding the next seq costs a step for each tag that matches. A prefix may have so many tags that it is cheaper to look
 at the records themselves. Which of the two it is depends on how dense the matching records are, which nobody knows. So

@@ -29,7 +29,7 @@ from topics.storage.snapshots.group_dump import FrozenGroups
 
 MOST_PASSED: Final = 256
 """Records that the front of the log passes before a group that nobody uses is told of them. Each append to a full log
-moves the front; those of 100 groups took 2 ms. Whoever reads or changes a group has its floor moved before."""
+moves the front; those of 100 groups took 2 ms. A call that reads or changes a group moves its floor first."""
 
 
 def group_not_found(topic: str, group: str) -> ApiError:

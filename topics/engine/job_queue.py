@@ -2,7 +2,7 @@
 hold jobs.
 
 Every change of the projection (`topics.queue.leases`) goes through here, so that a stream is told of every job that it
-no longer holds, for whatever reason. Nothing here waits or writes to the log: that is the business of
+no longer holds, for any reason. Nothing here waits or writes to the log: that is the business of
 `topics.engine.queues.queue_calls`.
 """
 

@@ -46,8 +46,8 @@ MOST_RUNS: Final = 500
 
 
 class RecordRequest(NamedTuple):
-    """The records that a reader wants. `limit` counts records, `max_bytes` their JSON; at least one record is given
-    whatever its size. `nodes` are the writers to leave out, `match` is the condition on tags."""
+    """The records that a reader wants. `limit` counts records, `max_bytes` their JSON; at least one record is given, of
+    any size. `nodes` are the writers to leave out, `match` is the condition on tags."""
 
     limit: int
     max_bytes: int

@@ -158,13 +158,14 @@ class Topic:
         self.segment_set: SegmentSet | None = None
         """Its segments, once it has one."""
         self.barrier: trio.Event | None = None
-        """Set while the topic is reconfigured or deleted: whoever wants to change it waits, then looks it up again."""
+        """Set while the topic is reconfigured or deleted: a call that would change the topic waits, then looks it up
+        again."""
         self.working: trio.Event | None = None
         """Set while a large deletion is worked off in slices, or while columns are loaded that the next commit needs:
         reads of this topic wait, so that nobody sees half of it."""
         self.after_fetch: Callable[[], Any] | None = None
         self.changed: trio.Event | None = None
-        """Made by whoever waits for the next change; set and forgotten by the change."""
+        """The first caller that waits for the next change makes this event; the change sets and forgets it."""
         self.audience: Audience[Any] | None = None
         """Who watches it or polls it, if anybody does."""
         self.copies: CopyTable | None = None
@@ -584,7 +585,8 @@ class Commit:
         self.needs: Callable[[], tuple[Span, ...]] | None = None
         """What has to be loaded before `apply` can be called."""
         self.held: HeldBy | None = None
-        """Set when it could be published; whoever holds it up then finishes something, puts None here and settles."""
+        """The holder of the commit, if it may not be published yet. `set` tells the holder that the commit could be
+        published; the holder then finishes its work, puts None here and settles."""
         self.forwards = False
         """Whether a router has made it, and nobody waits for it."""
         self.deletes = False

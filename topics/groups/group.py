@@ -21,8 +21,8 @@ crash they are looked at again. The caller looks (`looked`), because it may have
 in `matched`, so that claims find them without a look. Without a filter nothing is looked at.
 
 *Reopened records.* A redrive gives back a record that the group has finished (`ReopenEvent`): it is free, and held.
-Above the floor it leaves its run, and the floor waits for it. Up to the floor it is an exception: whatever is held
-there was reopened, and the floor does not go back.
+Above the floor it leaves its run, and the floor waits for it. Up to the floor it is an exception: all records that are
+held there were reopened, and the floor does not go back.
 
 *Results.* A record whose holder has finished it, and whose result is not delivered yet, is held. If it is lost
 meanwhile, it counts as finished, and its result is delivered all the same.

@@ -63,8 +63,8 @@ class ConnectionSight(NamedTuple):
 
 
 class OpenAnswer(ABC):
-    """An answer that is sent while it is made: a stream or an export. The gate calls `run` and then, whatever happens,
-    `close`."""
+    """An answer that is sent while it is made: a stream or an export. The gate calls `run` and then `close`, also after
+    an error."""
 
     key: Key
     in_flight = False

@@ -165,7 +165,7 @@ class Gate:
         return ApiError("not_ready", "the log is being replayed", detail=progress, retry_after_s=1)
 
     async def handle(self, exchange: Exchange) -> None:
-        """Answer one request, whatever happens, and count it once."""
+        """Answer one request, also after any error, and count it once."""
         call = Call(exchange, self._engine.clock.perf_ns())
         status, code = CLIENT_GONE, ""
         stream: OpenAnswer | None = None

@@ -18,7 +18,7 @@ AHEAD_MS: Final = 60_000
 
 
 class BucketCeiling:
-    """The ceiling of one topic. Pure. Whoever takes a seq above `archived` waits for a round."""
+    """The ceiling of one topic. Pure. A commit that takes a seq above `archived` waits for a round."""
 
     __slots__ = ("_raised_from", "_raised_ms", "archived", "queued")
 

@@ -18,7 +18,7 @@ block."""
 
 
 class SeqCeiling:
-    """The ceiling of one topic. Pure. Whoever takes a seq above `synced` waits for a sync."""
+    """The ceiling of one topic. Pure. A commit that takes a seq above `synced` waits for a sync."""
 
     __slots__ = ("block", "queued", "raised_ms", "synced")
 

@@ -1,9 +1,9 @@
 """The unique keys of the jobs of a queue (`docs/design/unique_jobs.md`): which key belongs to which job, and how long
 it is remembered. Pure.
 
-A key is remembered while its job is there; and until its own window is over, whatever becomes of the job, if it has
-one. Of a key only a digest is kept. Several jobs may have the same key, because the scope of a new record decides
-whether it is a duplicate.
+A key is remembered while its job is there. A key with a window of its own is remembered until the window is over, also
+if the job is gone. Of a key only a digest is kept. Several jobs may have the same key, because the scope of a new
+record decides whether it is a duplicate.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ turn. A request below `BULK_BYTES` takes none.
 Theory of operation. A pass of Trio's loop looks at the sockets, and then runs every task that is ready. Without turns,
 the pieces of all bulk clients run in the same pass, and a small request, which needs about four passes (read, decide,
 write, answer), waits for all of them four times. So tasks get their turns one after the other, in the order in which
-they asked. Whoever is next lets some passes go by before the piece: until two of them in a row had next to nothing to
-do, but only for as long as a piece may take. So a small request that came during the piece before is answered first,
-and many small requests do not keep a bulk client from its share.
+they asked. The task that is next lets some passes go by before its piece: until two passes in a row had next to nothing
+to do, but no longer than a piece may take. So a small request that came during the piece before is answered first, and
+many small requests do not keep a bulk client from its share.
 
 A turn is not held: it is the right to one piece in the step of the loop in which `take` returns, and it is over with
 the next `await` that suspends. So nobody waits for anything else while others wait for their turn, and nothing has to
@@ -38,7 +38,7 @@ REST_S: Final = 0.002
 """For how long (s) a task that is next lets small requests run, if the loop does not become quiet."""
 
 MOST_PASSES: Final = 12
-"""How many passes it lets go by at most, whatever the clock says."""
+"""How many passes the next task lets go by at most, even if `REST_S` is not over."""
 
 T = TypeVar("T")
 

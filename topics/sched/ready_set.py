@@ -7,9 +7,9 @@ Theory of operation
 -------------------
 
 **Bands.** A waiting item is in exactly one of six bands. Bands 0..4 hold effective priorities, waiting time included:
-below 0, then from 0, 250, 500 and 750 up. Band 5 holds overdue items, which have waited for 5 s, whatever their
-priority: from -1000, waiting lifts an item no further than 0. Within a band the item that has waited longest, that is
-the one added first, is served first.
+below 0, then from 0, 250, 500 and 750 up. Band 5 holds overdue items: those of any priority that have waited for 5 s.
+From -1000, waiting lifts an item no further than 0. Within a band the item that has waited longest, that is the one
+added first, is served first.
 
 **Aging.** Waiting adds a point per 10 ms, in whole steps of 50 ms. An item enters by its priority alone, and from then
 on only ever moves up. Each item has one crossing on a heap: the time of its next move, and the band it moves to. So

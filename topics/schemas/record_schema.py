@@ -96,7 +96,7 @@ class RecordSchema:
         self._numbers = any(node.numbers for node in nodes)
         self._unique = b'"uniqueItems"' in text
         self._always = MAX_STEPS // (MOST_VALUES * self._cost.width + EXPONENT_TOKENS) - 1
-        """Records of so many bytes are within the bound, whatever they hold."""
+        """Records of at most so many bytes are within the bound, with any content."""
         patterns = text.count(b'"pattern"') + sum(node.pattern_properties for node in nodes)
         self.nbytes = TEXT_WEIGHT * len(text) + PATTERN_BYTES * patterns
         """The most memory (bytes) that the schema takes."""

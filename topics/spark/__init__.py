@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     place = _PLACE_OF.get(name)
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from topics.spark import needs  # noqa: PLC0415 - this module is loaded by whatever is beside it
+    from topics.spark import needs  # noqa: PLC0415 - every module of this package loads this one
 
     needs.check_packages()
     value = getattr(importlib.import_module(f"{__name__}.{place}"), name)

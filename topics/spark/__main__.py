@@ -69,7 +69,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Do what a command line says. Returns the exit code; whatever has happened, it was said in one line."""
+    """Run a command line. Returns the exit code; an error was reported in one line."""
     before = signal.signal(signal.SIGTERM, _terminate)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs a traceback when it is interrupted
     try:

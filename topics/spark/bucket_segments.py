@@ -6,9 +6,9 @@ read, so everything after the base's checkpoint is unknown.
 
 Theory of operation. The driver chooses a base, pins it, and reads its pages: the parts of the topics, and for each
 segment the names, sizes and hashes of its objects. A task gets these names, and fetches the bytes itself. Objects never
-change and the pin keeps them, so there is one state only, and nothing is looked at twice. What a task fetches has to
-have the hash that the base names, so whatever is missing or wrong is an error that names the object. Damage that the
-owner's file had when it was uploaded is an error too, unless the base knows of the holes.
+change and the pin keeps them, so there is one state only, and nothing is looked at twice. Fetched bytes must have the
+hash that the base names, so a missing or changed object is an error that names it. Damage that the owner's file had
+when it was uploaded is an error too, unless the base knows of the holes.
 
 A record is deleted if the bitmap of the base says so, or the flag in its frame: the segment may have been uploaded
 before the deletion or after it. With both, as many records are live as the part says, or fewer: deletions since.

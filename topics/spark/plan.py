@@ -2,10 +2,10 @@
 
 Pure: the facts about topics are handed in, the daemon is not asked.
 
-A partition is a range of one instance of one topic, `(after, last]`, fixed when it is planned. Whatever happens to the
-topic later, the task delivers the records of that range, and records that are gone from it are loss. A stream's offset
-holds for each topic the last seq that was read and the epoch of its instance, so two offsets make the same partitions
-at any time. Three things that can happen to a topic of a stream show in the offsets alone:
+A partition is a range of one instance of one topic, `(after, last]`, fixed when it is planned. Later changes of the
+topic do not move it: the task delivers the records of that range, and records that are gone from it are loss. A
+stream's offset holds for each topic the last seq that was read and the epoch of its instance, so two offsets make the
+same partitions at any time. Three things that can happen to a topic of a stream show in the offsets alone:
 
 - It is in the end but not in the start: it has joined. It is read from its beginning, or from after `from`, which the
   end says where retention had taken seqs before the stream knew of the topic: those were never the stream's to lose.

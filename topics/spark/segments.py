@@ -11,9 +11,9 @@ shows what is neither below the front, nor deleted, nor in a hole, and counts: a
 part says, or something is wrong.
 
 A daemon may work on the directory meanwhile. It never changes bytes but delete flags, and it replaces and removes files
-only when the part on disk needs them no more; so whatever a task finds wrong (a file that is gone, records that are not
-there) it looks for the topic's part again. If there is a newer one, its range is planned anew by that, some times over:
-what has gone since is then as the newer part says. If there is none, what was found is so: fewer live records are
+only when the part on disk needs them no more. So if a task finds something wrong (a file that is gone, records that are
+not there), it looks for the topic's part again. If there is a newer one, its range is planned anew by that, some times
+over: what has gone since is then as the newer part says. If there is none, what was found is so: fewer live records are
 deletions that a checkpoint has written and not yet counted, and bytes that do not verify are lost. A range is always
 that of one checkpoint, the planned one or a later one; two ranges may be of two.
 """
@@ -325,8 +325,8 @@ def _attempt(
 
 def _bytes_of(files: DataFiles, path: str, segment: StoredSegment) -> int:
     """Return how many bytes of a segment's file are read: those that the part counts; all if another file has replaced
-    it since, or may have. Whatever a packed file says, no more is unpacked. Raises NotDecodable if that is more than a
-    segment has; FileNotFoundError, OSError."""
+    it since, or may have. No more is unpacked, even if a packed file says that it holds more. Raises NotDecodable if
+    that is more than a segment has; FileNotFoundError, OSError."""
     may_be_another = segment.salt is None or _is_another(files.read(path, 0, FILE_HEADER_BYTES), segment)
     length = files.length(path) if segment.sealed and may_be_another else segment.data_bytes
     if length > MAX_SEGMENT_BYTES:

@@ -231,7 +231,7 @@ def spark_session(
     conf = dict(conf or {})
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes whatever python3 is in PATH
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first python3 in PATH
     with tempfile.TemporaryDirectory(prefix="topics-spark-") as scratch:
         log = Path(scratch, "log4j2.properties")
         log.write_text(_log_settings(), encoding="utf-8")

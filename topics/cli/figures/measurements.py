@@ -195,8 +195,8 @@ class Measurements:
     # -- delivery ----------------------------------------------------------------------------------------------------
 
     def _delivery(self) -> list[Figure]:
-        """Records are appended at a steady pace, whatever becomes of those before; timed from just before the append to
-        when the reader has it."""
+        """Append records at a steady pace, without waiting for earlier ones. Each is timed from just before its append
+        until the reader has it."""
         count = max(round(self._settings.seconds * DELIVERIES_PER_S), 1)
         sent: list[float] = []
         load = MeasuredLoad()

@@ -380,7 +380,7 @@ def _picture(seen: TopSnapshot, trouble: str, url: str, console: Console) -> Ren
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], style: str) -> Table:
-    """A line each, whatever the width."""
+    """A table with one line for each row, in a terminal of any width."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 

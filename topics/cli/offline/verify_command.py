@@ -83,7 +83,7 @@ def verify(
 
 def kept_checkpoint(path: str) -> KeptCheckpoint:
     """Return the checkpoint in a file: a note, or what `topics evidence prove` has written. Its signature is not
-    checked: whoever keeps the file knows where it is from."""
+    checked: the owner of the file knows where it is from."""
     from topics.cli.evidence_files import read_evidence  # noqa: PLC0415
     from topics.evidence.proof_file import note_in  # noqa: PLC0415
     from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415

@@ -253,7 +253,7 @@ class Forwarders:
         except (DestFull, ApiError):
             self._pause(forwarder)
             return 1
-        except Exception:  # whatever it is: of this forwarder only
+        except Exception:  # any error concerns this forwarder only
             log.exception("forwarder_failed", router=forwarder.router.name)
             self.failures += 1
             self._pause(forwarder)
@@ -278,7 +278,7 @@ class Forwarders:
                     await work()
                 except ApiError:
                     await self._sleep(forwarder)
-                except Exception:  # whatever it is: of this forwarder only
+                except Exception:  # any error concerns this forwarder only
                     log.exception("forwarder_failed", router=forwarder.router.name)
                     self.failures += 1
                     await self._sleep(forwarder)

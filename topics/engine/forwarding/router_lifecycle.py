@@ -206,7 +206,7 @@ class RouterLifecycle:
         """Refuse a router of topics whose deletion has failed and may be on disk: a restart would delete it with them.
         Raises 503."""
         for end in (config.source, config.dest):
-            if end in self._registry.topics:  # else it is made again, whatever is on disk
+            if end in self._registry.topics:  # else it is made anew, also if an older one has left files
                 self._topic_lifecycle.doubts.check(end)
 
     async def _ends(self, config: RouterConfig, known: Router | None) -> tuple[Topic, Topic] | None:

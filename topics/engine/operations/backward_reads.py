@@ -106,8 +106,9 @@ class _BackwardProgress:
 
     @property
     def allowance(self) -> int:
-        """How many records a filter may be asked about for the next window. An answer gets somewhere, whatever was used
-        up on windows that held too much: each was narrower than the one before."""
+        """How many records a filter may be asked about for the next window. If windows that held too much have used up
+        all of `most_scanned`, the next one gets it again: each is narrower than the one before, so the read comes to an
+        end."""
         return self.to_scan if self.to_scan > 0 else self.most_scanned
 
     def take(self, window: _Window, bottom: int) -> None:

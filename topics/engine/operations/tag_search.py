@@ -113,7 +113,7 @@ class TagSearch:
                     del left[tag]
             if not left:
                 break
-        await trio.lowlevel.checkpoint()  # the caller starts over, so other tasks must have run, whatever was found
+        await trio.lowlevel.checkpoint()  # the caller starts over, so other tasks must have run in between
 
     def _has_seen(self, span: Span) -> bool:
         segment = span.segment

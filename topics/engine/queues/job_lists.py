@@ -42,7 +42,7 @@ from topics.queue.job_pages import (
 from topics.runtime.turns import Turns
 
 PAGE_BYTES: Final = 8 << 20
-"""Bytes of JSON of the records of one page at most; at least one job is listed whatever its size."""
+"""Bytes of JSON of the records of one page at most; at least one job is listed, of any size."""
 
 STATES: Final[Mapping[JobStateName, frozenset[int]]] = {
     "ready": frozenset((ABSENT, FREE)),

@@ -60,7 +60,7 @@ class Bulk:
             made = LinesFormat()
         export = await self._engine.exports.open(topic, request)
         # The first slice is read before the answer begins, so that a failure can be answered with an error. It ends
-        # after `SLICE_S`, whatever it has found.
+        # after `SLICE_S`, even if it has found nothing.
         first = await call.while_connected(export.next_slice)
         self._figures.exports[_name_of(kind), "true" if request.include_data else "false"] += 1
         return ExportAnswer(call, topic, export, first, made, self._figures.exported[_name_of(kind)])

@@ -233,8 +233,8 @@ JOB_OPERATIONS |= {
         LOG_GROUPS,
         "Claim records",
         "Leases records to `node`. One that is not acked before its lease ends can be claimed again. A claim of a "
-        f"group with a filter looks at no more than {setting('max_scan')} records, and answers then, whatever "
-        "`wait_ms` says.",
+        f"group with a filter looks at no more than {setting('max_scan')} records, and answers then, also "
+        "if `wait_ms` is not over.",
         ok(answer_types.GroupClaimAnswer, "The records. There may be fewer than asked for, or none."),
         body=JsonBody(queue_requests.ClaimBody, {"node": "worker-1", "max": 10, "wait_ms": 1000}),
         codes=_GROUP_CODES,

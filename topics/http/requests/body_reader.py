@@ -437,8 +437,8 @@ def _is_gzip(content_encoding: bytes) -> bool:
 
 
 class _Inflater:
-    """Decompresses gzip in pieces of at most `step` bytes, whatever the ratio. Several members may follow each other
-    (RFC 1952, 2.2).
+    """Decompresses gzip in pieces of at most `step` bytes, at any ratio of compression. Several members may follow each
+    other (RFC 1952, 2.2).
 
     The work of one step is bounded as well: it takes at most `_INPUT_STEP` bytes of input, which are copied once for
     each member that ends in them. At most `MAX_EMPTY_MEMBERS` members may be empty, because an empty member costs as

@@ -41,7 +41,7 @@ SCHEMA: Final = (
     "epoch BIGINT, seq BIGINT, ts TIMESTAMP, node STRING, tag STRING, meta MAP<STRING, STRING>, data STRING, "
     "gap_from BIGINT, gap_to BIGINT, reason STRING, topic STRING, day DATE"
 )
-"""Of an archive. To be given to whoever reads it, else Spark takes a topic that is called 7 for a number."""
+"""The schema of an archive. Readers must give it to Spark, which else takes a topic that is called 7 for a number."""
 
 ROUND: Final = 10_000_000
 """Seqs in a round, over all topics: what a kill costs at most, and the space that a round needs beside the archive."""
@@ -132,14 +132,14 @@ def run(
     `path` is a directory that the driver and all executors see under that name. `delete` removes from the topics what
     is in the archive; not from queues, whose jobs go when they are done. Raises Failed if somebody else is archiving to
     it, for loss unless `allow_loss`, and if what was written cannot be read back; TopicsError of the daemon; and what
-    Spark raises. Whatever ends it, the archive has each record once, and the next run goes on from there.
+    Spark raises. After any end, the archive has each record once, and the next run goes on from there.
     """
     archive = ArchiveFiles(Path(path))
     done = ArchiveResult()
     with archive.locked(), address.client() as client:
         present = _present(client, topics, prefix)
         if delete and (queues := [now.topic for now in present if now.is_queue]):
-            raise UsageRefusal(f"--delete: {', '.join(queues)} is a queue, whose jobs are removed by whoever acks them")
+            raise UsageRefusal(f"--delete: {', '.join(queues)} is a queue, whose jobs are removed by acks")
         offsets = archive.offsets()
         while ranges := plan(present, offsets, records_per_round, allow_loss=allow_loss):
             for new in ranges:
@@ -259,7 +259,7 @@ def _delete(
 ) -> dict[str, int]:
     """Delete from the topics what is in the archive. Returns how many records that were, by topic.
 
-    Whatever the offsets say, the files are asked: a record goes only if its seq is in them. Raises Failed, with nothing
+    The offsets are not enough: a record is deleted only if its seq is found in the files. Raises Failed, with nothing
     deleted, if one is not there (somebody has removed files)."""
     ranges = []
     for now in present:

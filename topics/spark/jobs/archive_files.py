@@ -7,10 +7,10 @@
     _archive/lock             held by the one that archives
 
 A round is written to `work`, synced, and decided by `pending.json`, which appears whole or not at all. Before that file
-is there, nothing of the round counts, and the next run removes `work`; once it is there, whoever comes next moves what
-is not yet moved, to names that the file fixes, and then writes the offsets. So each step can be repeated, a kill
-between any two of them leaves either the old archive or a round that the next run completes, and no file is ever seen
-twice. Readers pass over names that begin with an underscore.
+is there, nothing of the round counts, and the next run removes `work`; once it is there, this run or the next one moves
+the remaining files, to names that `pending.json` fixes, and then writes the offsets. So each step can be repeated, a
+kill between any two of them leaves either the old archive or a round that the next run completes, and no file is ever
+seen twice. Readers pass over names that begin with an underscore.
 
 Responsible for these steps and their order on a POSIX file system; what is archived is `topics.spark.jobs.archive`'s
 business.
@@ -45,7 +45,8 @@ class Offset(msgspec.Struct, frozen=True):
 
 
 class Offsets(msgspec.Struct, frozen=True):
-    """How far each topic is archived, by name. `archive` tells archives apart, whatever directory they are in."""
+    """How far each topic is archived, by name. `archive` identifies the archive, also after a move to another
+    directory."""
 
     topics: dict[str, Offset] = {}
     archive: str = ""

@@ -2,9 +2,9 @@
 blocks of Merkle trees, which are nearly all of it, verified in parallel.
 
 Responsible for dividing the work, for the report (a row for each segment) and for the summary. What is damage, and
-what only worth a note, is `topics.storage.offline.verify`'s business, so both find the same. The log, snapshots,
-manifests and floors are looked at by the driver, which also joins the roots of the blocks; whoever verifies a segment
-or a block needs its directory under the same path.
+what only worth a note, is `topics.storage.offline.verify`'s business, so both find the same. The driver looks at the
+log, snapshots, manifests and floors, and joins the roots of the blocks. A task that verifies a segment or a block needs
+its directory under the same path.
 
 Exit codes are those of `topics verify`: 0, 1 if there is damage, 2 for a command line or a directory that is refused.
 """

@@ -484,7 +484,7 @@ def command(
     source |= {"failOnDataLoss": str(not allow_loss).lower()}
     source |= {} if batch is None else {LIMIT: str(batch)}
     address = options.address()
-    # A session has its own way with Ctrl-C, which would break off whatever is asked of it at the moment.
+    # A session has its own way with Ctrl-C, which would break off the call that runs at the moment.
     with options.session("rollup") as spark, stopping() as stop:
         done = run(
             spark,

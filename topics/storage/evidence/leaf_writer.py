@@ -120,8 +120,8 @@ class LeafWriter:
     def _write_with_those_before(self, start: int) -> None:
         """Write the new leaves in one file with those on disk of the block that begins at `start`.
 
-        If some of these cannot be read, the file begins behind them: the new leaves must get on disk whatever became of
-        older ones. What is damaged stays, for `verify` to name.
+        If some of these cannot be read, the file begins behind them: the new leaves must get on disk even if older ones
+        are damaged. Damaged files stay, so that `verify` names them.
         """
         if start >= self._stored:
             self._write(start, bytes(self._new))

@@ -1,5 +1,5 @@
-"""Which segments are rewritten because they hold deleted bytes for too long, whatever their live share
-(`docs/spec/bucket.md` 2, `docs/design/bucket.md` 7).
+"""Which segments are rewritten because they hold deleted bytes for too long, with any live share (`docs/spec/bucket.md`
+2, `docs/design/bucket.md` 7).
 
 With a bucket, what a user has deleted has to go from it, too. Objects of segments never change, so the bytes go when
 the segment is rewritten here, a base names the new one, and the old one is needed by nobody. Records below the floor

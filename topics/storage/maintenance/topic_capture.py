@@ -201,7 +201,7 @@ class TopicCapture:
                 for i, piece in enumerate(growth.pieces):
                     grow_dump(spans, self.runs[piece.run], piece.a, piece.b, new=growth.new and i == 0)
                     yield
-        # What no span points to any more comes last: it has yet to be removed, whoever finds it.
+        # Segments that no span points to any more come last: the reclaimer or the next start has yet to remove them.
         referenced = {span.segment for span in self.spans} | {growth.segment for growth in self.growths}
         self.stale = [segment for segment in segment_set.segments if segment not in referenced] if segment_set else []
         part.segments = entries + [segment.to_wire() for segment in self.stale]

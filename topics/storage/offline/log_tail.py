@@ -1,10 +1,10 @@
 """`LogTail`: what the log of a directory has behind some places, and the records that are there: for
 `inspect --diverged` (`docs/design/standby.md` section 6).
 
-Changes are counted as the frames say, whatever can be read of the log. Which records are gone again is what recovery
+Changes are counted as the frames say, as far as the log can be read. Which records are gone again is what recovery
 says, if it does not refuse the directory; recovery takes the memory of a start. Records are read from their Append
 frames. Records that a commit of stages has published are read from where its frame points to. Copies that routers have
-made are counted only, but for those of `ephemeral` topics: whoever has the sources makes them again.
+made are counted only, but for those of `ephemeral` topics: a daemon that has the sources makes them again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Responsible for finding the topics, by the newer of their two parts, and for the contents of a part about each segment,
 as plain values that can be pickled. The log is not read, so everything after the checkpoint is unknown. Others read the
 segments. Nothing here changes anything, and the daemon may go on meanwhile: it replaces snapshots and manifests
-atomically, and whatever is replaced during a read is read again.
+atomically, and a file that is replaced during a read is read again.
 
 Which part counts. The newest valid snapshot names the topics of the last checkpoint; a manifest that is not older than
 a topic's part in it replaces that, as in a recovery. A directory that the snapshot does not know belongs to a topic

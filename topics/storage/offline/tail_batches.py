@@ -1,4 +1,4 @@
-"""The whole batches of a log behind some places, whatever bytes are there: for `inspect --diverged`.
+"""The whole batches of a log behind given places, also where bytes are damaged: for `inspect --diverged`.
 
 Recovery refuses a log that is damaged before its end. Here the log is read as far as it goes: bytes that are no frame
 are noted, and reading goes on at the next valid frame behind them. Of a batch that such bytes tear, the frames in front

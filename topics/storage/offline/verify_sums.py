@@ -17,7 +17,7 @@ from topics.storage.segments.topic_segments import Segment
 
 
 class LastRead:
-    """Reads a file, and has the last window at hand: whoever gets the frames of a window may ask for its bytes."""
+    """Reads a file, and keeps the last window: a caller that was given the frames of a window may ask for its bytes."""
 
     def __init__(self, read: Read) -> None:
         self._read = read

@@ -368,7 +368,7 @@ class ColumnLoader:
             if repaired:
                 found = load_columns(self.tiers, segment, span.first, span.n)
             elif repaired is None and has_places(found.damaged, span.first, found.columns.frame_len):
-                found = found._replace(damaged=[])  # whoever reads the records asks the bucket again
+                found = found._replace(damaged=[])  # a read of the records asks the bucket again
         columns, damaged, live = found.columns, found.damaged, span.live
         if later:
             columns, damaged = self._as_of_part(span, columns), []

@@ -20,8 +20,8 @@ position) from a torn end (above it). The frame travels in front of the next gro
 once at the next idle tick, synced once, and then the shard is silent: a Synced frame never asks for another. A rotated
 file ends in FileEnd and is synced whole before its successor gets its name, so a successor vouches for its predecessor.
 
-The checksums of frames depend on their place and on the salt of the file, so they are computed here, for a whole group
-in one pass, by whoever writes it. The salt is in the header of a file, which is synced before the file gets its
+The checksums of frames depend on their place and on the salt of the file, so the thread that writes a group computes
+them, for the whole group in one pass. The salt is in the header of a file, which is synced before the file gets its
 name: no crash leaves a named file whose frames cannot be verified. To a file of version 1, left by an older version,
 only the verdict of recovery is added: the first group goes to a file with a salt.
 
