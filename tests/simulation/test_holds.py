@@ -150,7 +150,7 @@ def test_checkpoints_go_on_during_a_hold_and_copies_of_what_it_names_are_as_of_i
             await trio.sleep(1)
             beside.cancel_scope.cancel()
         snapshots = [{path for path in answer.content if SNAPSHOT in path} for answer in answers]
-        assert snapshots[0] == snapshots[1], "whoever copies would think that the hold was over"
+        assert snapshots[0] == snapshots[1], "a tool that copies would think that the hold was over"
 
     assert world.live(script, end="kill")
     assert touched == []

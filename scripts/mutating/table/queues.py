@@ -31,7 +31,7 @@ QUEUES: Final = (
         "topics/queue/unique_keys.py",
         "if not window_ms:",
         "if True:",
-        "consumers 5: a window lasts whatever becomes of the job",
+        "consumers 5: a window lasts even if the job is gone",
         "unit",
     ),
     Mutation(
@@ -169,7 +169,7 @@ QUEUES: Final = (
             await self._commit(topic, event, perf)
             return topic.id, event.generation, self._registry.to_wall(event.deadline)
         """,
-        "consumers 3: acquire is synced before its answer whatever the class",
+        "consumers 3: acquire is synced before its answer in every class",
         "unit",
     ),
     Mutation(

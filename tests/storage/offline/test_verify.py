@@ -162,8 +162,8 @@ class Make(Protocol):
 
 
 def crashed_while(make: Make, stride: int, count: int) -> None:
-    """Wherever the machine dies that makes a directory, whatever becomes of what was not synced, there is no damage;
-    but what is garbage is left out: that of a single byte may look like one flipped bit."""
+    """A crash of the machine that makes a directory, at any point and with any part of the unsynced bytes lost, is no
+    damage. Garbage in place of unsynced bytes is left out: a single byte of garbage may look like one flipped bit."""
     world = World(5, config=CONFIG)
     wrecks = wrecks_of(world, lambda: 0, stride=stride)
     make(5, world=world)

@@ -1,4 +1,4 @@
-"""`verify`, divided: what it finds is what `verify` finds, whoever looks at the segments."""
+"""`verify`, divided: several processes check the segments, and find the same as `verify`."""
 
 from __future__ import annotations
 
