@@ -8,7 +8,7 @@ BASE64 has the alphabet of RFC 4648 section 4, with padding, and no bits that me
 returns. Any other JSON is JSON, also if it differs by a blank. So the bytes and the type determine the data, and the
 data determines them.
 
-Pure: no event loop, no I/O. What takes long for large values has a version that yields between steps.
+Pure: no event loop, no I/O. Functions that take long for large values have a version that yields between steps.
 """
 
 from __future__ import annotations

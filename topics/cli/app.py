@@ -33,7 +33,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PROGRAM: Final = "topics"
 COMPLETE_VARIABLE: Final = "_TOPICS_COMPLETE"
-"""What a shell sets that asks for completions (`topics.cli.completion`)."""
+"""The variable that a shell sets to ask for completions (`topics.cli.completion`)."""
 DEFAULT_URL: Final = "http://127.0.0.1:4000"
 MAX_TOKEN_BYTES: Final = 4096
 

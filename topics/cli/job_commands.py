@@ -88,7 +88,7 @@ def _row(job: ListedJob) -> tuple[str, ...]:
 
 
 def job_document(job: ListedJob) -> dict[str, Any]:
-    """A job as the interface shows it: what it does not have is not there."""
+    """A job as the interface shows it: without the fields that it does not have."""
     facts = {
         "$seq": job.seq,
         "state": job.state,

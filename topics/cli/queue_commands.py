@@ -1,6 +1,6 @@
 """`topics queue`: the jobs of a queue, claimed and settled one by one, or worked off by a command.
 
-Responsible for options and what is printed. How a job's command is run, and when that ends, is the business of
+Responsible for options and output. How a job's command is run, and when that ends, is the business of
 `topics.cli.exec_jobs`.
 """
 
@@ -197,7 +197,7 @@ def claim(
 
 
 def _job_document(job: Job) -> dict[str, Any]:
-    """A job as the interface shows it: what it does not have is not there."""
+    """A job as the interface shows it: without the fields that it does not have."""
     facts = {
         "$seq": job.seq,
         "lease_id": job.lease_id,

@@ -73,7 +73,8 @@ def router_path(router: str) -> str:
 
 
 Filter = Sequence[object] | str
-"""What records must match: a list as the interface takes it, such as `["tag", "Eq", "eu"]`, or its JSON."""
+"""The condition that records must match: a list as the interface takes it, such as `["tag", "Eq", "eu"]`, or its
+JSON."""
 
 
 def target(path: str, **parameters: object) -> str:

@@ -4,7 +4,7 @@ Also how a client waits for a change of a topic, stage or router, its own (`wait
 way (`settled`, `wait_for`): as long as it takes, but not for a disk that has no room (`topics.storage.wal.stall`). The
 change itself goes on waiting, because its frames may still be written.
 
-Used by everything that writes. What a change consists of is decided by `topics.engine.operations.append`,
+Used by everything that writes. The content of a change is decided by `topics.engine.operations.append`,
 `topics.engine.operations.delete` and `topics.engine.operations.topic_lifecycle`; what happens to a queued commit is
 described in `topics.engine.topic` and `topics.storage.wal.shard_writer`.
 """

@@ -194,7 +194,7 @@ class JobQueue:
 
     @property
     def wanted(self) -> Filter | None:
-        """What records have to match to be jobs here; None for all."""
+        """The filter that records must match to be jobs here; None for all."""
         return None
 
     def is_unfinished(self, seq: int) -> bool:

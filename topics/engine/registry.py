@@ -40,7 +40,7 @@ forgotten."""
 
 
 class DeletedTopic(NamedTuple):
-    """What is remembered of a deleted topic."""
+    """The facts that are remembered of a deleted topic."""
 
     name: str
     head_seq: int
@@ -157,7 +157,7 @@ class Registry:
 
     @property
     def traffic(self) -> Traffic:
-        """What has come in and gone out since the start."""
+        """Records and bytes that have come in and gone out since the start."""
         return self.common.traffic
 
     @property

@@ -52,7 +52,7 @@ Leans = Sequence[tuple[int, LogPosition]]
 
 
 class HeldBy(Protocol):
-    """What holds a commit up that could be published."""
+    """The holder of a commit that could be published otherwise."""
 
     def set(self) -> None:
         """The commit could be published now. May be repeated."""
@@ -60,7 +60,7 @@ class HeldBy(Protocol):
 
 
 class CommitPoint(IntEnum):
-    """What a commit waits for before it may be published and acked."""
+    """The point that a commit must reach before it may be published and acked."""
 
     HANDED = 0
     WRITTEN = 1
@@ -154,7 +154,7 @@ class Topic:
         self.unwritten: deque[Commit] | None = None
         """Published before they were written (`memory`), oldest first."""
         self.on_disk = DiskState()
-        """What log and snapshots have of it."""
+        """The parts of it that log and snapshots have."""
         self.segment_set: SegmentSet | None = None
         """Its segments, once it has one."""
         self.barrier: trio.Event | None = None
@@ -169,7 +169,7 @@ class Topic:
         self.audience: Audience[Any] | None = None
         """Who watches it or polls it, if anybody does."""
         self.copies: CopyTable | None = None
-        """What is known of its copies that are not in its segments yet."""
+        """Its copies that are not in its segments yet."""
         self.incoming: dict[str, Router] | None = None
         """The routers that feed it, by name."""
         self.origins: OriginSet | None = None
@@ -217,7 +217,7 @@ class Topic:
 
     @property
     def ephemeral(self) -> bool:
-        """Whether its records are in memory only."""
+        """Return True if its records are in memory only."""
         return self.config.durability == "ephemeral"
 
     @property
@@ -253,7 +253,7 @@ class Topic:
         self.wake_routers()
 
     def wake_routers(self) -> None:
-        """Tell those who forward from it that there may be more."""
+        """Tell the routers from it that there may be more records."""
         fanout = self.fanout
         if fanout is not None:
             fanout.behind = False
@@ -407,7 +407,7 @@ class Topic:
             self.tell_of_sync()
 
     def tell_of_sync(self) -> None:
-        """More is on disk, or in the bucket: news for those who want only that."""
+        """More is on disk, or in the bucket: tell the readers that want only such records."""
         if self.audience is not None and self.audience.strong:
             self.wake()
         elif self.fanout is not None and self.fanout.behind:
@@ -430,7 +430,7 @@ class Topic:
         self.wake()
 
     def unsettled(self) -> trio.Event | None:
-        """What to wait for before the topic shows all that the disk holds of it; None if it does."""
+        """The event to wait for before the topic shows all that the disk holds of it; None if it does already."""
         if self.working is not None:
             return self.working
         return self.pending[0].done if self.pending and self.pending[0].ready else None
@@ -490,7 +490,8 @@ class ConsumerCommit(NamedTuple):
 
 
 class Fanout(Generic[F]):
-    """What forwards from one topic, scheduled by itself: routers may be lowered while watchers are not."""
+    """The routers from one topic, scheduled by themselves: their priority may be lowered while that of watchers is
+    not."""
 
     __slots__ = ("audience", "behind", "id", "topic")
 
@@ -583,18 +584,18 @@ class Commit:
         """Called once, in order, at the commit point; what it returns is the result."""
         self.on_fail: Callable[[], None] | None = None
         self.needs: Callable[[], tuple[Span, ...]] | None = None
-        """What has to be loaded before `apply` can be called."""
+        """Returns the spans that must be loaded before `apply` can be called."""
         self.held: HeldBy | None = None
         """The holder of the commit, if it may not be published yet. `set` tells the holder that the commit could be
         published; the holder then finishes its work, puts None here and settles."""
         self.forwards = False
-        """Whether a router has made it, and nobody waits for it."""
+        """True if a router has made it, so no client waits for it."""
         self.deletes = False
-        """Whether it takes records away."""
+        """True if it removes records."""
         self.foreseen: Foreseen | None = None
-        """What it will do to the tags of its topic, if it is an append, a copy or a deletion that does anything."""
+        """Its effects on the tags of its topic, if it is an append, a copy or a deletion that has any."""
         self.patient = False
-        """Whether nobody minds if it is written a little later."""
+        """True if it has no waiters, so it may be written a little later."""
         self.leans: Leans = ()
         """Where the bytes end that its copies are made of."""
         self.leaves: Leaves | None = None
@@ -616,8 +617,8 @@ class Commit:
         self.error: ApiError | None = None
         self.delayed: ApiError | None = None
         self.answerable: trio.Event | None = None
-        """What its client waits for in `answer`: set when it is done, or delayed. A cancel scope around the wait would
-        cost five times as much."""
+        """The event that its client waits for in `answer`: set when the commit is done, or delayed. A cancel scope
+        around the wait would cost five times as much."""
         self.result: Any = None
         self.done = trio.Event()
         self._clock_ns = clock_ns

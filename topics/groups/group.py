@@ -110,7 +110,7 @@ class Group:
         self.matched: array[int] = array("Q")
         """With a filter: records that were looked at, match, and were not given out yet; ascending."""
         self.reopening = 0
-        """What the records count in `max_unfinished` at most that it is about to have again (`cost_of_reopening`)."""
+        """The most that records which are about to be reopened count in `max_unfinished` (`cost_of_reopening`)."""
         self._may_have_exceptions = False
         """False if nothing up to the floor is held. Looking costs a step for each page of held records."""
         self.version = next(_VERSIONS)

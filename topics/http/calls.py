@@ -52,8 +52,8 @@ class Response:
 
 
 class ConnectionSight(NamedTuple):
-    """What operators are told of an open stream, socket or export: the names of its topics, how many records they have
-    that it has not got yet, and the bytes of frames that wait to be sent on it."""
+    """The figures that operators see of an open stream, socket or export: the names of its topics, how many of their
+    records were not sent yet, and the bytes of frames that wait to be sent."""
 
     kind: Literal["stream", "watch", "socket", "work", "export"]
     peer: str
@@ -78,7 +78,7 @@ class OpenAnswer(ABC):
     @property
     @abstractmethod
     def sight(self) -> ConnectionSight:
-        """What operators are told of it."""
+        """Return the figures that operators see of it."""
 
     @abstractmethod
     async def run(self) -> None:

@@ -51,7 +51,7 @@ class Latency(Struct, kw_only=True):
 
 
 class Latencies(Struct, kw_only=True):
-    """What took how long in the last seconds; None where nothing happened."""
+    """Durations of the last seconds, by kind of work; None for a kind that did not occur."""
 
     append: Latency | None
     delivery: Latency | None
@@ -205,7 +205,7 @@ class CheckpointState(Struct, kw_only=True):
 
 
 class ReclaimState(Struct, kw_only=True):
-    """What the reclaimer has to look at."""
+    """The work that waits for the reclaimer."""
 
     topics_waiting: int
     interval_ms: int

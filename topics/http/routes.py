@@ -45,7 +45,7 @@ class Plane(Enum):
 
 
 class BodyKind(Enum):
-    """What a call accepts as its body."""
+    """The kinds of bodies that a call accepts."""
 
     NONE = "none"
     JSON = "json"

@@ -27,7 +27,7 @@ class BucketCeiling:
         self.archived = ceiling
         """Seqs up to it are reserved in the bucket."""
         self.queued = ceiling
-        """What it will be when everything that is logged by now is in the bucket."""
+        """The ceiling when everything that is logged by now is in the bucket."""
         self._raised_from = 0
         self._raised_ms = now_ms
 

@@ -53,7 +53,7 @@ PLAIN: Final = CopyChanges()
 
 
 class CopyKind(NamedTuple):
-    """What many copies have in common."""
+    """The common facts of many copies."""
 
     topic_id: int
     """The topic instance of the origin."""

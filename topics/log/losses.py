@@ -1,4 +1,4 @@
-"""What a topic lost: its holes, the floor below which no record is left, and the reasons (`docs/spec/semantics.md`
+"""The losses of a topic: its holes, the floor below which no record is left, and the reasons (`docs/spec/semantics.md`
 section 3). Which slots there are is the business of `record_index`; `TopicLog` decides when something is lost or
 deleted.
 

@@ -26,7 +26,7 @@ class SeqCeiling:
         self.synced = 0
         """Seqs up to it are reserved on disk."""
         self.queued = 0
-        """What it is going to be when everything that is logged by now is synced."""
+        """The ceiling when everything that is logged by now is synced."""
         self.block = MIN_CEILING_BLOCK
         """How many seqs the last raise has reserved."""
         self.raised_ms = 0

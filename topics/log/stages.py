@@ -1,5 +1,5 @@
-"""What a topic knows of its stages: which topic a stage belongs to, and the commits that are remembered, with the names
-of the stages that they closed (`docs/spec/pipeline.md` section 1, `docs/spec/crash.md` 23).
+"""The stages of a topic: which topic a stage belongs to, and the commits that are remembered, with the names of the
+stages that they closed (`docs/spec/pipeline.md` section 1, `docs/spec/crash.md` 23).
 
 A commit key and the names of its stages are remembered for `WINDOW_MS`, which does not depend on the topic's own
 idempotency window: a stage of a finished commit accepts no more appends. Both numbers are bounded. Writers that commit
@@ -26,7 +26,7 @@ seconds. At either bound keys are forgotten before their time."""
 
 
 class StageTarget(NamedTuple):
-    """What makes a topic a stage of another one: its records are private until they are committed to the target."""
+    """The target of a topic that is a stage: its records are private until they are committed to the target."""
 
     target_id: int
     name: str

@@ -32,8 +32,8 @@ KeyField = Literal["tag", "node"]
 
 
 class KeyTerms(NamedTuple):
-    """What the jobs of one key are bound by: one at a time in the order of their seqs (`most` is 0), or at most `most`
-    of them at a time (`key_limit`). `by` is the field that is the key of a record."""
+    """The bound of the jobs of one key: one at a time in the order of their seqs (`most` is 0), or at most `most` of
+    them at a time (`key_limit`). `by` is the field that is the key of a record."""
 
     by: KeyField
     most: int = 0
@@ -112,7 +112,7 @@ class KeyOrder:
 
     @property
     def terms(self) -> KeyTerms:
-        """What it was made for."""
+        """The terms that it was made for."""
         return KeyTerms(self.by)
 
     # -- looking -----------------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ class Leases(JobProjection):
 
     @property
     def key_terms(self) -> KeyTerms | None:
-        """What the jobs of one key are bound by; None for nothing."""
+        """The bound of the jobs of one key; None for none."""
         return None if self.key_rule is None else self.key_rule.terms
 
     def begin_keys(self, terms: KeyTerms | None, looked_to: int = 0) -> None:

@@ -49,8 +49,9 @@ class KeyEntry(NamedTuple):
 
 
 class FirstAnswer(NamedTuple):
-    """What an append under an idempotency key was told of its duplicates: their places in the batch, and the seqs of
-    the jobs that were there. `at`: ms of the window clock. It has stored `stored` records from `first_seq` on."""
+    """The first answer to an append under an idempotency key, as far as it is about duplicates: their places in the
+    batch, and the seqs of the jobs that were there. `at`: ms of the window clock. It has stored `stored` records from
+    `first_seq` on."""
 
     key: str
     at: int

@@ -13,7 +13,7 @@ import trio
 
 
 class Wakeup:
-    """What one task waits for, and any code of the loop sets. `run` must run beside that task, until `close`."""
+    """A flag that one task waits for, and any code of the loop sets. `run` must run beside that task, until `close`."""
 
     def __init__(self) -> None:
         self._event = trio.Event()

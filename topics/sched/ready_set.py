@@ -1,7 +1,7 @@
 """Which topics wait to be served, and which of them is next (`docs/spec/runtime.md` section 4).
 
-Pure: the caller passes the time, and workers and the governor act. What serving a topic means, and what it costs, is
-known to them alone.
+Pure: the caller passes the time, and workers and the governor act. Only they know how a topic is served, and the cost
+of that.
 
 Theory of operation
 -------------------

@@ -33,7 +33,7 @@ def _now_ms() -> float:
 
 
 class Item(Protocol):
-    """What is scheduled: anything hashable with an id, here a topic."""
+    """A thing that is scheduled: anything hashable with an id, here a topic."""
 
     id: int
 

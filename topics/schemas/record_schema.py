@@ -40,7 +40,7 @@ TEXT_BYTES: Final = 16
 """So many bytes of a record count as much as one value, because texts are matched and compared."""
 
 EXPONENT_TOKENS: Final = 170
-"""What decoding one number with an exponent may cost, in tokens: up to 10 us."""
+"""The most that decoding one number with an exponent costs, in tokens: up to 10 us."""
 
 TINY: Final = 15
 """Values that one number with a negative exponent counts for: comparing it takes as many times as long."""

@@ -1,7 +1,7 @@
 """`python -m topics.spark <job>`: which jobs there are, and how a command line ends.
 
 A job is loaded when it is named, and Spark when the job has looked at everything else, so that help and refusals are
-quick and need neither pyspark nor Java. What jobs do is said in their modules. Failures are one line and an exit code,
+quick and need neither pyspark nor Java. The modules of the jobs describe them. Failures are one line and an exit code,
 as those of the `topics` command (`topics.cli.failures`); what Spark logs by itself, from WARN on, comes before.
 """
 
@@ -124,8 +124,8 @@ def _ended_by(error: BaseException) -> int:
 
 
 def cause(error: BaseException) -> str:
-    """What a failure of Spark comes down to: what a task of ours has said, else what any task has, else Spark's first
-    line. Spark wraps it in the tracebacks of a worker, of the JVM and of the driver."""
+    """Return the cause of a failure of Spark: the message of one of our tasks, else that of any task, else Spark's
+    first line. Spark wraps it in the tracebacks of a worker, of the JVM and of the driver."""
     text = str(error)
     found = _OURS.findall(text) or _ANY.findall(text)
     if found:

@@ -210,7 +210,7 @@ def arrived(bucket: OpenBucket, objects: SegmentObjects, base: str, pool: Thread
 
 
 def shown(part: BucketPart, found: ArrivedSegment, wanted: Collection[str], url: str) -> PartitionContent:
-    """What there is of a partition in the bytes of its segment. Raises FilesError."""
+    """Return the part of a partition that the bytes of its segment have. Raises FilesError."""
     segment, objects, data = part.segment, part.objects, found.data
     assert segment is not None
     assert objects is not None

@@ -261,7 +261,7 @@ class _GivenOptions:
             self._texts[name] = text
 
     def text(self, name: str, *, may_be_empty: bool = False) -> str | None:
-        """What was given, without blanks at its ends; None if nothing was."""
+        """Return the value that was given, without blanks at its ends; None if none was."""
         text = self._texts.get(name)
         if text is None:
             return None

@@ -66,7 +66,7 @@ class FetchRequest:
 
     @classmethod
     def by(cls, options: ReadOptions, scope: QueryScope) -> FetchRequest:
-        """What the options say, within `scope`, which has their filter too (`QueryScope.of`)."""
+        """Return the request of the options, within `scope`, which has their filter too (`QueryScope.of`)."""
         return cls(options.columns, options.nodes, options.fail_on_data_loss, options.tombstones, scope)
 
 

@@ -10,7 +10,7 @@ same partitions at any time. Three things that can happen to a topic of a stream
 - It is in the end but not in the start: it has joined. It is read from its beginning, or from after `from`, which the
   end says where retention had taken seqs before the stream knew of the topic: those were never the stream's to lose.
 - It has another epoch in the end, or a smaller seq: it was deleted and made again, or the daemon has gone back to a
-  backup. What was to come is loss, and what there is now is read like a topic that has joined.
+  backup. Records that were to come are loss, and the present ones are read like those of a topic that has joined.
 - It is as it was: it has nothing new, or is gone. That somebody has deleted it is no loss (`docs/spec/semantics.md`
 section 3),
   and if it comes back, it comes with another epoch.

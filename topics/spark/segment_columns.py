@@ -147,7 +147,7 @@ def _verified(data: bytes, places: array[int], salt: int | None) -> int:
 
 
 def _frames(buffer: pa.Buffer, places: array[int]) -> pa.Array:
-    """What lies between each place and the next one."""
+    """Return the bytes between each place and the next one."""
     return pa.Array.from_buffers(pa.binary(), len(places) - 1, [None, pa.py_buffer(places), buffer])
 
 
@@ -206,7 +206,7 @@ class _FrameRun:
         return found.cast(pa.int64() if kind == pa.uint64() else pa.int32(), safe=False)
 
     def column(self, name: str) -> pa.Array:
-        """One of `TYPES`. What a record does not have is null; `data` is the JSON text as it was stored."""
+        """One of `TYPES`. Fields that a record does not have are null; `data` is the JSON text as it was stored."""
         match name:
             case "seq":
                 return self._integers(5, pa.uint64())
@@ -246,7 +246,7 @@ class _FrameRun:
         return pa.array(found, TYPES["meta"]).take(encoded.indices)
 
     def _between(self, begins: pa.Array, ends: pa.Array) -> pa.Array:
-        """What lies between two places of every frame.
+        """Return the bytes between two places of every frame.
 
         As an array, the file's bytes with all those places as offsets have what is wanted at every other position.
         """

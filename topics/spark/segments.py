@@ -1,8 +1,7 @@
 """The reader of files (`path`): what a directory holds of its topics as of their last checkpoint, without a daemon.
 
-Responsible for the partitions, which are whole segments, and for what of a segment's records is shown: what the topic's
-part says is laid over what the file says. What parts say is `topics.storage.offline.stored_topics`'s business, what
-frames hold `topics.spark.segment_columns`'.
+Responsible for the partitions, which are whole segments, and for which records of a segment are shown: the topic's part
+goes before the file. `topics.storage.offline.stored_topics` reads parts, `topics.spark.segment_columns` reads frames.
 
 Theory of operation. The range of every topic is fixed when it is planned, by the parts of that moment: for each segment
 the run of seqs of one instance that it holds, and the losses that begin in it. A task has one segment or, where they
@@ -159,8 +158,8 @@ def tasks(parts: Iterable[FilePart], size: int) -> Iterator[FileTask]:
 
 
 class FileContent(NamedTuple):
-    """What a file shows of a range: its frames, those of them that are to be seen (1 for each), and what of the range
-    is lost beyond the holes that were known.
+    """The content of a range in a file: its frames, those of them that are to be seen (1 for each), and the losses in
+    the range beyond the known holes.
 
     `doubt` says what is not as the part has it, None if all is.
     """
@@ -220,7 +219,7 @@ def _lost_bytes(rows: DecodedColumns, segment: StoredSegment, after: int, last: 
 
 
 def without(losses: Sequence[LostRange], known: Sequence[LostRange]) -> list[LostRange]:
-    """What of `losses` is in none of those that are known. Both ascend, each without overlaps."""
+    """Return the parts of `losses` that are in none of the known ones. Both ascend, each without overlaps."""
     rest: list[LostRange] = []
     for lost in losses:
         first = lost.first
@@ -243,8 +242,8 @@ _LIVE: Final = bytes([1, 0]) + bytes(254)
 
 
 class PartitionContent(NamedTuple):
-    """What there is of a partition: frames and which of them are to be seen, None for no frames at all; what of it is
-    lost that the plan did not know of; and what is wrong with the file, where that is why."""
+    """The content of a partition: frames and which of them are to be seen, None for no frames at all; losses that the
+    plan did not know of; and the damage of the file, if it is their cause."""
 
     rows: DecodedColumns | None
     mask: bytes
@@ -294,7 +293,7 @@ def _look_again(fs: Fs, directory: TopicDirectory, part: FilePart) -> StoredTopi
 def _attempt(
     fs: Fs, segment: StoredSegment, part: FilePart, wanted: Collection[str]
 ) -> tuple[PartitionContent | None, str | None]:
-    """What a segment's file shows, and what raises doubts about it; nothing if it cannot be shown at all."""
+    """Return the content of a segment's file, and a reason to doubt it; None if it cannot be shown at all."""
     if segment.path is None:
         which = f"seqs {part.after + 1} to {part.last} of topic {part.topic!r}"
         return None, f"{which} have gone to the cold directory; `coldPath` has to say where that is"

@@ -1,7 +1,7 @@
 """`topics verify DIR` (`docs/spec/storage.md`).
 
-Responsible for options, progress and what is printed; the findings are `topics.storage.offline.verify`'s. Nothing is
-ever written. Results go to stdout, progress and refusals to stderr.
+Responsible for options, progress and output; the findings are `topics.storage.offline.verify`'s. Nothing is ever
+written. Results go to stdout, progress and refusals to stderr.
 
 Exit codes: 0, 1 if there is damage, 2 for a command line or a directory that is refused.
 """

@@ -122,7 +122,7 @@ class ProducerBatch:
         self.first_seq = 0
         self.error: Exception | None = None
         self.deliveries: list[Any] | None = None
-        """What `put` has returned for its records, with `keep_deliveries`."""
+        """The deliveries that `put` has returned for its records, with `keep_deliveries`."""
         self.asked: set[int] | None = None
         """The indexes of the records whose outcome somebody has asked for."""
         self.report = 0

@@ -44,7 +44,7 @@ MAX_RESULTS_BYTES: Final = 128 << 10
 and the longest result besides (`TOPICS_MAX_CALL_BYTES`)."""
 
 MAX_ERROR_BYTES: Final = 4096
-"""What the daemon keeps of an error."""
+"""Bytes that the daemon keeps of an error."""
 
 
 def cut(error: str) -> str:

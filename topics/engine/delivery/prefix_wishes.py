@@ -25,7 +25,7 @@ class PrefixWish(NamedTuple):
     prefix: str
     covered: tuple[str, ...]
     wish: RecordRequest
-    """What is wanted of each topic."""
+    """Which records of each topic the watcher wants."""
     consistency: Consistency = "eventual"
 
     def matches(self, name: str) -> bool:

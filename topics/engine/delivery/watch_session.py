@@ -55,7 +55,7 @@ class WatchSession:
 
     @property
     def names(self) -> list[str]:
-        """What its key must cover."""
+        """The names of topics that its key must cover."""
         return list(self._feeds)
 
     def add(self, feed: Feed) -> None:

@@ -1,4 +1,4 @@
-"""What the firing of a schedule adds to an append."""
+"""The frames that the firing of a schedule adds to an append."""
 
 from __future__ import annotations
 

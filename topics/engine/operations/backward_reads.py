@@ -71,7 +71,7 @@ class BackwardResult(msgspec.Struct, kw_only=True):
 
 
 class _Window(NamedTuple):
-    """What a window of seqs holds: its records above the last gap, ascending, and that gap."""
+    """The content of a window of seqs: its records above the last gap, ascending, and that gap."""
 
     records: list[msgspec.Raw]
     gap: Tombstone | None

@@ -107,7 +107,7 @@ class _DecidedCommit(NamedTuple):
     pieces: Sequence[_StagePiece]
     watermark: int
     kept: KeptChange | None
-    """What it takes away, if the topic keeps only the newest records of each tag."""
+    """The records that it removes, if the topic keeps only the newest records of each tag."""
     fence: Fence | None
     """The fence that it raises, if it raises one."""
     spans: list[Span]

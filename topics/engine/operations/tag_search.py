@@ -46,7 +46,7 @@ class Files:
 
 
 class TagSearch:
-    """What one call has found in files about the tags of a topic."""
+    """The results of one call's search in files for the tags of a topic."""
 
     __slots__ = ("_down_to", "_hits", "_slots")
 

@@ -44,7 +44,7 @@ MAX_PAUSE_MS: Final = 30_000
 """Pauses before a result is tried again (ms): each twice as long as the one before, between these bounds."""
 
 MAX_ALL_BYTES: Final = 16 * MAX_RESULTS_BYTES
-"""What the results of all queues take together at most."""
+"""Bytes of the results of all queues together, at most."""
 
 
 class Completions:

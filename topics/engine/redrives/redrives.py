@@ -40,7 +40,7 @@ State = Literal["idle", "running", "done", "stopped", "failed"]
 
 
 class RedriveWish(NamedTuple):
-    """What a redrive is to do."""
+    """The request of a redrive."""
 
     to: str | None = None
     """The topic that gets all letters; None: each goes to where it came from."""

@@ -38,7 +38,7 @@ class OpenConnection(Protocol):
 
     @property
     def sight(self) -> ConnectionSight:
-        """What operators are told of it."""
+        """Return what operators see of it."""
 
 
 class SeenConnection(NamedTuple):

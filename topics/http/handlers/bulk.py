@@ -123,7 +123,7 @@ class Arrow:
 
     def __init__(self) -> None:
         self._there: bool | None = None
-        """Whether it could be imported; None before the first try."""
+        """True if it could be imported; None before the first try."""
         self._module: Any = None
 
     async def is_there(self) -> bool:
@@ -180,7 +180,7 @@ class ExportAnswer(OpenAnswer):
 
     @property
     def sight(self) -> ConnectionSight:
-        """What operators are told of the export."""
+        """Return the figures that operators see of the export."""
         return ConnectionSight("export", peer_of(self._connection), (self._topic,), self._export.left, 0)
 
     async def run(self) -> None:

@@ -196,7 +196,7 @@ class WebSocket:
 
     @property
     def sight(self) -> ConnectionSight:
-        """What operators are told of the socket."""
+        """Return the figures that operators see of the socket."""
         _, names = self.shows
         return ConnectionSight(
             "socket", peer_of(self._connection), list(names), self.outbox.lag, self.outbox.waiting_bytes
@@ -461,7 +461,7 @@ def _too_large(most: int) -> ApiError:
 
 
 def _starts(found: Iterable[tuple[Feed, WatchedTopic]]) -> dict[str, dict[str, int]]:
-    """What a `subscribed` message says of each topic."""
+    """Return the members of each topic in a `subscribed` message."""
     return {
         feed.name: {"from_seq": at.from_seq, "head_seq": at.head_seq, "earliest_seq": at.earliest_seq}
         for feed, at in found

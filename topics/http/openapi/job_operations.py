@@ -101,7 +101,7 @@ JOB_OPERATIONS |= {
     "stop_redrive": Operation(
         QUEUES,
         "Stop a redrive",
-        "Answers when the letters that are on their way are moved. What was moved stays moved. Stopping where none is "
+        "Answers when the letters that are on their way are moved. Moved letters stay moved. Stopping where none is "
         "running is no failure.",
         ok(answer_types.RedriveAnswer, "No redrive is running."),
         codes=("topic_not_found", "read_only", "not_owner"),
@@ -267,7 +267,7 @@ JOB_OPERATIONS |= {
     "group_pause": Operation(
         LOG_GROUPS,
         "Pause a group",
-        "Claims and streams of the group get nothing. What is leased stays so.",
+        "Claims and streams of the group get nothing. Leases stay.",
         ok(answer_types.GroupPauseAnswer, "The group is paused, synced."),
         body=JsonBody(queue_requests.PauseBody, {}, required=False),
         codes=_GROUP_CODES,

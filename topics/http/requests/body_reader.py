@@ -362,12 +362,12 @@ def has_small_rest(call: Call) -> bool:
 
 
 Carried = Literal["json", "lines", "bytes", "unknown"]
-"""What the body of an append is: JSON (also if there is none), NDJSON, the raw bytes of one record, or nothing that is
-taken."""
+"""The kind of the body of an append: JSON (also if there is none), NDJSON, the raw bytes of one record, or a type that
+is not accepted."""
 
 
 def carried_by(call: Call) -> Carried:
-    """What the body of an append is by its content type."""
+    """Return the kind of the body of an append, by its content type."""
     kind = _kind_of(call.headers.get(b"content-type"))
     if kind in (JSON_TYPE, b""):
         return "json"

@@ -40,7 +40,7 @@ class RawQuery(IngestQuery, kw_only=True):
 
 
 class RawAppend(NamedTuple):
-    """What the query of an append of raw bytes says."""
+    """The query of an append of raw bytes."""
 
     request: CheckedAppend
     """The append, still without its data."""

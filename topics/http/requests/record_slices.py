@@ -83,7 +83,7 @@ _values: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
 
 
 class Bounds(NamedTuple):
-    """What a large append may have."""
+    """The bounds of a large append."""
 
     beside: int
     """Bytes beside its records."""

@@ -58,7 +58,7 @@ class KeptRecord(NamedTuple):
 
 
 class KeptChange:
-    """What a batch does to the records of its tags: it adds its own, and takes older ones away."""
+    """The change of a batch to the records of its tags: it adds its own, and removes older ones."""
 
     __slots__ = ("_before", "first_seq", "last_seq", "levels", "nulls", "seqs", "sizes")
 

@@ -62,7 +62,7 @@ class TopicBounds:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRange:
-    """What a round takes of a topic: the seqs `(after, last]` of its instance `epoch`."""
+    """The records that a round takes of a topic: the seqs `(after, last]` of its instance `epoch`."""
 
     topic: str
     epoch: int
@@ -72,8 +72,8 @@ class ArchiveRange:
 
 @dataclass(slots=True)
 class ArchiveResult:
-    """What a run has done: `records` in all, and by topic how far it is archived, how many records were deleted from
-    it, and what was lost before it could be archived."""
+    """The result of a run: `records` in all, and by topic how far it is archived, how many records were deleted from
+    it, and which were lost before they could be archived."""
 
     records: int = 0
     offsets: dict[str, Offset] = field(default_factory=dict)

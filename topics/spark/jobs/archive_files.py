@@ -86,8 +86,8 @@ class ArchiveFiles:
             yield
 
     def begin(self) -> Path:
-        """The directory, not there yet, that a round is to be written to. What a killed round has left in it is gone;
-        its JVM may live on for a moment, and writes to a name that is not this one."""
+        """Return a directory that does not exist yet, for the files of a round. Files of a killed round are removed;
+        its JVM may live on for a moment, and writes to another name."""
         self._remove_work()
         self.work.mkdir(exist_ok=True)
         return self.work / os.urandom(8).hex()

@@ -1,10 +1,10 @@
 """`audit`: is everything in a data directory what was written? What `topics verify` looks at, with the segments and the
 blocks of Merkle trees, which are nearly all of it, verified in parallel.
 
-Responsible for dividing the work, for the report (a row for each segment) and for the summary. What is damage, and
-what only worth a note, is `topics.storage.offline.verify`'s business, so both find the same. The driver looks at the
-log, snapshots, manifests and floors, and joins the roots of the blocks. A task that verifies a segment or a block needs
-its directory under the same path.
+Responsible for dividing the work, for the report (a row for each segment) and for the summary.
+`topics.storage.offline.verify` decides between damage and notes, so both find the same. The driver looks at the log,
+snapshots, manifests and floors, and joins the roots of the blocks. A task that verifies a segment or a block needs its
+directory under the same path.
 
 Exit codes are those of `topics verify`: 0, 1 if there is damage, 2 for a command line or a directory that is refused.
 """
@@ -63,7 +63,7 @@ class SegmentReport(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """What was found: segment by segment, and about everything else in the directory."""
+    """The findings: segment by segment, and about everything else in the directory."""
 
     segments: list[SegmentReport]
     findings: list[Finding]
@@ -175,7 +175,7 @@ def _refuse_if_in_use(fs: OsFs, root: str, problem: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What recovery logs while it is asked is in the findings already."""
+    """Suppress the log of recovery, because the findings have its content."""
     import structlog  # noqa: PLC0415
 
     before = structlog.get_config()

@@ -31,14 +31,14 @@ META: Final = ("archive.topic", "archive.seq", "archive.ts")
 
 
 def job_id_of(offsets: Offsets, topics: Sequence[str], target: str) -> str:
-    """What two runs have in common that restore the same, from wherever the archive is by then."""
+    """Return an id that is equal for two runs that restore the same, also if the archive was moved in between."""
     what = msgspec.json.encode([offsets, sorted(set(topics)), target], order="deterministic")
     return f"restore-{hashlib.sha256(what).hexdigest()[:32]}"
 
 
 def records_of(rows: DataFrame, offsets: Offsets, topics: Sequence[str] = ()) -> DataFrame:
     """The records that the rows of an archive become, in order: those that its offsets cover, of `topics` if any are
-    named. What is being archived meanwhile is not among them."""
+    named. Records that are archived meanwhile are not among them."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     ends = F.from_json(

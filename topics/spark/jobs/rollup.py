@@ -45,7 +45,7 @@ FUNCTIONS: Final = ("sum", "avg", "min", "max", "count", "stddev")
 GROUPS: Final = ("topic", "tag", "tag-prefix", "node")
 OWN_COLUMNS: Final = ("window_start", "window_end", "count")
 END_OF_TIME: Final = "9999-01-01 00:00:00"
-"""What the clock says at the end; no record is as late as that."""
+"""The time of the clock at the end; no record is as late as that."""
 
 LIMIT: Final = "maxRecordsPerTrigger"
 DEFAULT_TRIGGER_MS: Final = 10_000
@@ -74,7 +74,7 @@ class Aggregate(msgspec.Struct, frozen=True):
 
 
 class Rollup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is computed. Raises Refused if it cannot be.
+    """The definition of a rollup. Raises Refused if it cannot be computed.
 
     `groups` are `topic`, `tag`, `node`, `tag-prefix` (the tag up to the first `separator`), or `data.FIELD`.
     `time_field` is a field of data that holds the time instead of `ts`: ISO 8601, or milliseconds since the Unix epoch.
@@ -209,7 +209,8 @@ class Sinks:
 
 @dataclass(frozen=True, slots=True)
 class RollupResult:
-    """What a run has done: records read, windows emitted (to each sink) and records that came too late for theirs."""
+    """The result of a run: records read, windows emitted (to each sink), and records that came too late for their
+    windows."""
 
     records: int
     windows: int
@@ -384,7 +385,8 @@ class _Source(msgspec.Struct):
 
 
 class _Progress(msgspec.Struct):
-    """What is looked at of a batch's progress. The first source is that of the records, the second one the clock."""
+    """The part of a batch's progress that is used here. The first source is that of the records, the second one the
+    clock."""
 
     sources: list[_Source] = []
     states: list[_State] = msgspec.field(name="stateOperators", default_factory=list)

@@ -23,10 +23,11 @@ MOST_STREAMS: Final = 64
 """Each read looks through all of them, which takes some microseconds."""
 
 FIRST_AHEAD_BYTES: Final = 1 << 20
-"""What a read from the beginning of an object fetches at least: it is followed by others as a rule."""
+"""Bytes that a read from the beginning of an object fetches at least: more reads follow as a rule."""
 
 MOST_AHEAD_BYTES: Final = 4 << 20
-"""What a stream fetches at a time at most: with 100 MB/s and 30 ms for each call, two thirds of the time are bytes."""
+"""Bytes that a stream fetches at a time at most: with 100 MB/s and 30 ms for each call, two thirds of the time are
+bytes."""
 
 BEGINNING_BYTES: Final = 64
 """A read across this offset has the first frame of a segment, and not the header alone."""
@@ -42,7 +43,7 @@ class ReadStream(NamedTuple):
     window: bytes
     end: int
     ahead: int
-    """What its next call fetches at least."""
+    """Bytes that its next call fetches at least."""
 
     @property
     def start(self) -> int:

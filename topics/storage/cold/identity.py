@@ -54,7 +54,7 @@ class ColdIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExpectedIdentity(NamedTuple):
-    """What a data directory knows about the content of its cold one."""
+    """The content of the cold directory as the data directory knows it."""
 
     names: Mapping[int, str]
     """Its topics by id."""

@@ -1,4 +1,5 @@
-"""What a checkpoint writes of the leaves of one topic: whole blocks, and the leaves of the block that is not whole.
+"""The files of leaves that a checkpoint writes for one topic: whole blocks, and the leaves of the block that is not
+whole.
 
 Nothing that is written here counts before a part says how many leaves are on disk. Every file that is made has a leaf
 beyond those that are on disk by now, so no file that a hold has named is written to: it names those on disk. Which

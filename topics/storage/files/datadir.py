@@ -85,7 +85,7 @@ class DataDir:
 
     @property
     def bucket_path(self) -> str:
-        """What the directory knows of its bucket (`topics.bucket.local_note`)."""
+        """The note about the directory's bucket (`topics.bucket.local_note`)."""
         return join(self.meta_dir, "bucket")
 
     @property

@@ -294,7 +294,7 @@ class Compactor:
 
     @property
     def stored_version(self) -> int:
-        """What `version` is as long as nothing changes."""
+        """The value of `version` as long as nothing changes."""
         return self._stored + self._source.schedules.version
 
     async def prolong(self, capture: BaseCapture, hold_ms: int) -> None:

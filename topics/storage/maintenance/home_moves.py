@@ -30,7 +30,7 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 COPY_BYTES: Final = 4 << 20
-"""What is read of a bucket in one call: each has its own time limit."""
+"""Bytes that are read of a bucket in one call: each call has its own time limit."""
 
 DERIVED: Final = ("idx", "tags")
 

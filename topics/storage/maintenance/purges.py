@@ -22,7 +22,7 @@ SHORTEST_MS: Final = 60_000
 """No segment is rewritten more often than this because of deletions (ms)."""
 
 AGAIN_MS: Final = 60_000
-"""What cannot be rewritten now is tried again so much later (ms): a hold may last, or a copy point to the segment."""
+"""A segment that cannot be rewritten now is tried again so much later (ms): a hold may last, or a copy point to it."""
 
 
 class Purges:

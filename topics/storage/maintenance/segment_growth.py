@@ -206,7 +206,7 @@ class SegmentGrowth:
 
 
 class _Held(NamedTuple):
-    """What a segment that is about to be sealed has on disk, slot by slot."""
+    """The content on disk of a segment that is about to be sealed, slot by slot."""
 
     sizes: array[int]
     tags: list[str | None]

@@ -1,4 +1,4 @@
-"""What a checkpoint captures of one topic in one step of the loop, and what it has written of that since.
+"""The state of one topic that a checkpoint captures in one step of the loop, and how much of it was written since.
 
 Responsible for the copy of a topic's state that a checkpoint works with while the topic goes on, and for the part that
 is made of it (`TopicPart`). Who writes the files is not known here.
@@ -26,7 +26,7 @@ from topics.storage.snapshots.queue_dump import FrozenQueue
 
 
 class Growth(NamedTuple):
-    """What one segment takes up in one go. Offsets and lengths are those of the new slots."""
+    """The new records that one segment takes up in one go. Offsets and lengths are those of the new slots."""
 
     segment: Segment
     new: bool
@@ -90,8 +90,8 @@ class TopicCapture:
         # A segment on its way has been copied: a flag that is written to its old files now would be lost with them.
         pending = [span for span in self.spans if span.segment is not moved]
         self.unflagged = [(span, span.unflagged[:]) for span in pending if span.unflagged]
-        # Of an `ephemeral` topic the records that are in the WAL: those from before it became so. What has no place in
-        # front of them was lost.
+        # Of an `ephemeral` topic the records that are in the WAL: those from before it became so. Records without a
+        # place in front of them were lost.
         self.runs = log_.index.capture_raw(log_.index.last_placed() if self.ephemeral else log_.head_seq)
         self.copies = topic.copies.seal() if topic.copies is not None else []
         self.head_seq = log_.head_seq
@@ -126,7 +126,7 @@ class TopicCapture:
         self.pieces: list[SegmentPiece] = []
         """Which slots go to which segment, if the topic is small."""
         self.written = False
-        """Whether its records are in the files of segments, or it has none."""
+        """Return True if its records are in the files of segments, or it has none."""
 
     @property
     def active(self) -> Segment | None:

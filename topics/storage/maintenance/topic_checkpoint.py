@@ -88,9 +88,9 @@ class TopicCheckpoints:
         self.flags = DeletionFlags(store.datadir, fs, offload)
         self._leaves = LeafCheckpoint(store.datadir, fs, offload)
         self.stuck: set[LiveTopic] = set()
-        """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. What it may name must
-        not be written again before the one from before is on disk in its place (`Manifests.supersede`), which the next
-        checkpoint tries first; until then their WAL stays."""
+        """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. Files that it may
+        name must not be written again before the manifest from before is on disk in its place (`Manifests.supersede`),
+        which the next checkpoint tries first; until then their WAL stays."""
 
     def forget_files(self, topic_id: int) -> None:
         """The directory of a deleted topic is gone."""
@@ -116,10 +116,10 @@ class TopicCheckpoints:
     ) -> None:
         """Make everything about these topics durable in their own files, as of a moment within this call.
 
-        `moved` is a segment of theirs that counts as being in `tier` from now on. What a hold has `named` is neither
-        written to nor replaced: new records go to new segments, deletions are flagged later, manifests are of the next
-        generation. Raises OSError or ApiError (a failed shard); then nothing has changed but bytes that do not count.
-        The same after a cancellation, for those topics that have not been done by then.
+        `moved` is a segment of theirs that counts as being in `tier` from now on. Files that a hold has `named` are
+        neither written to nor replaced: new records go to new segments, deletions are flagged later, manifests are of
+        the next generation. Raises OSError or ApiError (a failed shard); then nothing has changed but bytes that do not
+        count. The same after a cancellation, for those topics that have not been done by then.
         """
         todo = list(topics)
         for at in range(0, len(todo), GROUP_TOPICS):

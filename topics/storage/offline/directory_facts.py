@@ -156,4 +156,4 @@ class DirectoryFacts:
     shards: list[ShardFacts]
     topics: list[TopicFacts]
     bucket: dict[str, Any] | None = None
-    """What `meta/bucket` says; None if there is none. `problem` stands alone if it cannot be read."""
+    """The content of `meta/bucket`; None if there is none. `problem` stands alone if it cannot be read."""

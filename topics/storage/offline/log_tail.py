@@ -67,7 +67,7 @@ _BOOKS: Final = frozenset(
 
 
 class _Named(NamedTuple):
-    """What is known of a topic besides its records."""
+    """The known facts about a topic besides its records."""
 
     name: str
     type: str | None = None
@@ -104,7 +104,7 @@ class LogTail:
 
     @property
     def findings(self) -> list[Finding]:
-        """What the last reading could not read, and what does not count."""
+        """Bytes that the last reading could not read, and frames that do not count."""
         return self._batches.findings + self._unread
 
     # -- what there is -------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class TailBatches:
 
     @property
     def findings(self) -> list[Finding]:
-        """What the last reading has found, as far as it has come: damage, and notes about what does not count."""
+        """The findings of the last reading, as far as it has come: damage, and notes about frames that do not count."""
         more = [
             Finding(path, None, f"and {count - MAX_PER_FILE} more like these", DAMAGE if kind == DAMAGE else NOTE)
             for (path, kind), count in self._counts.items()

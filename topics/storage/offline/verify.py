@@ -107,7 +107,7 @@ class Verification:
         self._mentions: dict[tuple[int, int], list[LogReference]] = {}
         """The positions that others name, by shard and ordinal of the file."""
         self._known: dict[int, PartFacts] = {}
-        """What is known of each topic from the newer of its parts, by id."""
+        """The facts about each topic from the newer of its parts, by id."""
         self._files_of_logs = WalFiles()
         self._wal_format = wal_format(self._fs, self._datadir)
         self._log_directories: dict[int, str] = {}

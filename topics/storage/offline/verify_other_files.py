@@ -1,5 +1,5 @@
-"""Verifying what is neither a log nor of a topic: identities, the small files of `meta/`, files that were kept aside,
-and names that nobody knows."""
+"""Verifies files that belong neither to a log nor to a topic: identities, the small files of `meta/`, files that were
+kept aside, and unknown names."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class RecipePlace(NamedTuple):
 
 
 class CopyFacts:
-    """What the logs of all shards say about the frames that copies point to."""
+    """The facts from the logs of all shards about the frames that copies point to."""
 
     def __init__(self) -> None:
         self.recipes: list[RecipePlace] = []

@@ -159,7 +159,7 @@ class SegmentCheck:
         self._tiers = tiers
         self._topic = topic
         self._leaves = leaves
-        """What compares records with their leaves, if the topic has evidence."""
+        """Compares records with their leaves, if the topic has evidence."""
         self._topic_id = topic_id
         self._path_of = path_of
         """Returns the path for people of a name in a tier."""

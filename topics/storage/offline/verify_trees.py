@@ -94,8 +94,8 @@ class SegmentLeaves:
 
 
 class LeafResult(NamedTuple):
-    """What was found in one `.mrk` file: the root of a whole block, None for a smaller file or a damaged one; and the
-    problems of the file."""
+    """The result of reading one `.mrk` file: the root of a whole block, None for a smaller file or a damaged one; and
+    the problems of the file."""
 
     root: bytes | None
     problems: list[Finding]

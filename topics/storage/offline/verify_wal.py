@@ -60,7 +60,7 @@ class LogReference(NamedTuple):
 
 
 class LogFacts:
-    """What the logs of all shards say about topics."""
+    """The facts from the logs of all shards about topics."""
 
     def __init__(self) -> None:
         self.since: set[int] = set()
@@ -74,7 +74,7 @@ class LogFacts:
 
 
 class PartFacts(NamedTuple):
-    """What is known of a topic from its newest part."""
+    """The facts about a topic from its newest part."""
 
     name: str
     end: LogPosition

@@ -480,7 +480,7 @@ class RecoveredState(NamedTuple):
     """Copies whose bytes are missing, by topic id. Replay has made holes of them already."""
     schedules: Schedules
     transactions: TransactionReplay
-    """What it knows of transactions, for a standby that reads on."""
+    """The state of the replay of transactions, for a standby that reads on."""
     decisions: Sequence[TransactionDecision] = ()
     """The decisions about transactions that were in doubt."""
 

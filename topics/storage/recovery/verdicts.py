@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
     decisions: Sequence[TransactionDecision] = ()
     """The decisions about transactions that were in doubt, in the order of their seqs."""
     tree: TreeIdentity | None = None
-    """What its Merkle tree is from now on; None if it stays what it was."""
+    """Its Merkle tree from now on; None if that does not change."""
     dropped: str | None = None
     """The name of the stage if the verdict drops a stage, else None. With a name, the other fields have no meaning."""
 

@@ -86,7 +86,7 @@ class LocalFiles(NamedTuple):
 
 
 class CountedSlots(NamedTuple):
-    """What memory knows of the slots of a segment."""
+    """The counts of a segment's slots that are in memory."""
 
     start: int
     """Slots before this one count no more."""
@@ -196,7 +196,7 @@ def put_mended(store: SegmentStore, segment: Segment, files: MendedFiles) -> Non
 
 
 class _States:
-    """What is known of the deletion of each slot."""
+    """The known deletions, slot by slot."""
 
     def __init__(
         self,

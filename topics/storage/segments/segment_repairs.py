@@ -87,7 +87,7 @@ class SegmentRepairs:
         self.repaired = 0
         """Segments that were repaired since the start."""
         self.repaired_bytes = 0
-        """What was taken from the bucket for them."""
+        """Bytes that were taken from the bucket for repairs."""
         self._store = store
         self._offload = offload
         self._start_soon = start_soon

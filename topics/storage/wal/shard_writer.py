@@ -533,8 +533,8 @@ class ShardWriter:
     # -- failure ----------------------------------------------------------------------------------------------------
 
     def fence(self, error: ApiError) -> None:
-        """Another process may own the data: fail everything that is not acked yet, and take nothing any more. What a
-        worker thread is writing may still get into the log."""
+        """Another process may own the data: fail everything that is not acked yet, and take nothing any more. A group
+        that a worker thread is writing may still get into the log."""
         if self.failed is None:
             self.failed = error
             self._refuse_waiting(error)
