@@ -5,8 +5,8 @@ holds the request, the type of the answer, and whether the call may be repeated 
 functions are the methods of both clients, with their parameters and docstrings.
 
 The functions raise only TypeError or ValueError, for values that JSON cannot express. As methods of a client they raise
-a TopicsError as well: NotFound where a topic or router does not exist, Conflict where its state forbids the call,
-BadRequest for a parameter that the daemon refuses, and those that every call can raise (`topics.client.errors`).
+a TopicsError as well. They raise NotFound if a topic or router does not exist, Conflict if its state forbids the call,
+BadRequest for a parameter that the daemon refuses, and the errors that every call can raise (`topics.client.errors`).
 """
 
 from __future__ import annotations
@@ -634,10 +634,10 @@ def nack(
     dead: bool = False,
     group: str | None = None,
 ) -> ClientCall[results.Nacked]:
-    """Give jobs back. They become ready again after `delay_ms`, by default as `retry` of the topic says; those that
-    have been given out `max_deliveries` times go to the dead-letter topic instead, if there is one, and with `dead`
-    they all do, now. `error`, at most 4 KiB, is kept as their last one. With `count=False` it is as if they had not
-    been given out this time. `lease_ids` and `skipped` are as in `ack`."""
+    """Give jobs back. They become ready again after `delay_ms`, by default as `retry` of the topic says. Jobs that have
+    been given out `max_deliveries` times go to the dead-letter topic instead, if there is one. With `dead` all of them
+    go there now. `error`, at most 4 KiB, is kept as their last one. With `count=False` it is as if they had not been
+    given out this time. `lease_ids` and `skipped` are as in `ack`."""
     said = {"delay_ms": delay_ms, "error": error, "count": None if count else False, "dead": dead or None}
     return ClientCall(
         method="POST",

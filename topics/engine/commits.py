@@ -1,8 +1,8 @@
 """How a decided change gets into its shard: check that the shard is writable and has room, queue it, measure it.
 
-Also how a client waits for a change of a topic, stage or router, its own (`wait_begun`) or another one that is in its
-way (`settled`, `wait_for`): as long as it takes, but not for a disk that has no room (`topics.storage.wal.stall`). The
-change itself goes on waiting, because its frames may still be written.
+Also the waits of a client for a change of a topic, stage or router: its own change (`wait_begun`), or another one that
+is in its way (`settled`, `wait_for`). A client waits as long as the change takes, but not for a disk that has no room
+(`topics.storage.wal.stall`). The change itself goes on waiting, because its frames may still be written.
 
 Used by everything that writes. The content of a change is decided by `topics.engine.operations.append`,
 `topics.engine.operations.delete` and `topics.engine.operations.topic_lifecycle`; what happens to a queued commit is

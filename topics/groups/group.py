@@ -34,9 +34,9 @@ pass; then what matches waits in the lines instead of in `matched`.
 
 *So many of each key at a time.* With a limit (`topics.queue.key_limit`) fresh records that match wait there instead.
 
-*Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing but the record right above the floor:
-to finish that adds no run, and without it a group whose runs alone reach the bound would stand still. Matches
-that wait leave runs of refused records between them, so they are at most half as many as there is room for.
+*Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing but the record right above the floor.
+Finishing that record adds no run; without it a group whose runs alone reach the bound would stand still. Matches that
+wait leave runs of refused records between them, so they are at most half as many as there is room for.
 
 What can never happen: a finished seq is given out again without having been reopened; the floor passes a live record
 that is neither finished nor was refused.

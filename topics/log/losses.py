@@ -34,7 +34,7 @@ What can never happen: a floor that goes back; `evict_floor > earliest_seq`; a h
 contains a live seq; a seq in [earliest_seq, head_seq] that has no slot and is in no hole.
 
 A floor gap always ends at `earliest_seq - 1`. Whether a reason belongs to it depends therefore only on the highest seq
-that was lost for that reason, and one seq per reason is enough: the `reason` of the gap is the one whose highest seq is
+that was lost for that reason, so one seq per reason is enough. The `reason` of the gap is the one whose highest seq is
 inside the gap, `mixed` if there are several. `missed_estimate` needs to know which seqs below `evict_floor` were
 deleted. They are kept as at most `MAX_DELETED_RUNS` runs; beyond that the oldest are forgotten, so the estimate may be
 too high, never too low. Deletions in a segment that is evicted while it is not loaded are forgotten too: they are not
@@ -198,8 +198,8 @@ class Losses:
     def why_missing(self, seq: int, front: int) -> LossReason | Literal["deleted"]:
         """Return why there is no live record at `seq`, which is at most the head and not live. Raises NotLoaded.
 
-        Below `evict_floor` the answer is as good as what is remembered there: a record deleted so long ago that this
-        was forgotten counts as lost, and of several reasons it is the one whose highest seq comes next.
+        Below `evict_floor` the answer is as good as the memory of the topic: a record whose deletion was forgotten
+        counts as lost. Of several reasons it is the one whose highest seq comes next.
         """
         if seq < self.evict_floor:
             runs = self._deleted or ()

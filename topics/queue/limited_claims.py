@@ -60,8 +60,8 @@ class _LimitedLane:
 
 
 class LimitedClaim:
-    """One claim, of up to `most` jobs. `seqs` are those that it gets, `fresh` those of them that are fresh, `exhausted`
-    those to be parked, `hidden` the kept ones that it has set aside: the caller hides them in the table, also when
+    """One claim, of up to `most` jobs. `seqs` are the jobs that it gets, `fresh` the fresh ones of them, `exhausted`
+    those to be parked, and `hidden` the kept ones that it has set aside. The caller hides these in the table, also when
     `choose` raises."""
 
     def __init__(

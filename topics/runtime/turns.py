@@ -90,7 +90,7 @@ class Turns:
 async def _others_run() -> None:
     """Let other tasks run until the loop has been quiet for two passes in a row.
 
-    One quiet pass is not enough. Trio reverses the order of the tasks of a pass at random, so a task that runs in every
+    One quiet pass is not enough. Trio reverses the order of the tasks of a pass at random. So a task that runs in every
     pass may run behind this one in one pass and before it in the next, and would not be noticed.
     """
     now = trio.current_time()

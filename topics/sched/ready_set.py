@@ -13,9 +13,9 @@ added first, is served first.
 
 **Aging.** Waiting adds a point per 10 ms, in whole steps of 50 ms. An item enters by its priority alone, and from then
 on only ever moves up. Each item has one crossing on a heap: the time of its next move, and the band it moves to. So
-nothing is scanned, an item costs nothing while it stays where it is, and it crosses three times at most (from -1: at 50
-ms, at 2550 ms, and at 5 s into the overdue band; the bonus is never above 500 when that happens, so its limit of 1000
-needs no code here). Crossings are carried out by the next `pop`.
+nothing is scanned, and an item costs nothing while it stays in its band. It crosses three times at most (from -1: at 50
+ms, at 2550 ms, and at 5 s into the overdue band). The bonus is never above 500 at a crossing, so its limit of 1000
+needs no code here. Crossings are carried out by the next `pop`.
 
 **Two groups.** Items whose own priority is below 0 are a group apart, with lines and a clock of their own. Pausing them
 stops that clock and passes over that group: they are neither served nor do they age, in whichever band they are, and

@@ -6,9 +6,9 @@ bad, is `topics.spark.segments`' business. Pure: bytes in, columns out.
 
 Theory of operation. Where frames begin is found by following `frame_len`, and each checksum is computed: two short
 loops per record, all of it but the first in C. From there on a run of frames *is* an Arrow array of binaries, the
-file's bytes being its values and the places its offsets. Fields at fixed places are slices of that array, those behind
-node and tag are found by arithmetic on whole columns, and cut out as a second array of the same bytes whose every other
-value is what lies between two of them. So a column costs a handful of calls for any number of records.
+file's bytes being its values and the places its offsets. Fields at fixed places are slices of that array. Fields behind
+node and tag are found by arithmetic on whole columns. They are cut out as a second array of the same bytes, in which
+every other value is the bytes between two fields. So a column costs a handful of calls for any number of records.
 
 Bytes that do not verify end a run. The next one begins at the next valid frame; the range between is reported as bad.
 """

@@ -5,9 +5,9 @@ goes before the file. `topics.storage.offline.stored_topics` reads parts, `topic
 
 Theory of operation. The range of every topic is fixed when it is planned, by the parts of that moment: for each segment
 the run of seqs of one instance that it holds, and the losses that begin in it. A task has one segment or, where they
-are small, several, and goes from one to the next. It reads all of a segment's `.data` before it returns a row of it,
-shows what is neither below the front, nor deleted, nor in a hole, and counts: a segment has as many live records as its
-part says, or something is wrong.
+are small, several, and goes from one to the next. It reads all of a segment's `.data` before it returns a row of it. It
+shows the records that are neither below the front, nor deleted, nor in a hole. It counts them: if a segment has not as
+many live records as its part says, something is wrong.
 
 A daemon may work on the directory meanwhile. It never changes bytes but delete flags, and it replaces and removes files
 only when the part on disk needs them no more. So if a task finds something wrong (a file that is gone, records that are

@@ -1,8 +1,8 @@
 """The common part of all jobs: where the daemon is, which Spark does the work, how quiet it is, and how it ends.
 
-Responsible for the session that a job runs in when it was not handed one: the master, Spark at WARN, the loopback
-address where nothing else is asked for, this package shipped to the workers of another machine. The job decides how it
-uses the session; `topics.spark.needs` checks that there is a Spark.
+Responsible for the session of a job that was not handed one. It sets the master, logs at WARN, uses the loopback
+address if no other is given, and ships this package to the workers of another machine. The job decides how it uses the
+session; `topics.spark.needs` checks that there is a Spark.
 """
 
 from __future__ import annotations

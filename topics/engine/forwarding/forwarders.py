@@ -2,10 +2,10 @@
 
 Theory of operation. A forwarder is in the fan-out of its source as a watcher is in its audience: a change of the source
 makes it due, and at the fan-out's turn (`topics.sched`) it takes one step. A step is a single step of the loop: it
-gathers a batch of records after its position, decides which of them become copies, and queues one commit in the dest:
-the Forwarded frame, which is cursor and recipe in one, and the evictions that make room. The records themselves are not
-written; the index of the dest points to the source's frames until a checkpoint has put copies into the dest's own
-segments (`topics.log.copies`). Two cases have no frame to point to; otherwise they are the same:
+gathers a batch of records after its position, decides which of them become copies, and queues one commit in the dest.
+The commit has the Forwarded frame, which is cursor and recipe in one, and the evictions that make room. The records
+themselves are not written; the index of the dest points to the source's frames until a checkpoint has put copies into
+the dest's own segments (`topics.log.copies`). Two cases have no frame to point to; otherwise they are the same:
 
     from an `ephemeral` source    the copies are logged in the dest as Appends, with their origins
     into an `ephemeral` dest      the copies are in memory only; the frame is the cursor

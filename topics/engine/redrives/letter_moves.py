@@ -1,10 +1,10 @@
 """Moves dead letters out of their topic, each exactly once (`docs/design/redrive.md`).
 
 `LetterMoves.move` moves letters that are given by their seqs; the redrive of a topic calls it for one piece after
-another, and so may any other call that wants letters moved. It sorts them by where they go to, and each part goes in
-one transaction of two members: the deletion of the letters, and the append to a queue, or the event by which a group
-gets its records again. Between the last check of a part and its transaction there is no await. Only one call moves
-letters of a topic at a time; others wait. A letter that cannot be moved stays, and the answer says why.
+another, and so may any other call that wants letters moved. It sorts them by their destinations. Each part goes in one
+transaction of two members: the deletion of the letters, and the append to a queue or the event by which a group gets
+its records again. Between the last check of a part and its transaction there is no await. Only one call moves letters
+of a topic at a time; others wait. A letter that cannot be moved stays, and the answer says why.
 """
 
 from __future__ import annotations

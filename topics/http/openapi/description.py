@@ -1,9 +1,9 @@
 """The description of each call: its purpose, its parameters and its answers.
 
-What holds for many calls is not repeated here, because `document` derives it from the table of routes: the names in
-paths, the scopes of a key, and the failures that come with a body, a key, or the phase of the daemon. The types are
-those that the code decodes and encodes with. Tests compare the description with real answers.
-`topics.http.openapi.strict_names` takes the known query parameters from here.
+Parts of many calls are not repeated here, because `document` derives them from the table of routes: the names in paths,
+the scopes of a key, and the failures that come with a body, a key, or the phase of the daemon. The types are those that
+the code decodes and encodes with. Tests compare the description with real answers. `topics.http.openapi.strict_names`
+takes the known query parameters from here.
 """
 
 from __future__ import annotations

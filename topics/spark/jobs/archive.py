@@ -10,8 +10,8 @@ A run takes what is there as it begins, in rounds, each of which gets into the a
 (`topics.spark.jobs.archive_files`). A round is read back and compared with what was written before it counts. Deleting
 comes last, and only after the seqs of all records that would go have been found in the archive.
 
-Loss is what retention took before it was archived, and what an instance of a topic still had when it was deleted and
-made again: either fails the run, unless `allow_loss` says that it is to be noted and passed over.
+Records are lost if retention removes them before they are archived, or if a topic is deleted and made again before. A
+loss fails the run; with `allow_loss` the run notes it and goes on.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def plan(
 ) -> list[ArchiveRange]:
     """The next round: what is not archived yet, topic by topic, at most `limit` seqs. Empty if there is nothing.
 
-    Raises Failed for an instance of a topic that is not the one that was archived: an older one always, because its
-    seqs would be in the archive twice; a newer one unless `allow_loss`, because nobody can say what the former still
-    had.
+    Raises Failed for an instance of a topic that is not the one that was archived. It raises for an older one always,
+    because its seqs would be in the archive twice; for a newer one unless `allow_loss`, because it is unknown which
+    records the former one still had.
     """
     ranges = []
     for now in topics:

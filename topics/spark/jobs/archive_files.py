@@ -7,7 +7,7 @@
     _archive/lock             held by the one that archives
 
 A round is written to `work`, synced, and decided by `pending.json`, which appears whole or not at all. Before that file
-is there, nothing of the round counts, and the next run removes `work`; once it is there, this run or the next one moves
+is there, nothing of the round counts, and the next run removes `work`. Once it is there, this run or the next one moves
 the remaining files, to names that `pending.json` fixes, and then writes the offsets. So each step can be repeated, a
 kill between any two of them leaves either the old archive or a round that the next run completes, and no file is ever
 seen twice. Readers pass over names that begin with an underscore.

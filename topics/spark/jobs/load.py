@@ -1,8 +1,8 @@
 """`load`: the rows of CSV, JSON or Parquet files become records of a topic.
 
-Responsible for what a row becomes (its columns as a JSON object, tag and node by templates) and for the order: that of
-the files as they are named and of the rows within them, or that of `order_by`. That all of it is published or nothing,
-and once for a job id, is the writer's business.
+Responsible for the record of a row (its columns as a JSON object, tag and node by templates) and for the order: that of
+the files by name and of the rows within them, or that of `order_by`. That all of it is published or nothing, and once
+for a job id, is the writer's business.
 """
 
 from __future__ import annotations

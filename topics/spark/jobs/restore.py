@@ -1,9 +1,9 @@
 """`restore`: what an archive holds becomes records of a topic again.
 
-The records of each topic come in their order, one topic after the other by name, with tag, node, meta and data as they
-were; the seq and ts that they get are new, and what they had is in their meta (`META`). Rows of gaps are passed over.
-Restoring is appending under a job id that follows from the archive, what it holds, what of it is wanted and the target:
-a repeat adds nothing, for as long as the daemon remembers it (7 days).
+The records of each topic come in their order, one topic after the other by name. They keep tag, node, meta and data.
+Their seq and ts are new; the former ones are in their meta (`META`). Rows of gaps are passed over. Restoring is
+appending under a job id that follows from the archive, what it holds, what of it is wanted and the target: a repeat
+adds nothing, for as long as the daemon remembers it (7 days).
 """
 
 from __future__ import annotations

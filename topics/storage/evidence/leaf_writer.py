@@ -2,9 +2,9 @@
 whole.
 
 Nothing that is written here counts before a part says how many leaves are on disk. Every file that is made has a leaf
-beyond those that are on disk by now, so no file that a hold has named is written to: it names those on disk. Which
-leaves there are does not depend on the attempt: one that failed may have left a file of the same name, with the same
-bytes, and it is replaced all the same, because its name may not be on disk.
+beyond those that are on disk by now, so no file that a hold has named is written to: it names those on disk. The leaves
+do not depend on the attempt. A failed attempt may have left a file of the same name, with the same bytes. The file is
+replaced all the same, because its name may not be on disk.
 """
 
 from __future__ import annotations

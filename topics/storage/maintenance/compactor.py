@@ -58,8 +58,8 @@ LITTLE_SHARE: Final = 64
 """If one byte in so many of it was written during the last checkpoint, the log is not at rest."""
 
 REST: Final = 4
-"""A checkpoint for sealing begins no earlier than so many times as long after the last checkpoint as that one took, so
-that calls for sealing, however many, keep the disk busy with checkpoints for a fifth of the time at most."""
+"""A checkpoint for sealing waits for so many times the duration of the last checkpoint. So any number of calls for
+sealing keeps the disk busy with checkpoints for a fifth of the time at most."""
 
 
 class LogKeeper(Protocol):

@@ -1,8 +1,8 @@
 """Packing: sealed segments get a compressed `.data` (`docs/design/packed_segments.md`).
 
-No byte of the unpacked form changes, so nothing depends on when a segment is packed: neither readers, nor copies that
-point to it, nor `.idx` and `.tags`, nor the part on disk, which only says that it was done. The file is replaced by a
-rename, after which it is durable.
+No byte of the unpacked form changes, so a segment may be packed at any time. Readers, copies that point to it, `.idx`
+and `.tags` do not depend on it; the part on disk only notes that it was done. The file is replaced by a rename, after
+which it is durable.
 
 The packed file is made in memory, slice by slice, at `BYTES_PER_S` at most, and one at a time. Meanwhile nobody waits:
 only the lock of the topic's cold files is held, against the relocator, which takes note of flags in the same way. The

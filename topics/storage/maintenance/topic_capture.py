@@ -156,8 +156,9 @@ class TopicCapture:
                     run.offset[seq - run.first] = offsets[seq - first]
 
     def must_seal_active(self) -> bool:
-        """Return True if the active segment is to be sealed as it is: it is too old, or of version 1, or there are
-        records for it and a hold names it, or there are none and somebody has asked for it."""
+        """Return True if the active segment is to be sealed without further records. It is, if it is too old, or of
+        version 1; if there are records for it and a hold names it; or if there are none and a caller has asked for the
+        sealing."""
         segment = self.active
         if segment is None or not segment.n:
             return False

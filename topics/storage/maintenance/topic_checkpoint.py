@@ -53,8 +53,8 @@ WORKING_WAIT_S: Final = 5.0
 """How long a deletion that is being worked off, or columns that a commit needs, are waited for."""
 
 GROUP_TOPICS: Final = 256
-"""Topics that are stored together, with one sync for all: so few that what is captured of them is fewer objects than
-make Python look for garbage, which would hold the loop for up to 14 ms."""
+"""Topics that are stored together, with one sync for all. They are so few that their captured objects do not start
+Python's search for garbage, which would hold the loop for up to 14 ms."""
 
 
 class TopicCheckpoints:

@@ -11,8 +11,8 @@ point to, if by the newest part those copies are in no segment of their own. The
 of its two parts. In the end recovery itself is run, which changes nothing either: if it would refuse a start, that is
 damage; a loss that it would announce as `corrupt` is a note.
 
-A limit: changed bits behind the last position that a sync is known to have covered (a killed daemon leaves up to 20 ms
-of log there) look like a torn write, and are a note, because the next start cuts the log there. Bytes that no
+A limit: behind the last position that a sync is known to have covered (a killed daemon leaves up to 20 ms of log
+there), changed bits look like a torn write. They are a note, because the next start cuts the log there. Bytes that no
 checkpoint has counted, unknown files, LOCK, CURRENT and `*.tmp` are not read.
 """
 

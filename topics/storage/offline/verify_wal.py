@@ -587,7 +587,7 @@ def _batches_behind(file: LogFile, at: int) -> Iterator[int]:
 
 def lone_bit(handle: File, at: int, size: int) -> int | None:
     """Return the offset of the only byte from `at` on that is not zero, if it has a single bit and cannot come from a
-    torn write, which leaves the beginning of what was written at `at`, or the beginning of a sector. Else None."""
+    torn write. A torn write leaves its first bytes at `at`, or those of a sector. Else None."""
     first = first_nonzero(handle, at, size)
     if first is None or first_nonzero(handle, first + 1, size) is not None:
         return None

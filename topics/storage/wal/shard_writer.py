@@ -25,8 +25,8 @@ them, for the whole group in one pass. The salt is in the header of a file, whic
 name: no crash leaves a named file whose frames cannot be verified. To a file of version 1, left by an older version,
 only the verdict of recovery is added: the first group goes to a file with a salt.
 
-A failed write or sync of the log, or of its directory, ends the writer: everything not yet acked fails, the shard is
-read-only until a restart, and nothing is retried, because after a failed fdatasync the kernel may call pages clean that
+A failed write or sync of the log, or of its directory, ends the writer. Everything not yet acked fails, and the shard
+is read-only until a restart. Nothing is retried, because after a failed fdatasync the kernel may call pages clean that
 never reached the disk. If the disk refuses what comes before the write (the next file, its name, room in the current
 one), nothing is uncertain: the shard is stalled, and tries again (`topics.storage.wal.stall`). Room is allocated ahead
 of a write, so that a full disk is noticed there. While the next file cannot be made, the current one grows past its

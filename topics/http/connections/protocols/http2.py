@@ -248,8 +248,8 @@ class CountingDecoder(Decoder):
 
 
 class FrameParts(FrameBuffer):
-    """Refuses a frame that is too long as soon as its header is there, where h2 first collects up to 16 MiB of it; and
-    a block of headers that is too long, where h2 counts only the frames of the block."""
+    """Refuses a frame that is too long as soon as its header is there; h2 would first collect up to 16 MiB of it. Also
+    refuses a block of headers that is too long; h2 counts only the frames of the block."""
 
     def has_part(self) -> bool:
         """Return True if a part of the preface, of a frame or of a block of headers has come."""
