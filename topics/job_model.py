@@ -38,7 +38,7 @@ class ClaimResult(NamedTuple):
     ready: int
     paused: bool = False
     lag: int | None = None
-    """Of a group: how many seqs it has not finished, from its floor on; and what it has missed."""
+    """Of a group: how many seqs it has not finished, from its floor on; and which records it has missed."""
     missed: int | None = None
     wants_results: bool = False
 

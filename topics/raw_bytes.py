@@ -73,7 +73,7 @@ def normal_type(header: str) -> str | None:
     """Return the normal form of a `Content-Type`: names in lower case, no blanks around `;`, no empty parameters. None
     if it is no type of raw bytes, is malformed, or has more than `MAX_TYPE` characters.
 
-    What is returned has only visible ASCII and blanks, so it can be sent as a header.
+    The returned text has only visible ASCII and blanks, so it can be sent as a header.
     """
     if len(header) > _MAX_HEADER or not is_raw_kind(header):
         return None

@@ -171,7 +171,7 @@ class Engine:
         self._make_evidence()
 
     def _make_records(self) -> None:
-        """Topics, and what is done to their records."""
+        """Make the calls on topics and on their records."""
         settings, registry, commits, loader = self.settings, self.registry, self._commits, self.loader
         self.ceilings = Ceilings(self.clock, registry, commits, self.store.right)
         self.tables = TopicTables(
@@ -558,7 +558,7 @@ class Engine:
 
     def expire_unused(self) -> None:
         """Called every second: drop stages and consumers that nobody uses, forget commits and transactions whose window
-        is over, delete what is consumed, and records with data null after their time."""
+        is over, delete consumed records, and records with data null after their time."""
         self.stages.expire()
         self.stage_commits.expire()
         self.transactions.expire()

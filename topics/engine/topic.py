@@ -245,7 +245,7 @@ class Topic:
         return not self.pending and not self.unwritten
 
     def wake(self) -> None:
-        """Tell those who wait for a change: what is at work on the topic at once, readers when it is the topic's
+        """Tell all that wait for a change: tasks that work on the topic at once, readers when it is the topic's
         turn."""
         self.tell_workers()
         if self.audience is not None and self.audience.news() and self.common.news is not None:
@@ -261,7 +261,7 @@ class Topic:
                 self.common.news(fanout)
 
     def tell_workers(self) -> None:
-        """Tell what is at work on the topic of a change that no reader sees."""
+        """Tell the tasks that work on the topic of a change that no reader sees."""
         if self.changed is not None:
             self.changed.set()
             self.changed = None
@@ -361,8 +361,8 @@ class Topic:
             self.copies = None
 
     def note_synced(self, last_seq: int, leans: Leans = ()) -> None:
-        """A sync has covered what was written up to `last_seq`. Copies count only when the bytes they are made of are
-        on disk as well (`docs/spec/crash.md` 16): until then neither they nor what follows."""
+        """A sync has covered the records up to `last_seq`. Copies count only when the bytes they are made of are on
+        disk as well (`docs/spec/crash.md` 16): until then neither they nor what follows."""
         is_synced = self.common.is_synced
         missing = [lean for lean in leans if is_synced is not None and not is_synced(*lean)]
         if not missing and not self.lagging:
@@ -414,7 +414,7 @@ class Topic:
             self.wake_routers()
 
     def settle(self) -> None:
-        """Publish what is ready, in order; what needs columns that are not in memory waits for them."""
+        """Publish the ready commits, in order. A commit that needs columns that are not in memory waits for them."""
         pending = self.pending
         while pending and pending[0].ready and self.working is None:
             if pending[0].held is not None:
@@ -499,7 +499,7 @@ class Fanout(Generic[F]):
         self.topic = topic
         self.id = -topic.id  # not that of its topic, which may wait beside it
         self.behind = False
-        """Some wait for what is published to be written or synced."""
+        """Some readers wait until published records are written or synced."""
         self.audience: Audience[F] = Audience()
 
     def __hash__(self) -> int:
@@ -581,7 +581,7 @@ class Commit:
         self.wants_archive = commit_point is CommitPoint.ARCHIVED or (self.wants_sync and topic.is_remote)
         self.commit_point = commit_point = min(commit_point, CommitPoint.SYNCED)  # whose sync is told later then
         self.apply = apply
-        """Called once, in order, at the commit point; what it returns is the result."""
+        """Called once, in order, at the commit point; its return value is the result."""
         self.on_fail: Callable[[], None] | None = None
         self.needs: Callable[[], tuple[Span, ...]] | None = None
         """Returns the spans that must be loaded before `apply` can be called."""
@@ -675,7 +675,7 @@ class Commit:
             topic.tell_of_sync()
 
     def also_on_fail(self, call: Callable[[], None]) -> None:
-        """Call `call` if the commit fails, behind what is called already."""
+        """Call `call` if the commit fails, after the earlier calls of this kind."""
         before = self.on_fail
 
         def on_fail() -> None:

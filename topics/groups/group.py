@@ -149,7 +149,7 @@ class Group:
         return max(log.head_seq - self.finished.floor, 0)
 
     def count(self, log: TopicLog) -> int:
-        """Return how many live records the group has not finished; what was not looked at counts.
+        """Return how many live records the group has not finished; records that were not looked at count.
 
         Never raises: where columns are not in memory, or there are many runs, the answer may be a little high. It is
         never too low, because claims look for nothing where nothing is ready.
@@ -182,7 +182,7 @@ class Group:
 
     @property
     def passed_to(self) -> int:
-        """Up to here it needs no records: the floor, or what is before the first reopened record below it."""
+        """Up to this seq it needs no records: the floor, or the seq before the first reopened record below it."""
         return min(self.reopened_up_to(self.finished.floor), default=self.finished.floor + 1) - 1
 
     @property
@@ -273,7 +273,7 @@ class Group:
             return
         self.touch()
         first = self.looked_to + 1
-        is_kept = self.leases.is_kept  # after a start: what was held is served as such, and never fresh again
+        is_kept = self.leases.is_kept  # after a start: jobs that were held are served as such, and never fresh again
         fresh = [seq for seq in matches if seq >= first and seq not in self.finished and not is_kept(seq)]
         for seq in [*fresh, to + 1]:
             if first < seq:
@@ -522,7 +522,7 @@ def live_in(log: TopicLog, first: int, last: int, *, at_least: bool = False) -> 
 
 def lost_between(log: TopicLog, first: int, last: int) -> int:
     """Return how many records from `first` to `last` (inclusive), none of which is live, were lost and not deleted.
-    Below the front the answer is as good as what is remembered there (`topics.log.losses`). Raises NotLoaded."""
+    Below the front the answer is as good as the topic's memory of lost seqs (`topics.log.losses`). Raises NotLoaded."""
     losses, front, lost = log.losses, log.earliest_seq, 0
     known = min(last, front - 1, losses.evict_floor - 1)
     if first <= known:

@@ -72,7 +72,7 @@ class TotalFigures(Struct, kw_only=True):
 
 
 class PressureFigures(Struct, kw_only=True):
-    """How pressed the daemon is, and what it does about that."""
+    """How pressed the daemon is, and its measures against that."""
 
     value: float
     coalesce_ms: float

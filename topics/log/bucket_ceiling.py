@@ -14,7 +14,7 @@ LEAST: Final = 1000
 """The least number of seqs that a raise reserves."""
 
 AHEAD_MS: Final = 60_000
-"""A raise reserves what is appended in this time (ms), at the rate since the last one."""
+"""A raise reserves the seqs that are appended in this time (ms), at the rate since the last raise."""
 
 
 class BucketCeiling:
@@ -32,7 +32,7 @@ class BucketCeiling:
         self._raised_ms = now_ms
 
     def is_low(self, seq: int) -> bool:
-        """Return True if it should be raised when `seq` is given out: half of what was reserved is used up."""
+        """Return True if it should be raised when `seq` is given out: half of the reserve is used up."""
         return seq > self.queued - max(LEAST, self.queued - self._raised_from) // 2
 
     def raise_above(self, seq: int, now_ms: int) -> int:

@@ -83,7 +83,7 @@ class Gap(NamedTuple):
 
 
 class Losses:
-    """The holes of one topic instance, its `evict_floor`, and what is remembered of the seqs below it.
+    """The holes of one topic instance, its `evict_floor`, and the facts that are remembered of the seqs below it.
 
     `holes` are ascending, disjoint, and all at or above the front; neighbours that touch differ in their reason. None
     when there are none. Only the methods change them.

@@ -65,7 +65,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 _MAY_BE_NULL: Final = frozenset({"order_by", "compression"})
 
 EVIDENCE_CLASSES: Final = frozenset({"fsync", "remote"})
-"""The classes of topics with evidence: what was published there is on disk."""
+"""The classes of topics with evidence: published records of these are on disk."""
 
 TARGETS: Final = ("dead_letter", "completed")
 """Fields that name another topic, to which the daemon appends. That is not the topic itself, and not `ephemeral`."""

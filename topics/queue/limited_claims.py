@@ -204,7 +204,7 @@ class LimitedClaim:
             lane.move()
 
     def _undo(self) -> None:
-        """Set aside what was chosen."""
+        """Set the chosen jobs aside."""
         for seq, key, kind in [*self._taken, *self._parked]:
             self._limit.set_aside(seq, key, kind)
             if kind != FRESH:

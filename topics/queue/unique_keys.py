@@ -119,7 +119,7 @@ class UniqueKeys:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def of(self, digest: bytes) -> Iterator[KeyEntry]:
-        """Yield what is remembered under a digest, the newest first."""
+        """Yield the entries under a digest, the newest first."""
         seqs = self._by_key.get(digest)
         if seqs is None:
             return

@@ -72,9 +72,9 @@ class Turns:
             self._spent += size
 
     async def each(self, steps: Generator[None, None, T]) -> T:
-        """Take a turn for each step of a generator, and return what it returns.
+        """Take a turn for each step of a generator, and return its result.
 
-        Only one generator at a time is worked on, because of the memory that one takes. Raises what it raises. After
+        Only one generator at a time is worked on, because of the memory that one takes. Passes its exceptions on. After
         cancelling, the other steps are not taken.
         """
         async with self._large:

@@ -33,7 +33,7 @@ class Wakeup:
 
     async def wait(self, seconds: float) -> None:
         """Return when `set` has been called since `clear`, or after `seconds`, which may be infinite. May return
-        earlier than that, so the caller looks what there is to do. Cancelling leaves nothing behind."""
+        earlier than that, so the caller looks for work. Cancelling leaves nothing behind."""
         deadline = trio.current_time() + seconds
         if deadline < self._deadline:
             self._deadline = self._timer.deadline = deadline

@@ -32,7 +32,7 @@ JOBS: Final[Mapping[str, str]] = {
     "rollup": "Windows of a topic, counted and aggregated as they fill.",
     "audit": "Check the files of a data directory.",
 }
-"""Every job, in the order in which they are listed, with what it is in one line."""
+"""Every job, in the order in which they are listed, with a line about it."""
 
 _OURS: Final = re.compile(r"^topics\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
 _ANY: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
@@ -88,12 +88,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
-    """SIGTERM ends a job as Ctrl-C does: with its session stopped, and what it has made for itself removed."""
+    """SIGTERM ends a job as Ctrl-C does: with its session stopped, and everything removed that it has made for
+    itself."""
     sys.exit(128 + number)
 
 
 def _ended_by(error: BaseException) -> int:
-    """Say what has ended a job. Returns the exit code."""
+    """Report the error that has ended a job. Returns the exit code."""
     client_errors = sys.modules.get("topics.client.errors")
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()

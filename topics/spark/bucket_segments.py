@@ -263,7 +263,7 @@ def _arriving(bucket: OpenBucket, task: BucketTask) -> Iterator[tuple[FilePart, 
 
 
 def reader_of_path(options: ReadOptions) -> SegmentReader:
-    """The reader of what is at `path`: a bucket or a directory of files, as its `FORMAT` says. Raises OptionError."""
+    """Return the reader of `path`: a bucket or a directory of files, as its `FORMAT` says. Raises OptionError."""
     options.check_batch()
     options = resolved(options)
     assert options.path is not None

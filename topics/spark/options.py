@@ -1,8 +1,8 @@
 """The options of `format("topics")`: parsed and checked once, and from then on plain values (`docs/pipeline.md`).
 
 Spark hands over texts, in a mapping that ignores case. An unknown option is refused by name; an invalid value raises an
-OptionError that names the option and says what it takes. The results are frozen and can be pickled; they hold an API
-key only if it was given literally (`topics.spark.secrets`).
+OptionError that names the option and its values. The results are frozen and can be pickled; they hold an API key only
+if it was given literally (`topics.spark.secrets`).
 """
 
 from __future__ import annotations

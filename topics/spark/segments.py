@@ -12,9 +12,9 @@ many live records as its part says, something is wrong.
 A daemon may work on the directory meanwhile. It never changes bytes but delete flags, and it replaces and removes files
 only when the part on disk needs them no more. So if a task finds something wrong (a file that is gone, records that are
 not there), it looks for the topic's part again. If there is a newer one, its range is planned anew by that, some times
-over: what has gone since is then as the newer part says. If there is none, what was found is so: fewer live records are
-deletions that a checkpoint has written and not yet counted, and bytes that do not verify are lost. A range is always
-that of one checkpoint, the planned one or a later one; two ranges may be of two.
+over; the newer part decides about records that have gone since. If there is none, the files are right: fewer live
+records are deletions that a checkpoint has written and not yet counted, and bytes that do not verify are lost. A range
+is always that of one checkpoint, the planned one or a later one; two ranges may be of two.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class FileContent(NamedTuple):
     """The content of a range in a file: its frames, those of them that are to be seen (1 for each), and the losses in
     the range beyond the known holes.
 
-    `doubt` says what is not as the part has it, None if all is.
+    `doubt` names the difference from the part, None if there is none.
     """
 
     rows: DecodedColumns

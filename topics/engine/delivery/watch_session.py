@@ -63,7 +63,7 @@ class WatchSession:
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Look at what has happened since the last connection, before the feeds are attached to another."""
+        """Look at the changes since the last connection, before the feeds are attached to another."""
 
     def forget(self, feed: Feed) -> None:
         """Remove a feed whose topic is deleted, and whose client has been told."""

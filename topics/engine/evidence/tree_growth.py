@@ -29,7 +29,7 @@ class TreeGrowth:
         self._at_work: set[Topic] = set()
 
     def hash_soon(self, topic: Topic) -> None:
-        """Hash what is queued for a topic soon, unless that is being done."""
+        """Hash the queued records of a topic soon, unless that is being done."""
         tree = topic.tree
         assert tree is not None
         for _ in range(STEP_PIECES):

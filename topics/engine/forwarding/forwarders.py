@@ -194,8 +194,8 @@ class Forwarders:
     # -- catching up -------------------------------------------------------------------------------------------------
 
     async def catch_up(self, upstream: Sequence[Topic]) -> None:
-        """Forward what is due now, sources before dests, before a read of the last of these topics. Takes at most
-        `CATCH_UP_S`, and never waits for a full dest. Cancelling leaves nothing behind."""
+        """Forward the records that are due now, sources before dests, before a read of the last of these topics. Takes
+        at most `CATCH_UP_S`, and never waits for a full dest. Cancelling leaves nothing behind."""
         with trio.move_on_after(CATCH_UP_S):
             for topic in upstream:
                 for name in list(topic.incoming or ()):
@@ -239,7 +239,7 @@ class Forwarders:
         return ServiceResult(min(max(cost, 1), MAX_COST), bool(audience.due), rest_ms)
 
     def _serve(self, forwarder: Forwarder) -> int:
-        """Do one step of one forwarder, and start waiting for what it needs next. Return the cost."""
+        """Do one step of one forwarder, and start the wait for the next thing that it needs. Return the cost."""
         fanout = forwarder.source.fanout
         assert fanout is not None
         try:

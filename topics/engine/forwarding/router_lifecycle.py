@@ -147,8 +147,8 @@ class RouterLifecycle:
         return found, False
 
     async def catch_up(self, names: Iterable[str]) -> None:
-        """Forward what is due now, before a read of these topics (`Forwarders.catch_up`). Topics without routers cost
-        nothing. Cancelling leaves nothing behind."""
+        """Forward the records that are due now, before a read of these topics (`Forwarders.catch_up`). Topics without
+        routers cost nothing. Cancelling leaves nothing behind."""
         topics = self._registry.topics
         routed = [name for name in names if name in topics and topics[name].incoming]
         if routed:

@@ -88,7 +88,7 @@ class Completions:
             raise self._registry.throttle("max_all_results_bytes", MAX_ALL_BYTES)
 
     def waiting(self) -> tuple[int, int]:
-        """Return how many results of all queues and groups wait for delivery, and what they count in bytes. Those of
+        """Return how many results of all queues and groups wait for delivery, and how many bytes they count. Those of
         acks on their way count in the bytes only."""
         return sum([len(queue.leases.results) for queue in self._attended]), sum(map(_waiting, self._attended))
 

@@ -104,8 +104,8 @@ class LetterMoves:
         returns when they are synced and visible there. `may` tells whether the caller may write to a topic.
 
         Raises `404 topic_not_found` if the letters' topic is deleted, `409 topic_exists_incompatible` for its class,
-        and 503; what was moved until then stays moved. Cancelling before a part is queued leaves its letters; after
-        that the part is moved all the same.
+        and 503; letters that were moved until then stay moved. Cancelling before a part is queued leaves its letters;
+        after that the part is moved all the same.
         """
         while topic in self._busy:
             await self._busy[topic].wait()
@@ -228,7 +228,7 @@ class LetterMoves:
 
     async def _is_ready(self, topic: Topic) -> bool:
         """Return True if a change of the topic can be decided now; then there was no await before the return. Otherwise
-        wait for what is in the way, and return False. Raises 404 and 503."""
+        wait for the work that is in the way, and return False. Raises 404 and 503."""
         if topic.deleted:
             raise topic_not_found(topic.name)
         if not await self._commits.settled(topic):

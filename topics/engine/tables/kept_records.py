@@ -98,7 +98,7 @@ class KeptRecords:
 
     @staticmethod
     def take_back(topic: Topic, change: KeptChange | None) -> None:
-        """Forget what was decided, because the batch is not published."""
+        """Forget the decision, because the batch is not published."""
         if change is not None and topic.log.kept is not None:
             topic.log.kept.take_back(change)
 

@@ -258,8 +258,8 @@ class Connection:
         return True
 
     def end_idle(self) -> None:
-        """Let the lane see the end of the input, so that it closes the connection behind what has come. Call it for an
-        idle connection."""
+        """Let the lane see the end of the input, so that it closes the connection behind the requests that have come.
+        Call it for an idle connection."""
         self.is_ending = True
         self.idle_until = math.inf
         try:

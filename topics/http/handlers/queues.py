@@ -197,7 +197,7 @@ class WorkStream(OpenStream):
 
 
 def _behind(result: ClaimResult) -> bytes:
-    """How far a group is behind, and what it has missed, as members of a JSON object."""
+    """How far a group is behind, and which records it has missed, as members of a JSON object."""
     return b'"lag":%d,"missed":%d,' % (result.lag or 0, result.missed or 0)
 
 

@@ -6,8 +6,8 @@
     gap_from, gap_to, reason      null, but in a row that stands for records that were lost (`allow_loss`); in such a
                                   row everything else is null but topic, day (of the run) and epoch
 
-A run takes what is there as it begins, in rounds, each of which gets into the archive whole and once
-(`topics.spark.jobs.archive_files`). A round is read back and compared with what was written before it counts. Deleting
+A run takes the records that exist when it begins, in rounds, each of which gets into the archive whole and once
+(`topics.spark.jobs.archive_files`). Before a round counts, it is read back and compared with the written rows. Deleting
 comes last, and only after the seqs of all records that would go have been found in the archive.
 
 Records are lost if retention removes them before they are archived, or if a topic is deleted and made again before. A
@@ -84,7 +84,8 @@ class ArchiveResult:
 def plan(
     topics: Iterable[TopicBounds], offsets: Offsets, limit: int, *, allow_loss: bool = False
 ) -> list[ArchiveRange]:
-    """The next round: what is not archived yet, topic by topic, at most `limit` seqs. Empty if there is nothing.
+    """Return the next round: records that are not archived yet, topic by topic, at most `limit` seqs. Empty if there is
+    nothing.
 
     Raises Failed for an instance of a topic that is not the one that was archived. It raises for an older one always,
     because its seqs would be in the archive twice; for a newer one unless `allow_loss`, because it is unknown which
@@ -257,7 +258,7 @@ def _delete(
     present: Sequence[TopicBounds],
     offsets: Offsets,
 ) -> dict[str, int]:
-    """Delete from the topics what is in the archive. Returns how many records that were, by topic.
+    """Delete archived records from the topics. Returns how many records that were, by topic.
 
     The offsets are not enough: a record is deleted only if its seq is found in the files. Raises Failed, with nothing
     deleted, if one is not there (somebody has removed files)."""

@@ -1,5 +1,5 @@
-"""`audit`: is everything in a data directory what was written? What `topics verify` looks at, with the segments and the
-blocks of Merkle trees, which are nearly all of it, verified in parallel.
+"""`audit`: checks that a data directory is as it was written. It does the work of `topics verify`, with the segments
+and the blocks of Merkle trees, which are nearly all of it, verified in parallel.
 
 Responsible for dividing the work, for the report (a row for each segment) and for the summary.
 `topics.storage.offline.verify` decides between damage and notes, so both find the same. The driver looks at the log,
@@ -84,9 +84,9 @@ def run(
 ) -> Audit:
     """Look at a data directory, or a copy of one as `scripts/copy` makes it. Changes nothing.
 
-    `in_use`: a daemon may work on it, and what it replaces meanwhile is looked at again. `against`: checkpoints of
-    topics with evidence that were kept elsewhere. Raises Refused if it is no
-    data directory, or is in use and may not be; OSError if the disk does not answer.
+    `in_use`: a daemon may work on it; files that it replaces meanwhile are checked again. `against`: checkpoints of
+    topics with evidence that were kept elsewhere. Raises Refused if it is no data directory, or is in use and may not
+    be; OSError if the disk does not answer.
     """
     fs = OsFs()
     root, cold = _data_directory(fs, path, cold, in_use=in_use)

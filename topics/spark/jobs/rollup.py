@@ -1,6 +1,6 @@
 """`rollup`: a stream of records becomes windows: how many there were, and sums and the like of fields of their data.
 
-Responsible for what is computed (`Rollup`, by `windows_of`, which is the same for a batch), and for a streaming query
+Responsible for the computation (`Rollup`, by `windows_of`, which is the same for a batch), and for a streaming query
 that goes on where it ended and comes to an end if it is told to. Exactly once over restarts is Spark's checkpoint
 together with its own Parquet sink, or with the writer of topics.
 
@@ -11,7 +11,7 @@ Spark a time far in the future, whereupon it emits all that it has, by its ordin
 
 In the directory of the checkpoint:
 
-    rollup.json           what is computed, so that nobody goes on with something else
+    rollup.json           the definition of the rollup, so that no run goes on with another one
     lock                  held by the one that runs it
     clock/                the tiny stream: empty, or one file at the end
     topic/, parquet/      Spark's checkpoint of the query to each sink
@@ -341,7 +341,7 @@ def _start(
 
 
 def _await_sources(query: StreamingQuery, until: Callable[[], bool]) -> None:
-    """Wait until a query has made its sources, or `until` says so. Raises what it has failed with.
+    """Wait until a query has made its sources, or `until` says so. Raises the error that the query has failed with.
 
     Spark 4.3 writes into the environment of a data source when a query makes its stream, without a lock. Where two
     queries of a session do so at once, that map may be broken, and with it every later task of the session that uses
@@ -356,7 +356,7 @@ def _finish(queries: Sequence[StreamingQuery], until: Callable[[], bool]) -> Rol
     try:
         while any(query.isActive for query in queries) and not until():
             for query in queries:
-                query.awaitTermination(1)  # raises what it has failed with
+                query.awaitTermination(1)  # raises the error of the query
     finally:
         _stop(queries)
     for query in queries:

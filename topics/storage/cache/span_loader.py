@@ -164,8 +164,8 @@ class SpanLoader:
                 found = await self._load_damaged(topic, span, segment)
             if span.flaggings == flaggings:
                 break
-            # Deletions were flagged during the read. They are not in `unflagged` any more, and perhaps not in what was
-            # read.
+            # Deletions were flagged during the read. They are not in `unflagged` any more, and perhaps not in the bytes
+            # that were read.
         await self._attach(topic, span, segment, n, found)
 
     async def _load_damaged(self, topic: SpanOwner, span: Span, segment: Segment) -> LoadedSpan:

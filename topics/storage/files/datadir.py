@@ -115,7 +115,7 @@ class DataDir:
 
     @property
     def witness_path(self) -> str:
-        """The proof that the page cache has kept what was written (`witness`)."""
+        """The proof that the page cache has kept all written bytes (`witness`)."""
         return join(self.meta_dir, "witness")
 
     def snapshot_path(self, number: int) -> str:

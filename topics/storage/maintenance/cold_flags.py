@@ -72,7 +72,7 @@ class ColdFlags:
 
 
 def flag_in_store(tiers: SegmentTiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
-    """Write the flags of a cold segment, in `.data` and in its `.idx` in the cold store. Return what was flagged.
+    """Write the flags of a cold segment, in `.data` and in its `.idx` in the cold store. Return the flagged seqs.
     Records that a `.data` has lost which was cut short need no flags. Nothing is flagged in one that is damaged so that
     it cannot get flags. Blocking."""
     store = tiers.cold

@@ -124,7 +124,7 @@ class Compactor:
         self._reserve: list[ReplayStart] | None = None
         """Where the replay of the snapshot in reserve begins, if this process has written it."""
         self._hold: _Hold | None = None
-        """The present hold, or the last one until a checkpoint has removed what it kept."""
+        """The present hold, or the last one until a checkpoint has removed the files that it kept."""
         self._keeps_outdated = True
         """True if there may be manifests of lower generations that a hold has kept; a start does not look for them."""
         self._announced = True
@@ -465,7 +465,7 @@ class Compactor:
         """Lock the files of the topics that have changed, and add them to `taken`. Return those whose lock could not be
         got in time.
 
-        There is no await between the last look at what has changed and the return.
+        There is no await between the last look at the changes and the return.
         """
         skipped: set[LiveTopic] = set()
         for i, topic in enumerate(list(self._source.changed), 1):

@@ -108,7 +108,7 @@ class FileHolds:
             self.end(call)
 
     def end(self, who: str) -> None:
-        """Give up what is left of a hold. The files stay as they are while somebody else wants it."""
+        """Give up the rest of a hold. The files do not change while another hold has them."""
         if self._held_until_ms.pop(who, None) is not None:
             self._ended.set()
             self._ended = trio.Event()

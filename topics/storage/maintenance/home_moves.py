@@ -77,8 +77,8 @@ class HomeMoves:
 
     async def bring_all(self, topic: LiveTopic, segments: Iterable[object]) -> int | None:
         """Make cold segments hot ones. Return their bytes; None if it cannot be done now, because one was
-        replaced. The caller has the lock of the topic's cold files, in the way of `FileHolds`. Raises OSError, also
-        if an object is not what it should be; ApiError."""
+        replaced. The caller has the lock of the topic's cold files, in the way of `FileHolds`. Raises OSError, also if
+        an object is missing or changed; ApiError."""
         size = 0
         for segment in segments:
             assert isinstance(segment, Segment)

@@ -7,7 +7,7 @@ the segment is rewritten here, a base names the new one, and the old one is need
 
 `Segment.dead_since_ms` says since when a segment holds deleted bytes. It is noted when the reclaimer looks at the
 topic, soon after the deletion, and is lost with the process. A segment that a start has found counts as if it had held
-them since its first record was stored. So a restart prolongs nothing; what was old then is rewritten early.
+them since its first record was stored. So a restart prolongs nothing; segments that were old then are rewritten early.
 """
 
 from __future__ import annotations

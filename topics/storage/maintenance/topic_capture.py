@@ -40,7 +40,7 @@ class Growth(NamedTuple):
     """Of the segment, if this seals it."""
 
     def segment_after(self, now_ms: int) -> Segment:
-        """Return the segment as it is with what it has taken up. A new one was opened at `now_ms`, ms since the
+        """Return the segment with the records that it has taken up. A new one was opened at `now_ms`, ms since the
         epoch."""
         segment = self.segment
         return Segment(
@@ -58,7 +58,7 @@ class Growth(NamedTuple):
 
 
 class TopicCapture:
-    """A topic as of one step of the loop, and what is written of it."""
+    """A topic as of one step of the loop, and how much of it is written."""
 
     def __init__(
         self,

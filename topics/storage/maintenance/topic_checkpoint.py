@@ -7,7 +7,7 @@ step again, its index points to the segments. Nothing changes in memory before e
 anywhere leaves only bytes that do not count. The compactor does this for all topics that have changed, reclaimer and
 relocator for the one whose files they change.
 
-Responsible here: the order of these steps, what is synced between them, and what is doubtful when one of them fails.
+Responsible for the order of these steps, for the syncs between them, and for the doubts when one of them fails.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class TopicCheckpoints:
                 while (event := topic.unsettled()) is not None:
                     await event.wait()
         if topic.unsettled() is not None:
-            # What it waits for may be the lock that our caller holds, to read once more what looks damaged.
+            # It may wait for the lock that our caller holds, to read bytes that look damaged once more.
             raise OSError(errno.EAGAIN, f"topic {topic.name!r} is being worked on")
         if topic.deleted:
             self._source.changed.discard(topic)

@@ -148,7 +148,7 @@ class Http2(H2Protocol):
     async def _until_sent(self, buffer: StreamBuffer) -> None:
         """Wait until the buffer of a stream has been sent.
 
-        The task that reads the connection must not wait for that, because the window is opened by what it reads. It
+        The task that reads the connection must not wait for that, because frames that it reads open the window. It
         sends pongs only; a peer that pings and does not read the pongs loses its connection.
         """
         if trio.lowlevel.current_task() is not self._reader:
