@@ -163,7 +163,7 @@ class Standby:
         return lease is None or lease.is_held
 
     def look(self) -> StandbyFigures:
-        """Return which owner it follows, and how far it is."""
+        """What it follows, and how far."""
         return self._follower.look() if self._follower is not None else OPENING
 
     async def recover(self) -> bool:
@@ -206,7 +206,7 @@ class Standby:
         return ""
 
     async def _watch_damage(self, follower: RoundFollower) -> None:
-        """Check whether damage was found in this directory: readers are refused damaged data, and the directory is made
+        """Look if something of this directory was found damaged: readers are refused it, and the directory is made
         anew, since the bucket has it. Raises Unfollowable, OSError."""
         while True:
             await trio.sleep(OWNER_S)
@@ -215,7 +215,7 @@ class Standby:
 
     @property
     def _damage(self) -> str:
-        """Return the damage that was found; empty if there was none."""
+        """What was found damaged; empty if nothing was."""
         writers = self._engine.store.writers
         return next((one.damage for one in writers if isinstance(one, FollowedShard) and one.damage), "")
 
