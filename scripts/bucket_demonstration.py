@@ -201,7 +201,7 @@ def load_and_lose(daemon: DaemonProcess, batches: list[list[Flight]], acked: Ack
         say(f"paused after {moment.batches} batches: the bucket has them, its last round is {state['round']}")
         load(client, batches, acked.batches, len(batches) // 2, acked)
         number = acked.batches
-        # While the request below is on its way, in the middle of whatever the daemon does with it.
+        # While the request below is on its way, in the middle of the daemon's work on it.
         killer = threading.Timer(0.005, daemon.kill)
         killer.start()
         try:

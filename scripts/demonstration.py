@@ -140,7 +140,7 @@ def load_until_killed(daemon: DaemonProcess, batches: list[list[Flight]], kill_a
     with client_of(daemon) as client:
         for number, batch in progress(batches, 0, "loading"):
             if number == kill_at:
-                # While the request below is on its way, in the middle of whatever the daemon does with it.
+                # While the request below is on its way, in the middle of the daemon's work on it.
                 killer = threading.Timer(0.005, daemon.kill)
                 killer.start()
             try:

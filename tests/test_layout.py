@@ -91,7 +91,6 @@ NOUNS_IN_ING = {
     "SeqCeiling",
     "Setting",
     "bucket_ceiling",
-    "finding",
     "forwarding",
     "routing",
     "seq_ceiling",

@@ -5,7 +5,7 @@
      ├─ storage     shard writer x N · compactor · reclaimer · relocator · free-space watch · archive · bases
      ├─ delivery    worker x S · governor
      ├─ sessions    housekeeping (ceilings, idempotency windows, stages, idle watch sessions, slow connections)
-     ├─ schedules   what is due by the clock
+     ├─ schedules   appends records that are due by the clock
      ├─ engine      commits that outlive the request that asked for them
      └─ http        hypercorn
 
@@ -93,7 +93,7 @@ GRACE_S: Final = 10.0
 """How long a daemon that has lost its lease goes on answering reads (s)."""
 
 LEASE_LOOK_S: Final = 0.05
-"""How often it is looked if the lease is lost (s). Whatever changes something looks itself."""
+"""How often the daemon checks whether the lease is lost (s). Each call that changes something checks it besides."""
 
 HOUSEKEEPING_MS: Final = 500
 """How often idle state is looked for: ceilings, idempotency keys, stages, sessions, slow connections."""
@@ -528,7 +528,7 @@ class Daemon:
         engine.store.right.lease = claim.lease
 
     def _note_owner(self, owner: str) -> None:
-        """The claim waits for another owner. What may be a standby follows that one instead."""
+        """The claim waits for another owner. A daemon that may be a standby follows that owner instead."""
         if owner and self.settings.role == "standby":
             self._again = BEGIN_AT_ONCE
             self._stop.set()

@@ -1,4 +1,4 @@
-"""What a start of the daemon needs before there is a daemon, and why it may be refused.
+"""The steps of a start before there is a daemon, and the reasons to refuse a start.
 
 The lock of the data directory, the listener, the audit log, the store of segments that are in a bucket, the directory
 of a standby, and the claim to the bucket. `topics.daemon` says in which order.

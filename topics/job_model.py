@@ -1,4 +1,5 @@
-"""What requests about jobs carry and what the engine answers (`docs/spec/api.md` section 9), as in `topics.model`."""
+"""The content of requests about jobs, and the answers of the engine (`docs/spec/api.md` section 9), as in
+`topics.model`."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class ClaimResult(NamedTuple):
     ready: int
     paused: bool = False
     lag: int | None = None
-    """Of a group: how many seqs it has not finished, from its floor on; and what it has missed."""
+    """Of a group: how many seqs it has not finished, from its floor on; and which records it has missed."""
     missed: int | None = None
     wants_results: bool = False
 
@@ -80,8 +81,8 @@ class JobSelection(NamedTuple):
 
 
 class JobsChanged(NamedTuple):
-    """What became of a selection: how many jobs were found, how many of them were changed, and how many of them, or of
-    the seqs that were given, were not."""
+    """The outcome of a call on a selection: how many jobs were found, how many of them were changed, and how many of
+    them, or of the seqs that were given, were not."""
 
     matched: int
     done: int

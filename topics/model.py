@@ -1,4 +1,4 @@
-"""What requests carry and what the engine answers, as msgspec Structs (`docs/spec/api.md` sections 2 to 9).
+"""The content of requests, and the answers of the engine, as msgspec Structs (`docs/spec/api.md` sections 2 to 9).
 
 Nothing is checked here. Ranges and sizes are checked in `topics.log.topic_config` and `topics.http.requests`. Times in
 `ts` fields and deadlines are epoch ms, fields ending in `_ms` are milliseconds, and sizes are bytes.
@@ -25,7 +25,7 @@ SYNCED_CLASSES: Final = frozenset({"fsync", "remote"})
 """Classes whose changes are synced before they are acked. They reserve no seqs."""
 
 Consistency = Literal["eventual", "strong", "remote"]
-"""What a watcher gets: whatever is visible, what is synced, or what is in the bucket."""
+"""Which records a watcher gets: all visible ones, synced ones, or those in the bucket."""
 
 Retention = Literal["limits", "consumed"]
 Scope = Literal["queued", "unfinished", "window"]
@@ -92,7 +92,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     segment_max_age_ms: int | None = None
     compression: Compression | None = None
     evidence: bool = False
-    """Whether it keeps a Merkle tree (`docs/spec/evidence.md` section 1)."""
+    """True if it keeps a Merkle tree (`docs/spec/evidence.md` section 1)."""
     keep_per_tag: int = 0
     null_ttl_ms: int = 86_400_000
 
@@ -164,8 +164,7 @@ class RecordIn(msgspec.Struct, gc=False):
 
 
 class UniqueJob(NamedTuple):
-    """What a record says about its unique key (`topics.queue.unique_keys.digest_of`). `window_ms` is 0 without a
-    window."""
+    """The unique key of a record (`topics.queue.unique_keys.digest_of`). `window_ms` is 0 without a window."""
 
     digest: bytes
     scope: Scope
@@ -173,9 +172,8 @@ class UniqueJob(NamedTuple):
 
 
 class JobFields(NamedTuple):
-    """What the records of an append say about the jobs that they are, column by column: delays (ms) and times (epoch
-    ms), 0 for none, priorities, and unique keys, None if no record has one. `first` names the first field that there
-    is."""
+    """The job fields of the records of an append, column by column: delays (ms) and times (epoch ms), 0 for none,
+    priorities, and unique keys, None if no record has one. `first` names the first field that there is."""
 
     first: str
     delays: list[int]
@@ -207,8 +205,9 @@ class Fence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Conditions(NamedTuple):
-    """What must hold in the step in which an append or a commit of stages gets its seqs (`docs/spec/consumers.md`
-    section 1). `tag_seqs` are the expected seqs of the newest live records by tag, 0 for none."""
+    """The conditions of an append or a commit of stages, judged in the step in which it gets its seqs
+    (`docs/spec/consumers.md` section 1). `tag_seqs` are the expected seqs of the newest live records by tag, 0 for
+    none."""
 
     head_seq: int | None = None
     tag_seqs: Mapping[str, int] = {}
@@ -366,8 +365,8 @@ class ConsumerPatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The PUT of a group, checked. `start` counts at its creation only. What is UNSET stays as it is; with a `filter`
-    of None the group has none. Of `terms` only the fields that a group has are set."""
+    """The PUT of a group, checked. `start` counts at its creation only. Fields that are UNSET do not change; with a
+    `filter` of None the group has none. Of `terms` only the fields that a group has are set."""
 
     start: ConsumerStart
     terms: TopicConfigPatch
@@ -454,8 +453,8 @@ class ScheduleState(msgspec.Struct, kw_only=True):
 
 
 class ConsumerRead(msgspec.Struct, kw_only=True):
-    """What a read is told of the consumer that it is for: what is finished, and whether what is returned counts as
-    finished before it is sent."""
+    """The part of a read that concerns its consumer: the position that is finished, and whether the returned records
+    count as finished before they are sent."""
 
     consumer: str
     commit_seq: int | None = None
@@ -498,8 +497,8 @@ class WatchStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to watch, with its limits applied (`docs/spec/api.md` section 8). `nodes` are the writers whose records are
-    left out."""
+    """The topics to watch, with the limits applied (`docs/spec/api.md` section 8). `nodes` are the writers whose
+    records are left out."""
 
     topics: dict[str, WatchStart]
     prefixes: dict[str, WatchStart] = {}
@@ -518,12 +517,12 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     touch: bool = True
     """Delivery counts as a use of the topics, which raises their automatic priority."""
     filter: Filter | None = None
-    """What the records of all topics must match."""
+    """The filter that the records of all topics must match."""
     filters: Mapping[str, tuple[Filter, ...]] = {}
-    """What the records of single topics must match besides, all of it: the filter of the topic in the request, and that
-    of its consumer."""
+    """Filters that the records of single topics must all match besides: that of the topic in the request, and that of
+    its consumer."""
     prefix_filters: Mapping[str, tuple[Filter, ...]] = {}
-    """What the records of the topics of single prefixes must match besides."""
+    """Filters that the records of the topics of single prefixes must match besides."""
 
 
 class WatchedTopic(msgspec.Struct, kw_only=True):

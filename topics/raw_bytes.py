@@ -8,7 +8,7 @@ BASE64 has the alphabet of RFC 4648 section 4, with padding, and no bits that me
 returns. Any other JSON is JSON, also if it differs by a blank. So the bytes and the type determine the data, and the
 data determines them.
 
-Pure: no event loop, no I/O. What takes long for large values has a version that yields between steps.
+Pure: no event loop, no I/O. Functions that take long for large values have a version that yields between steps.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _normal: Final = re.compile(rf"{_KIND}(?:;[!#$%&'*+.^_`|~0-9a-z-]+=(?:{_TOKEN}|{
 
 
 def is_raw_kind(header: str) -> bool:
-    """Return True if a `Content-Type` names a type of raw bytes, whatever its parameters are."""
+    """Return True if a `Content-Type` names a type of raw bytes, with any parameters."""
     return _kind.fullmatch(header.partition(";")[0].strip(" \t").lower()) is not None
 
 
@@ -73,7 +73,7 @@ def normal_type(header: str) -> str | None:
     """Return the normal form of a `Content-Type`: names in lower case, no blanks around `;`, no empty parameters. None
     if it is no type of raw bytes, is malformed, or has more than `MAX_TYPE` characters.
 
-    What is returned has only visible ASCII and blanks, so it can be sent as a header.
+    The returned text has only visible ASCII and blanks, so it can be sent as a header.
     """
     if len(header) > _MAX_HEADER or not is_raw_kind(header):
         return None

@@ -2,8 +2,8 @@
 
 All connections of a measurement are driven by one epoll loop in this process. Every record carries its number; it was
 *sent* just before its request was written, *acked* when the answer was read, and *delivered* to a watcher when the last
-byte of its frame was read. A producer writes by the clock, whatever has been answered or delivered (an open loop), so
-that what is slow cannot slow down what it is measured with.
+byte of its frame was read. A producer writes by the clock and waits for no answer or delivery (an open loop), so that
+slow answers cannot slow down their own measurement.
 
 The same client drives the servers of `benchmarks.fanout`, which do nothing but answer and pass on: what is measured
 there is the client, the kernel and the two cores.

@@ -243,7 +243,7 @@ def _latency(bench: Bench, daemon: DaemonProcess) -> list[Figure]:
 
 
 PAUSE_S = 0.008
-"""Before each append: whoever waits does so by then, and the daemon has nothing to do."""
+"""A pause before each append (s): after it every claim waits, and the daemon has nothing to do."""
 
 
 class Waiter(ABC):

@@ -62,8 +62,8 @@ def run(bench: Bench) -> list[Figure]:
 
 
 def start_references(bench: Bench) -> list[Figure]:
-    """What every start takes, whatever it finds, with compiled modules; the last figure is that of an empty
-    directory."""
+    """The time that every start takes for its processes and modules, which are compiled. The last figure is that of an
+    empty directory."""
     # As an installer does it. Where `PYTHONDONTWRITEBYTECODE` is set, each start would compile 260 modules again.
     compileall.compile_dir(Path(topics.__file__).parent, quiet=2)
     imports, empty = bench.repeat(_import, warm_up=1), bench.repeat(_empty_start, bench, warm_up=1)

@@ -229,7 +229,8 @@ def _beside_bulk(bench: Bench) -> list[Figure]:
 
 
 def _beside_reclaim(bench: Bench, pool: ProcessPoolExecutor) -> list[Figure]:
-    """The reclaimer works for as long as there is something to give back, whatever time it is asked to take."""
+    """The reclaimer works for as long as there are bytes to give back; the time that it is asked to take does not end
+    it."""
     batches = tagged_batches(50_000 if bench.quick else 200_000)
     with (
         bench.daemon(reclaim_ms=RECLAIM_MS, checkpoint_ms=CHECKPOINT_MS) as daemon,

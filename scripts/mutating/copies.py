@@ -1,8 +1,8 @@
 """Copies of the checkout, each of them broken for one trial at a time.
 
 Responsible for what is in a copy, for its being what Python imports (an editable install of the checkout itself must
-not win), for breaking and mending its files, and for ending whatever a command in it has started. What commands are
-run, and what their end means, is `trial`'s business.
+not win), for breaking and mending its files, and for ending all processes that a command in it has started. `trial`
+chooses the commands and judges their exit codes.
 """
 
 from __future__ import annotations

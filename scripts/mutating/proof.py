@@ -166,7 +166,7 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "topics/http/connections/server.py": ("http/connections/test_lane.py", *SERVER_TESTS),
     "topics/engine/idempotency_keys.py": ("engine/test_idempotency_keys.py",),
     "topics/consumers/consumers.py": ("consumers/test_consumers.py", "engine/consumers/test_consumer_calls.py"),
-    "topics/engine/consumers/consumed.py": (
+    "topics/engine/consumers/consumed_records.py": (
         "engine/consumers/test_consumer_calls.py",
         "engine/groups/test_group_calls.py",
     ),

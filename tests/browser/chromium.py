@@ -96,7 +96,7 @@ class Browser:
         self._answers: dict[int, Any] = {}
         self._unread = b""
         self._socket, theirs = socket.socketpair()
-        # Whatever it keeps beside its profile goes into the same directory.
+        # All files that it keeps beside its profile go into the same directory.
         environ = {name: text for name, text in os.environ.items() if not name.startswith(("XDG_", "DBUS_"))}
         environ |= {"HOME": str(home), "TMPDIR": str(home)}
         with theirs, (home / "log").open("wb") as log:
@@ -206,7 +206,7 @@ class Page:
         answer = self._call("Page.navigate", url=f"{origin}{MOUNT}{name}")
         assert "errorText" not in answer, answer
         self.until("document.readyState === 'complete'")
-        # Whatever the page asks for from now on is none of our business.
+        # Later requests of the page do not concern this class.
         self._let_through()
         assert self.value_of("location.origin") == origin
 

@@ -136,7 +136,8 @@ def test_a_hostile_filter_in_an_address_does_nothing(browser: Browser, client: C
 
 
 EVIL = '<img src=x onerror="globalThis.owned = 1">\u202e\u200b'
-"""Markup, and characters that hide and turn text. Whoever may append, claim or acquire can have it shown to others."""
+"""Markup, and characters that hide and turn text. A caller that may append, claim or acquire can have it shown to
+others."""
 
 SAID = '<img src=x onerror="globalThis.owned = 1">\\u202e\\u200b'
 
@@ -234,7 +235,8 @@ REPLICAS = [
 
 
 def test_what_a_bucket_and_a_daemon_say_is_text(browser: Browser, client: Client) -> None:
-    """Whoever may write to the bucket writes the list of replicas; errors repeat what they are about."""
+    """Anybody who may write to the bucket can write the list of replicas. Errors repeat the names that they are
+    about."""
     nothing = {"epoch": 1, "round": None, "at": None, "lag_ms": None, "heard_ms": None}
     answer = client.get("/v0/storage").json() | {"replicas": [nothing | one for one in REPLICAS]}
     answer["checkpoints"]["error"] = EVIL

@@ -19,7 +19,7 @@ RESET = struct.pack("ii", 1, 0)  # linger for 0 s: closing sends RST, and drops 
 
 
 class Wire:
-    """Carries connections to whatever port `upstream` names at the moment they are made."""
+    """Carries connections to the port that `upstream` names at the moment they are made."""
 
     def __init__(self, upstream: Callable[[], int]) -> None:
         self._upstream = upstream

@@ -1,4 +1,4 @@
-"""A writer that goes on beside the test, whatever becomes of the daemon."""
+"""A writer that goes on beside the test, also while the daemon is away."""
 
 from __future__ import annotations
 

@@ -400,7 +400,7 @@ def cut_copy(fs: SimFs, positions: dict[int, Position]) -> SimFs:
                     file.truncate(offset)
                     file.truncate(max(size, offset))
     if copy.exists(f"{ROOT}/meta/clock"):
-        copy.unlink(f"{ROOT}/meta/clock")  # a copy has none, whoever makes it
+        copy.unlink(f"{ROOT}/meta/clock")  # no tool that makes copies copies this file
     copy.open(f"{ROOT}/{MARK}", create=True).close()
     copy.settle()
     return copy

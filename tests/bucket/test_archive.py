@@ -1,4 +1,4 @@
-"""The archive writes the log to the bucket, whole and in order, whatever the store does."""
+"""The archive writes the log to the bucket, whole and in order, after any faults of the store."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The bytes of rounds, bases, packs and names (`docs/design/bucket.md` section 2): what goes in comes out, and whatever
-else is refused."""
+"""The bytes of rounds, bases, packs and names (`docs/design/bucket.md` section 2): decoding gives the encoded values
+back, and refuses all other bytes."""
 
 from __future__ import annotations
 

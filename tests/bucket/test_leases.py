@@ -1,4 +1,4 @@
-"""Leases: an owner stops before anybody may take the prefix, whatever answers are lost, and however late they are."""
+"""Leases: an owner stops before anybody may take the prefix, also if answers are lost or late."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_a_store_that_does_not_answer_is_told() -> None:
 
 
 def test_what_is_put_by_condition_is_put_whole_and_with_the_conditions_of_http() -> None:
-    """Whatever the variables of the library say."""
+    """Variables of the library do not change that."""
     with answering(412, code("PreconditionFailed")) as (server, _):
         endpoint = f"http://127.0.0.1:{server.server_address[1]}"
         store = S3Server(endpoint).objects("prefix", FAST_S, AWS_CONDITIONAL_PUT="disabled")

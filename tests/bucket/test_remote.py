@@ -35,7 +35,7 @@ def away(op: str, name: str) -> SimFault | None:
 
 
 async def there(objects: SimObjects, name: str) -> list[int]:
-    """The seqs of a topic that the bucket has, whatever happens to the machine."""
+    """The seqs of a topic that the bucket has, and that survive the loss of the machine."""
     rounds = rounds_in(objects.copied())
     while not rounds[-1].head.ends_cut:
         rounds.pop()

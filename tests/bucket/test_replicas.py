@@ -112,7 +112,7 @@ def test_a_standby_that_says_nothing_is_silent_and_then_forgotten() -> None:
             await world.seen()
             world.standby_puts(at=1)
             (_, standby) = await world.seen()
-            assert standby.state == "following", "its announcement has changed: it lives, whatever its clock shows"
+            assert standby.state == "following", "its announcement has changed: it lives, although its clock is wrong"
             await trio.sleep(SILENT_MS / 1000 + 1)
             (_, standby) = await world.seen()
             assert standby.state == "silent"

@@ -1,4 +1,4 @@
-"""Puts are decided whatever answers are lost: the object is the caller's, or the caller is told that it is not."""
+"""Puts are decided also if answers are lost: the object is the caller's, or the caller is told that it is not."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ COLLECTED_MS = 1000
 """What nobody needs goes so long after it was found."""
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 PATIENCE_S = 400.0
-"""Within this time of the simulation a life has to have everything in the bucket, whatever its store has done."""
+"""Within this time of the simulation a life must have everything in the bucket, after any faults of its store."""
 
 Script = Callable[["WholeLife"], Awaitable[None]]
 
@@ -237,7 +237,7 @@ def may_begin_anew(machine: Machine) -> bool:
 
 
 async def goes_on(whole: WholeLife) -> None:
-    """What a start has to be able to do, whatever came before it."""
+    """What every start must be able to do, after any earlier life."""
     life = whole.life
     await life.put("after", durability="fsync")
     await life.append("after", {"n": 1})

@@ -1,4 +1,4 @@
-"""`topics tail`: the last records, and then what comes, whatever happens to the daemon meanwhile."""
+"""`topics tail`: the last records, and then new ones, also after a restart of the daemon."""
 
 from __future__ import annotations
 

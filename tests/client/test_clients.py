@@ -323,7 +323,8 @@ def test_the_environment_says_where_and_with_which_key(
 
 
 def test_whether_the_daemon_answers_is_asked_once(tell: Callable[..., Any]) -> None:
-    """Whoever asks for its health wants to know how it is now, and not half a minute later."""
+    """A caller that asks for the daemon's health wants the present state, not the one after half a minute of
+    retries."""
     refusals = [failure(503, "not_ready", "1")] * 2
     with Script(*refusals) as script:
 
@@ -391,7 +392,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def all_logs() -> Iterator[list[str]]:
-    """Whatever any library logs, however little it matters, with all that it was given."""
+    """All log lines of all libraries, at all levels, with their arguments."""
     lines: list[str] = []
 
     class Keeper(logging.Handler):

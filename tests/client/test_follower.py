@@ -153,7 +153,7 @@ class Daemon:
             self.sessions = {wid: other for wid, other in self.sessions.items() if other is not session}
 
     def send(self, session: Session) -> None:
-        """Put on the wire whatever is deliverable."""
+        """Put all deliverable records on the wire."""
         for name, feed in list(session.feeds.items()):
             topic = self.topics[name]
             while self.send_one(session, name, feed, topic):
@@ -307,7 +307,7 @@ class Network:
 
 
 class Oracle:
-    """What the values of a follower must be, whatever happened on the way."""
+    """The values that a follower must have, after any faults on the way."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon

@@ -16,7 +16,7 @@ ANSWER = bytes(range(256)) * 40
 
 @pytest.fixture
 def answering() -> Iterator[int]:
-    """The port of something that answers whatever it is sent, on each connection, with `ANSWER`."""
+    """The port of a server that answers any bytes, on each connection, with `ANSWER`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -46,7 +46,7 @@ LIMIT = 20
 """Records in a frame: small enough that some come whole before a connection is cut."""
 
 OVERALL_S = 150
-"""Within which whatever a test waits for has come, or it fails."""
+"""How long a test waits before it fails (s)."""
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ class Queue:
         return counts
 
     def has_left(self, *seqs: int) -> None:
-        """Exactly these are still there, whoever holds them, and nothing is told of those that are gone."""
+        """Exactly these jobs are still there, leased or not, and nothing is told of those that are gone."""
         answer = self.client.read(self.topic, limit=1000)
         assert [record["$seq"] for record in answer["records"]] == list(seqs)
         assert (answer["caught_up"], answer["tombstone"]) == (True, None)

@@ -573,7 +573,7 @@ class Events:
         return frames
 
     def rest(self, within_s: float = WITHIN_S) -> tuple[list[Frame], Frame | None]:
-        """Everything up to an end of whatever kind: the frames, and the final error if it could still be read."""
+        """Everything up to an end of any kind: the frames, and the final error if it could still be read."""
         frames: list[Frame] = []
         try:
             while True:
@@ -604,7 +604,7 @@ def connect(
     headers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
     receive_buffer: int | None = None,
 ) -> Events:
-    """Send the GET and return with its answer, whatever it is."""
+    """Send the GET and return with its answer, also with a refusal."""
     pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
     if accept is not None:
         pairs.append(("accept", accept))

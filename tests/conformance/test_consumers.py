@@ -287,7 +287,7 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("script", [CONSUMER, TAKER], ids=["at-least-once", "before"])
 def test_kills_of_the_daemon_and_of_the_consumer(tmp_path: Path, script: str) -> None:
-    """At least once loses no record, and `before` repeats none, whoever is killed."""
+    """At least once loses no record, and `before` repeats none, if the daemon or the consumer is killed."""
     out, topic, sent = tmp_path / "handled", "orders", 0
     with running(tmp_path, port=free_port()) as client:
         daemon = client.daemon

@@ -170,7 +170,7 @@ def test_it_is_gone_in_silence(client: Client, topic: str, dead: str, durability
         assert seqs(answer["records"]) == [seq for seq in (1, 3) if seq > from_seq]
     state = client.state(topic)
     assert (state["head_seq"], state["earliest_seq"]) == (3, 1)
-    # Whoever held it once holds it no more.
+    # The former holder has lost its lease.
     assert ack(client, topic, jobs[1])["skipped"] == [2]
     assert ack(client, topic, jobs[0], jobs[2])["acked"] == 2
 

@@ -61,7 +61,7 @@ def resident_bytes(client: Client) -> int:
 
 @contextmanager
 def unmoved(client: Client) -> Iterator[None]:
-    """Whatever is done meanwhile, the daemon answers afterwards, logs no failure, and keeps no descriptor of it."""
+    """After the body of the `with`, the daemon answers, has logged no failure, and has kept no descriptor."""
     log = client.daemon.root / "log"
     before, files = log.stat().st_size, open_files(client)
     yield

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it stays a value: in files, logs, labels, frames, headers, pages and JSON."""
+"""Any text that a client sends stays a value: in files, logs, labels, frames, headers, pages and JSON."""
 
 from __future__ import annotations
 

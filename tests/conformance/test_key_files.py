@@ -95,7 +95,7 @@ def keyed(started: Keyed) -> Keyed:
 
 
 def ends(events: Events) -> None:
-    """It ends soon, in whatever way, and without another record."""
+    """It ends soon, in any way, and without another record."""
     rest = b""
     with suppress(Cut, Ended):
         while part := events.transport.receive(WITHIN_S):

@@ -1,4 +1,5 @@
-"""The log of a running daemon: whole lines whatever happens, requests that can be found, and what an operator needs."""
+"""The log of a running daemon: whole lines after any event, requests that can be found, and the fields that an operator
+needs."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_a_closed_window_holds_up_who_sends(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_is_short_of_memory_takes_one_request_at_a_time(client: Client) -> None:
-    """Open streams count, whatever they wait for; a connection that has none may have one in any case."""
+    """Open streams count, idle ones too; a connection that has none may have one in any case."""
     poll = "/v0/topics/large/diff?from_seq=1000&wait_ms=30000"
     with ExitStack() as stack:
         first = stack.enter_context(RawConnection(client))

@@ -363,7 +363,7 @@ class WebSocket:
         assert not self.messages, self.messages[0].text[:1000]
 
     def rest(self, within_s: float = WITHIN_S) -> tuple[list[Message], int | None]:
-        """Everything up to an end of whatever kind, and the code with which it was closed, if it was."""
+        """Everything up to an end of any kind, and the code with which it was closed, if it was."""
         messages: list[Message] = []
         try:
             while True:

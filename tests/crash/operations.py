@@ -1,4 +1,4 @@
-"""The table: every operation that writes, whatever feature it is of.
+"""The table: every operation that writes, of all features.
 
 The rows are next to the scripts they run, by what they are about; this is where they come together. A new operation of
 the product is a new row in one of these modules, and `test_table` fails until it is there.

@@ -103,5 +103,5 @@ def ends_of(point: int, *, seeds: int = 1) -> list[tuple[End, int]]:
 
 def judge(operation: Operation, sweep: AnySweep, point: Point, end: End, seed: int) -> None:
     """Recover what a crash there leaves, as often as the sweep does, and check every promise. Fails with an
-    AssertionError, or whatever a recovery has failed with."""
+    AssertionError, or with the exception of a recovery."""
     sweep.judge(point, end, seed, **operation.how(seed + ENDS.index(end)))

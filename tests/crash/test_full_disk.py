@@ -1,6 +1,6 @@
 """A disk that is really full: a small tmpfs, a daemon on it, and the kernel's own "no space left on device".
 
-Whatever was acked stays readable and is there after a SIGKILL, with a reserve (`TOPICS_MIN_FREE_BYTES`) and without;
+All acked records stay readable and are there after a SIGKILL, with a reserve (`TOPICS_MIN_FREE_BYTES`) and without;
 below the reserve only appends are refused (`docs/spec/crash.md` 27); a checkpoint that finds no room harms nothing. Who
 may not mount a file system skips these tests.
 """

@@ -295,7 +295,7 @@ async def repeat(life: Life, oracle: Oracle, shown: Shown) -> None:
 
 
 async def append_everywhere(life: Life) -> None:
-    """To each topic alone, and to all together: the next seqs, whatever there was."""
+    """Append to each topic alone, and to all together: they get the next seqs, in topics of any content."""
     heads = {name: topic.log.head_seq for name, topic in life.engine.registry.topics.items()}
     for name, head in list(heads.items()):
         record = RecordIn(data=msgspec.Raw(b'{"n":0}'))

@@ -54,7 +54,7 @@ def make_cold(daemon: Daemon) -> int:
 
 
 def hang(path: Path) -> Path:
-    """Have whoever opens this file for reading wait for ever. Returns where its content is."""
+    """Make every process that opens this file for reading wait for ever. Returns the path of its content."""
     aside = path.with_name(path.name + ".aside.tmp")
     path.rename(aside)
     os.mkfifo(path, 0o600)
@@ -62,7 +62,7 @@ def hang(path: Path) -> Path:
 
 
 def answer_again(path: Path, aside: Path) -> None:
-    """Let whoever waits for this file go on, and give it its content back."""
+    """Let the processes that wait for this file go on, and give the file its content back."""
     waiting = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # does not wait itself
     aside.rename(path)
     os.close(waiting)

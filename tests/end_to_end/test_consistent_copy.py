@@ -268,8 +268,8 @@ def check(site: Site, before: Known, client: Client) -> None:
 
 
 def only_lost_at_the_end(topic: str, read: Read) -> int:
-    """The last seq of which something is known: behind it, nobody can tell what was acked since. So many seqs are
-    skipped there that none is given out again, whatever the class."""
+    """The last seq of which something is known. Which seqs behind it were acked since is unknown, so a start skips so
+    many that none is given out again, in any class."""
     _, gaps, head = read
     assert head > SKIPPED_SEQS
     lost = [gap for gap in gaps if gap[2] == "lost"]

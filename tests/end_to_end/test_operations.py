@@ -151,7 +151,7 @@ def test_every_metric_that_pages_name_is_exposed() -> None:
 
 
 def words() -> set[str]:
-    """Whatever could be an event in the code."""
+    """All words in the code that could be events."""
     texts = (path.read_text() for path in (ROOT / "topics").rglob("*.py"))
     return {word for text in texts for word in re.findall(r'"([a-z_]+)"', text)}
 

@@ -225,7 +225,7 @@ def check_set_aside(former: Daemon, carried: list[dict[str, Any]], turn: int) ->
 
 @pytest.mark.slow
 def test_a_standby_takes_over_and_the_former_owner_follows(tmp_path: Path) -> None:
-    """Both have the same settings: whoever is first owns the bucket. Then the owner is killed, again and again."""
+    """Both have the same settings: the first one owns the bucket. Then the owner is killed, again and again."""
     (tmp_path / "bucket").mkdir()
     key = tmp_path / "evidence-key.pem"
     key.write_bytes(NoteSigner.generate().to_pem())

@@ -1,4 +1,4 @@
-"""Numbers compare exactly, whatever their size."""
+"""Numbers of any size compare exactly."""
 
 from __future__ import annotations
 

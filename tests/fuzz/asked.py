@@ -106,8 +106,7 @@ def _router(data: bytes) -> None:
 
 
 def _lines(data: bytes) -> None:
-    """An upload: the same batches, whatever the pieces it comes in, and the same records of the fast and of the slow
-    way."""
+    """An upload: the same batches from pieces of any sizes, and the same records of the fast and of the slow way."""
     found = [_batches_of(data, size) for size in (len(data) or 1, 13)]
     assert found[0] == found[1], "batches depend on the pieces"
 

@@ -98,7 +98,7 @@ def _held(jobs: Sequence[Job]) -> HeldRequest:
 
 
 async def _everything(life: Life) -> None:
-    """Whatever writes a frame of its own."""
+    """Do every operation that writes a type of frames of its own."""
     hand, engine = Hand(life), life.engine
     for name in ("ephemeral", "memory", "disk", "fsync"):
         await hand.put(name, durability=name)

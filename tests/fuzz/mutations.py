@@ -147,7 +147,7 @@ def vary_json(data: bytes, where: int, what: int) -> bytes:
 
 def vary_cbor(data: bytes, where: int, what: int) -> bytes:
     """The same of CBOR, and of CBOR in byte strings within it."""
-    with suppress(Exception):  # whatever it is, it is no CBOR that can be written again
+    with suppress(Exception):  # on any error it is no CBOR that can be written again
         return cbor2.dumps(changed(cbor2.loads(data), where, what, STRANGE_CBOR), canonical=True)
     return data
 

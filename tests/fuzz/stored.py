@@ -60,7 +60,7 @@ SETTLED_S: Final = 2.0
 MOST_PAGES: Final = 20
 ENDS: Final[tuple[End, ...]] = ("kill", "drop")
 START_BYTES: Final = 16 << 20
-"""Memory of a start, whatever is on the disk: an engine, and what the simulated disk keeps of it."""
+"""Memory of a start on any disk: an engine, and the bytes that the simulated disk keeps of it."""
 
 
 # ----------------------------------------------------------------- frames of a log
@@ -160,7 +160,7 @@ def _but_for_the_lock(tree: dict[str, bytes | None]) -> dict[str, bytes | None]:
 
 
 def _same_again(world: World, end: End, shown: dict[str, _Shown]) -> None:
-    """Whatever a start has made of the log, a second one makes the same of it."""
+    """A second start makes the same of the log as the first one."""
     again = _start(world.after(end).fs, machines.LOGGED)
     assert again is not None, f"a start after a start that was let in and a {end} is refused"
     for name, topic in again[1].items():
@@ -243,7 +243,7 @@ def _checkpointed(data: bytes) -> None:
 
 
 def _names(data: bytes) -> None:
-    """Names of files, as whoever fills a directory chooses them."""
+    """Names of files, as a stranger who fills a directory chooses them."""
     name = data.decode("utf-8", "surrogateescape")
     parse_wal_name(name)
     parse_segment_file(name)

@@ -22,7 +22,7 @@ from typing import Any, Final
 ADDRESS_SPACE: Final = 1 << 30
 """Bytes that the process may grow by for one input, before it gets no more: a machine is not to be brought down."""
 HANG_S: Final = 60
-"""No input takes a second; whatever takes a minute hangs, on any machine."""
+"""No input takes a second; one that takes a minute hangs, on any machine."""
 
 STATM: Final = Path("/proc/self/statm")
 
@@ -71,7 +71,7 @@ class Target:
 
 
 def try_input(target: Target, data: bytes) -> None:
-    """Give an input to a target: as it is, and mended. Whatever is raised is a finding."""
+    """Give an input to a target: unchanged, and mended. Any exception is a finding."""
     target.take(data)
     if target.mend is not None and (mended := target.mend(data)) != data:
         target.take(mended)

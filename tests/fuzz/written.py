@@ -113,7 +113,7 @@ def _accept(data: bytes) -> None:
 
 
 def _audited(data: bytes) -> None:
-    """A line of the audit log holds whatever a client has sent, and is one line."""
+    """A line of the audit log holds any text that a client has sent, and is one line."""
     half = len(data) // 2
     entry = make_entry(
         now_ms=1,
@@ -134,7 +134,7 @@ def _audited(data: bytes) -> None:
 
 
 def _events(data: bytes) -> None:
-    """The same events, whatever the pieces they come in."""
+    """The same events from pieces of any sizes."""
     found = []
     for size in (len(data) or 1, PIECE):
         decoder = EventDecoder()

@@ -429,7 +429,7 @@ class GroupOrderMachine(RuleBasedStateMachine):
         assert self.group.count(self.log) == len(self.records)
 
     def teardown(self) -> None:
-        """When all is committed and all time has passed, the group finishes every record, whatever `max_unfinished`."""
+        """When all is committed and all time has passed, the group finishes every record, with any `max_unfinished`."""
         if not hasattr(self, "group"):
             return
         while self.in_flight:

@@ -35,7 +35,7 @@ class Slot(NamedTuple):
 
 
 class Disk:
-    """What was written of each seq, whatever segment it is in."""
+    """The bytes that were written of each seq, in any segment."""
 
     def __init__(self) -> None:
         self.slots: dict[int, Slot] = {}

@@ -1,4 +1,4 @@
-"""Records in segment files: the log is what it would be with all of them in memory, whatever happens meanwhile.
+"""Records in segment files: the log shows the same as with all records in memory, after any sequence of operations.
 
 The state machine of `test_topic_log_model` runs again here, on a log that stores its records on a disk made of a dict
 (`stored_logs`).

@@ -98,7 +98,7 @@ class KeyLimitMachine(RuleBasedStateMachine):
         key_limit.MOST_KNOWN = self.most_known  # type: ignore[misc]
         self.most = most
         self.leases.begin_keys(KeyTerms("tag", most) if most else None)
-        # What is on its way counts for its key too, whatever it is.
+        # A job whose claim is on its way counts for its key too.
         self.early = {seq for seq in self.reserved if seq in self.jobs} if most else set()
 
     @property

@@ -307,7 +307,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def call_about_jobs(
         self, call: str, node: str | None, picks: list[int], ids: str, ms: int, late: bool, swept: int | None
     ) -> None:
-        """By `node`, or by whoever holds the first of the jobs."""
+        """By `node`, or by the holder of the first of the jobs."""
         seqs = self.seqs_of(picks)
         node = node or self.model.jobs.get(seqs[0], Job()).node or "a"
         lease_ids = None
@@ -447,7 +447,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3))
     def write_snapshot(self, which: int) -> None:
-        """Whatever has happened since it was taken."""
+        """Events since it was taken do not change it."""
         snapshot = self.snapshots[-1 - which % len(self.snapshots)]
         assert read_dump(snapshot.frozen.dump(), snapshot.taken) == snapshot.model.jobs
 

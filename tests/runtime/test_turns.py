@@ -1,4 +1,4 @@
-"""Turns of bulk work: small requests run between two pieces, whatever the number of bulk clients. Nothing here measures
+"""Turns of bulk work: small requests run between two pieces, beside any number of bulk clients. Nothing here measures
 time: work is a step of the mock clock."""
 
 from __future__ import annotations

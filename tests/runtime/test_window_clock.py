@@ -1,4 +1,4 @@
-"""The clock of windows: how it goes on from life to life, whatever the wall clock is set to."""
+"""The clock of windows: how it goes on from life to life, also if the wall clock is set to another time."""
 
 from __future__ import annotations
 

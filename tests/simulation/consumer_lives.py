@@ -1,8 +1,8 @@
 """Lives of named consumers, crashed everywhere: what a recovery shows of each topic is a prefix of the order of its
 events, and has everything that the topic's class promised (`docs/spec/consumers.md` section 3).
 
-A topic is asked for one thing after the other, so its states are a list. What a call has answered is promised as the
-class says; creations and acquisitions are synced whatever the class, and with them everything before.
+A topic is asked for one thing after the other, so its states are a list. An answer of a call is as durable as the class
+says; creations and acquisitions are synced in every class, and with them everything before.
 """
 
 from __future__ import annotations

@@ -66,8 +66,9 @@ class SimCrash(BaseException):
 class SimHang(BaseException):
     """A call that never returns: raised by the operation that hangs and by every one behind it in the same call.
 
-    Not an `Exception`, because nothing in the call may handle it: a thread that hangs handles nothing. Whoever runs the
-    call (`InlineOffload.attempt`) calls `thaw`; if nobody gives such calls up, it comes through, and the test fails.
+    Not an `Exception`, because nothing in the call may handle it: a thread that hangs handles nothing. The offload that
+    runs the call (`InlineOffload.attempt`) calls `thaw`; if no code gives such calls up, the exception comes through,
+    and the test fails.
     """
 
     def __init__(self, fs: SimFs, op: str) -> None:
@@ -340,7 +341,7 @@ class SimFs:
                     raise _failure(errno.EIO, path)
 
     def _lose(self, file: FileNode, fault: Fault | None) -> None:
-        """What is pending of a file fails to be written: whoever has it open hears of it, and the file system."""
+        """Fail the write of a file's pending bytes: all open handles of the file hear of it, and the file system."""
         file.lose(self._random if fault is not None and fault.keep_some else None)
         self._state.errors.count += 1
 
@@ -545,7 +546,7 @@ class SimFs:
         """Number an operation, and run its body between the crash before it and the crash after it.
 
         A fault's error is raised instead of the body, or after it: with `applied`, and if the body `handles_error`
-        (it then gets the fault, and does whatever a failure leaves behind).
+        (it then gets the fault, and makes the state that the failure leaves behind).
         """
         self._alive()
         op = Op(len(self.ops), name, path, detail, self.mutations if mutates else None)

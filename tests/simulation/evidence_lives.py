@@ -28,7 +28,7 @@ from topics.evidence.record_leaf import record_leaf
 from topics.model import AppendRequest, Performance, ReadRequest, RecordIn, TopicConfigPatch
 from topics.storage.evidence import leaf_files
 from topics.storage.evidence.leaf_hashes import hashed
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.verify import Verification
 from topics.storage.offline.verify_trees import KeptCheckpoint
 

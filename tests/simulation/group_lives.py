@@ -1,8 +1,8 @@
 """Lives of groups, crashed everywhere: what a recovery shows of each topic is a prefix of the order of its events, and
 has everything that was promised (`docs/spec/consumers.md` section 4).
 
-A topic is asked for one thing after the other, so its states are a list. Creations and deletions are synced whatever
-the class, acks are as the class says, claims and nacks are promised nothing.
+A topic is asked for one thing after the other, so its states are a list. Creations and deletions are synced in every
+class, acks are as durable as the class says, and for claims and nacks nothing is promised.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ class Instance(Generic[AskedT]):
         return any(config.cap_records or config.cap_bytes or config.ttl_ms for config in self.configs)
 
     def survives(self, fate: Fate) -> bool:
-        """Whether everything in it survives such an end, whatever becomes known of it."""
+        """Return True if everything in it survives such an end, in every class that it may have now."""
         return self.classes == {"fsync"} or (fate == "kill" and self.classes <= {"disk", "fsync"})
 
     def release(self) -> None:

@@ -91,7 +91,7 @@ async def views_of(engine: Engine) -> dict[str, View]:
 
 
 def canonical(row: Mapping[str, Any]) -> str:
-    """The members of a record as text that compares equal whatever their order."""
+    """The members of a record as text that compares equal for any order of them."""
     return msgspec.json.encode(row, order="sorted").decode()
 
 

@@ -1,4 +1,5 @@
-"""Packing where segments are tiny: whatever is sealed is packed, in the smallest blocks, however little it helps."""
+"""Packing where segments are tiny: every sealed segment is packed, in the smallest blocks, even if that saves no
+bytes."""
 
 from __future__ import annotations
 

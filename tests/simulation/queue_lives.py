@@ -6,8 +6,8 @@ dead-letter topic too.
 
 Each wreck is recovered up to four times. The first time nobody moves anything, so that what the crash has left can be
 judged by itself. The second time it has to be the same, and after a checkpoint and another crash too. Then strangers
-claim whatever they can get, holders end what they hold, time passes, and in the end every queue is empty; the last time
-it still is.
+claim all jobs that they can get, holders end their leases, time passes, and in the end every queue is empty; the last
+time it still is.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Instance(lives.Instance[Asked]):
     def __init__(self, name: str, created: Asked, *, by_daemon: bool = False) -> None:
         super().__init__(name, created)
         self.by_daemon = by_daemon
-        """It may be made, and made again, by whoever appends to it."""
+        """Every append to it may make it, and make it again."""
         self.since = 0
         """When the newest life began that showed it."""
         self.jobs: dict[int, Known] = {}
@@ -306,7 +306,7 @@ class Oracle(lives.Oracle[Asked, Saw, Began, Instance]):
                 Case(self, instance, view, shown, fate, crashed, step).check()
 
     def surely_held(self, name: str, shown: Shown, crashed: int) -> dict[int, Told]:
-        """The leases that hold after a restart, whatever has happened."""
+        """The leases that hold after a restart of any kind."""
         if name not in self.instances or not self.exact:
             return {}
         instance, view = self.instance(name), shown.views[name]

@@ -151,7 +151,7 @@ class TopicModel:
         if "ephemeral" in (config.durability, self.config.durability):
             self.blurred = True
         self.config = config
-        self.evict()  # a tighter cap applies at once, whatever `discard` is
+        self.evict()  # a tighter cap applies at once, with either `discard`
 
     def restart(self, head: int) -> None:
         """The daemon has ended and started; `head` is what it is now."""

@@ -69,7 +69,7 @@ async def soon(work: Work) -> None:
 
 
 async def forever(work: Work) -> None:
-    """As the daemon's tasks do their work, whatever comes of it."""
+    """Do the work again and again as the daemon's tasks do, also after failures."""
     while True:
         try:
             await work()

@@ -501,7 +501,7 @@ def test_a_failed_sync_of_everything_loses_content_and_names() -> None:
     put(fs, "/g", b"new")
     fs.inject(Fault(name="sync_all", error=errno.EIO))
     fs.anchor("/")
-    for _ in range(2):  # it counts for whoever else relies on it
+    for _ in range(2):  # every later caller gets the error too
         with pytest.raises(OSError, match="Input/output error"):
             fs.sync_all("/")
     fs.settle()

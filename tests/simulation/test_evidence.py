@@ -37,7 +37,7 @@ from topics.storage.evidence.leaf_files import HEAD_BYTES, LeafFile, encode_leaf
 from topics.storage.files.file_header import FILE_HEADER_BYTES, decode_file_header
 from topics.storage.files.fs import write_all, write_atomic
 from topics.storage.offline.verify import Verification
-from topics.storage.offline.verify_divided import DividedVerification
+from topics.storage.offline.verify_division import DividedVerification
 from topics.storage.offline.verify_trees import KeptCheckpoint
 from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.packed_format import PACK_MAGIC, decode_pack_header, packed_bytes

@@ -1,4 +1,4 @@
-"""A manifest that is damaged or missing costs nothing, whatever the reclaimer and the relocator have done to the files
+"""A manifest that is damaged or missing costs nothing, also if the reclaimer and the relocator have changed the files
 since the last snapshot: rewritten, emptied, dropped, merged or moved segments."""
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def look(world: World) -> View:
 
 
 def check(script: Script, config: Settings, seed: int = 0) -> None:
-    """Whatever becomes of the manifest, the topic is as it is with it, at each start after that too."""
+    """Without the manifest, or with a damaged one, the topic is the same as with it, at each later start too."""
     world = World(seed, config=config)
 
     async def live(life: Life) -> None:

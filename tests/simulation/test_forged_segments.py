@@ -1,5 +1,5 @@
-"""Records whose tags hold whole segment frames: whatever happens to the frame around them, nobody reads them as
-records, and nothing but the damaged record is given up."""
+"""Records whose tags hold whole segment frames. After any damage to the frame around them, no reader takes them for
+records, and no record but the damaged one is given up."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from tests.simulation.segment_lives import (
 )
 from tests.simulation.world import COLD, ROOT, Life, World, quiet
 from topics.log.span import Span
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.verify import Verification
 from topics.storage.recovery.restored_copy import MARK
 from topics.storage.segments.topic_segments import Segment
@@ -150,7 +150,7 @@ def test_checkpoints_go_on_during_a_hold_and_copies_of_what_it_names_are_as_of_i
             await trio.sleep(1)
             beside.cancel_scope.cancel()
         snapshots = [{path for path in answer.content if SNAPSHOT in path} for answer in answers]
-        assert snapshots[0] == snapshots[1], "whoever copies would think that the hold was over"
+        assert snapshots[0] == snapshots[1], "a tool that copies would think that the hold was over"
 
     assert world.live(script, end="kill")
     assert touched == []

@@ -100,7 +100,7 @@ async def test_the_busy_share_is_what_a_test_says() -> None:
 
 
 def test_a_world_writes_groups_on_the_loop_and_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So whatever a seed crashes or judges knows both ways (`topics.storage.wal.group_writes`)."""
+    """So the crashes of a seed reach both ways (`topics.storage.wal.group_writes`)."""
     perform, write = InlineOffload.perform, ShardLog.write
     inside, groups = [False], {True: 0, False: 0}
 

@@ -1,4 +1,4 @@
-"""Packed segments behind the engine: they read as plain ones do, whatever happens to them, and damage is announced
+"""Packed segments behind the engine: they read as plain ones do, after every operation, and damage is announced
 (`docs/spec/evidence.md` section 2, `docs/spec/crash.md` 29)."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""A `.data` that is shorter than it was: what it does not have any more is announced, not taken for deleted, and the
-start finds it. What was found to be damaged stays announced, whatever is deleted afterwards (`docs/spec/crash.md`
-10)."""
+"""A `.data` that is shorter than it was: the start finds it, and announces the missing records; they are not taken for
+deleted. Damaged records stay announced, also after later deletions (`docs/spec/crash.md` 10)."""
 
 from __future__ import annotations
 

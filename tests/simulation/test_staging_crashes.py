@@ -191,7 +191,7 @@ async def judge(life: Life, known: Known, fate: End, durability: str) -> list[tu
 
 
 async def clear_away(life: Life) -> None:
-    """Whatever the stages have left is of use to nobody."""
+    """Delete everything that the stages have left."""
     for _ in range(3):
         await life.compactor.checkpoint()
         await life.reclaimer.pass_over()

@@ -651,7 +651,7 @@ def places_of(fs: SimFs, kind: FrameType, topic_id: int) -> Iterator[tuple[str, 
 
 
 def test_after_a_start_each_batch_of_a_transaction_has_its_decision_beside_it() -> None:
-    """Whatever the next start still finds, it decides as this one did."""
+    """The next start decides as this one did, with the files that are left."""
     script = Script()
     world = World(11, config=CONFIG)
     wrecks = wrecks_of(world, lambda: len(script), stride=5)
@@ -686,7 +686,7 @@ def test_after_a_start_each_batch_of_a_transaction_has_its_decision_beside_it() 
 
 
 def test_no_replay_begins_behind_a_transaction_in_doubt() -> None:
-    """Whatever else a checkpoint may pass over: a shard must not look as if it never had the batch."""
+    """A checkpoint may pass over other frames, but a shard must not look as if it never had the batch."""
     world = World(7, config=CONFIG)
 
     async def live(life: Life) -> None:

@@ -1,5 +1,5 @@
-"""Transactions that do not count, in a log of which salvage gives up a range: no part of them comes back, whatever the
-range held (`docs/design/transactions.md` section 3)."""
+"""Transactions that do not count, in a log of which salvage gives up a range: no part of them comes back, with any
+frames in that range (`docs/design/transactions.md` section 3)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Lives of whatever a topic keeps beside its records, crashed everywhere: what a recovery shows of each topic is a
-prefix of the order of its events, and has everything that was promised.
+"""Lives of the states that a topic keeps beside its records, crashed everywhere. The state that a recovery shows of
+each topic is that after a prefix of its events, and has everything that was promised.
 
 A topic is asked for one thing after the other, so its states are a list. Subclasses say which state a topic shows, and
 which events a fate cannot undo.

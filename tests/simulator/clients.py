@@ -446,7 +446,7 @@ class Clients(ChangeSteps, ConsumerSteps, GroupSteps, ScheduleSteps):
         await self._say(actor, what, "extend")
 
     async def do_stale(self, actor: str, what: Mapping[str, Any]) -> None:
-        """Ack what was claimed long ago, whoever holds it now."""
+        """Ack jobs that were claimed long ago, and that others may hold now."""
         await self._say(actor, {**what, "which": 0.0, "count": 1}, "ack")
 
     async def _say(self, actor: str, what: Mapping[str, Any], kind: str) -> None:

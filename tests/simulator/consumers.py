@@ -6,8 +6,8 @@ is the states that the consumer has had, in order, and which of the calls withou
 answer leaves those worlds in which the call has happened, once, between its being asked and its answer, with that
 outcome. If none is left, no order explains what clients were told.
 
-States that no end can bring back any more are forgotten: what somebody was told is as durable as the class of the topic
-says, and what is synced whatever the class takes along what came before it. A restart shows one of the others.
+States that no end can bring back any more are forgotten: an answer is as durable as the class of the topic says, and a
+change that is synced in every class makes all earlier ones durable too. A restart shows one of the others.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Call:
     ends: bool = False
     """It may end the consumer."""
     synced: bool = False
-    """What it changes is synced whatever the class."""
+    """Its change is synced in every class."""
     after: Call | None = None
     """It happens after that one."""
     puts: bool = False

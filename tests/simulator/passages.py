@@ -24,7 +24,8 @@ from topics.model import Performance, ReadRequest
 
 
 def surely_lets_through(truth: Truth, instance: Instance, seq: int, filters: Filters) -> bool:
-    """Whether all of them match the record that is known to be at `seq`, whatever a router may have left out of it."""
+    """Return True if all filters match the record that is known to be at `seq`, also if a router has left out its tag
+    or node."""
     number = instance.at.get(seq)
     if number is None or number not in truth.batch_of:
         return False

@@ -116,7 +116,7 @@ class Shown:
 
 
 def run(plan: Plan) -> Figures:
-    """Run a plan. Raises `Broken`, or whatever the daemon has raised that it should not have."""
+    """Run a plan. Raises `Broken`, or the exception that the daemon should not have raised."""
     with tiny_blocks():
         return _Run(plan).run()
 

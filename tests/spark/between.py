@@ -55,7 +55,7 @@ def _nothing(_: Exchange) -> None:
 
 
 class Between:
-    """Listens from `with` to its end and forwards to whatever `port()` says at the moment.
+    """Listens from `with` to its end and forwards to the port that `port()` returns at the moment.
 
     `asked` is called before a request goes on, `answered` before its answer does; both in the thread of that
     connection, which waits for them. `asked` may raise Refused, which is the answer then. An answer goes nowhere if

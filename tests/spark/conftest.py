@@ -61,7 +61,7 @@ def settings_of_a_session(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session. Whoever changes its configuration restores it."""
+    """The session. A test that changes its configuration restores it."""
     root = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")

@@ -1,5 +1,5 @@
-"""Archiving: what a run takes, how it gets into the archive whole and once whatever ends the process, what counts as
-loss, and that nothing is deleted that is not there."""
+"""Archiving: which records a run takes; that they get into the archive whole and once, after any end of the process;
+what counts as loss; and that no record is deleted that is not in the archive."""
 
 from __future__ import annotations
 

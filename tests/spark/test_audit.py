@@ -27,7 +27,7 @@ from topics.storage.evidence.leaf_files import BLOCK_LEAVES, HEAD_BYTES, encode_
 from topics.storage.files.file_header import FILE_HEADER_BYTES, decode_file_header
 from topics.storage.files.fs import OsFs
 from topics.storage.offline.verify import Verification
-from topics.storage.offline.verify_divided import SegmentWork
+from topics.storage.offline.verify_division import SegmentWork
 from topics.storage.offline.verify_trees import LeafWork
 from topics.storage.segments.segment_format import TRAILER_BYTES, digests
 

@@ -1,4 +1,4 @@
-"""Whatever is repeated, on one machine or on several: each row is in the topic once.
+"""Each row is in the topic once, also if tasks or batches are repeated, on one machine or on several.
 
 What is killed for it is in `test_kills`; here Spark itself repeats, because it was told to or because it does not know
 that something was done.

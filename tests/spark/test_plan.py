@@ -99,7 +99,7 @@ def test_a_share_is_never_too_much_and_never_too_little(backlogs: Mapping[str, i
 
 
 def fair(backlogs: Mapping[str, int], counts: Mapping[str, int]) -> bool:
-    """Whoever has less than another by more than one has all that it needs."""
+    """Return True if every topic that has less than another one, by more than one, has all that it needs."""
     most = max(counts.values())
     return all(counts.get(topic, 0) >= most - 1 or counts.get(topic, 0) == need for topic, need in backlogs.items())
 

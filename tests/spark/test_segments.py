@@ -1,5 +1,5 @@
-"""The reader of files (`path`) shows what the reader over REST shows, as of a checkpoint: whatever a topic has been
-through, while a daemon works on the directory, after it was killed, and from a copy or the cold directory alone."""
+"""The reader of files (`path`) shows what the reader over REST shows, as of a checkpoint: topics with any history,
+while a daemon works on the directory, after it was killed, and from a copy or the cold directory alone."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_a_cold_file_that_is_missing_is_an_error(left: Path) -> None:
 
 
 def test_a_record_that_was_flagged_and_is_not_any_more_is_an_error(left: Path) -> None:
-    """What was deleted never comes back, whatever the options are."""
+    """Deleted records never come back, with any options."""
     segment, rows = one_with_deleted(left)
     i = next(i for i, flag in enumerate(rows.delete_flag) if flag == DELETED_FLAG and rows.seq[i] >= segment.start)
     put(segment, rows.offset[i] + rows.frame_len[i] - 1, LIVE_FLAG)

@@ -1,4 +1,4 @@
-"""The audit log: whole lines, each before its answer, whatever the disk does."""
+"""The audit log: whole lines, each before its answer, also if the disk fails."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MAX_KEYS: Final = 1000
 
 
 class Scope(Flag):
-    """What a key may do. No scope implies another."""
+    """The rights of a key. No scope implies another."""
 
     READ = 1
     WRITE = 2

@@ -248,7 +248,7 @@ class BucketSegments:
         return self.windows.read(wanted, file.size, offset, length, get)
 
     def _mend(self, topic_id: int, name: str) -> None:
-        """Make a pointer anew that is missing or damaged, if a base has what it has said. Only here: whoever reads the
+        """Make a pointer anew that is missing or damaged, if a base has its content. Only here: a task that reads the
         bucket may wait for it. Raises OSError if the bucket does not answer."""
         found = parse_segment_file(name)
         if found is None or (topic_id, first := found[0]) in self._known:

@@ -2,9 +2,9 @@
 
     magic 8 bytes | length of the header u32, little-endian | header (CBOR) | body | SHA-256 of everything before
 
-The hash finds every changed bit and every cut. It is no signature: whoever may write to the bucket can make an object
-that verifies. So headers and bodies are taken as bytes that an adversary may have chosen: nothing is inflated beyond
-the size that its reader expects, and every value is checked before anything computes with it.
+The hash finds every changed bit and every cut. It is no signature: anybody who may write to the bucket can make an
+object that verifies. So headers and bodies are taken as bytes that an adversary may have chosen: nothing is inflated
+beyond the size that its reader expects, and every value is checked before anything computes with it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PROGRAM: Final = "topics"
 COMPLETE_VARIABLE: Final = "_TOPICS_COMPLETE"
-"""What a shell sets that asks for completions (`topics.cli.completion`)."""
+"""The variable that a shell sets to ask for completions (`topics.cli.completion`)."""
 DEFAULT_URL: Final = "http://127.0.0.1:4000"
 MAX_TOKEN_BYTES: Final = 4096
 
@@ -163,7 +163,7 @@ def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str
     try:
         with connect(ctx.ensure_object(CommandOptions), timeout_s=0.4) as client:
             return [topic.topic for topic in client.list(prefix=incomplete).topics]
-    except Exception:  # whatever it is, the shell's prompt is no place to say it
+    except Exception:  # any error: the shell's prompt is no place to report it
         return []
 
 

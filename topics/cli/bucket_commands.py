@@ -1,7 +1,7 @@
 """`topics restore` and `topics bucket status|ls|verify|gc`: what can be done with a bucket without a daemon
 (`docs/spec/bucket.md` section 5).
 
-Responsible for options, progress and what is printed; `topics.bucket` does the work. A bucket is only read.
+Responsible for options, progress and output; `topics.bucket` does the work. A bucket is only read.
 
 Exit codes: 0; 1 for an object that is missing or wrong, and if `verify` has found one; 2 for a command line or a target
 that cannot be; 3 without the bucket; 4 without the right to read it; 6 if the store does not answer.
@@ -334,7 +334,7 @@ def _stays(brought: TopicSelection | None, name: str) -> bool:
 
 
 def _reader(url: str) -> BucketReader:
-    """What reads the bucket at a URL. Exits if the URL, or a variable of the provider, cannot be used."""
+    """Return a reader of the bucket at a URL. Exits if the URL, or a variable of the provider, cannot be used."""
     from topics.bucket.offline.bucket_reader import BucketReader  # noqa: PLC0415
 
     return BucketReader(_opened(url)[1])

@@ -1,7 +1,7 @@
 """`topics evidence ...`: checkpoints, proofs in files, and checking them (`docs/spec/evidence.md` section 1).
 
-`check` needs neither a daemon nor a network, and believes nothing in the file: it is for whoever does not trust the
-daemon, and has its key from elsewhere.
+`check` needs neither a daemon nor a network, and believes nothing in the file: it is for people who do not trust the
+daemon, and have its key from elsewhere.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def check(
 
 
 def _encoded(proof: ProofFile) -> bytes:
-    """Return the bytes of a proof that `check` will find good, whoever has signed it. Raises CommandFailure."""
+    """Return the bytes of a proof that `check` will find good, with any signer. Raises CommandFailure."""
     from topics.evidence.proof_file import MAX_FILE_BYTES, check_paths, encode_proof  # noqa: PLC0415
     from topics.evidence.proofs import BadProof  # noqa: PLC0415
     from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415

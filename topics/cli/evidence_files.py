@@ -35,7 +35,7 @@ class KeptFile(NamedTuple):
 
 
 class CheckedFile(NamedTuple):
-    """A file, and what it proves by itself; or what is wrong with it."""
+    """A file, and what it proves by itself; or the problem that it has."""
 
     path: str
     proven: Proven | None
@@ -138,7 +138,7 @@ class Comparison:
         return [f"{file.path}: {line}" for line in lines]
 
     def _problem(self, proven: Proven) -> str | None:
-        """Return what is wrong with a file beside others."""
+        """Return the problem of a file beside others."""
         head = proven.checkpoint
         for one in (head, *([proven.earlier] if proven.earlier is not None else [])):
             if contradiction := self._claims.contradiction(one):

@@ -70,7 +70,7 @@ class CommandOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What runs for each job: a line that is split into words, or a line for the shell."""
+    """The command that runs for each job: a line that is split into words, or a line for the shell."""
 
     line: str
     shell: bool

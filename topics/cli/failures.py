@@ -1,4 +1,4 @@
-"""What a command says, and what it exits with, when it does not succeed.
+"""The messages and exit codes of commands that do not succeed.
 
 Responsible for one line on stderr and for the exit code of every failure; where in a command line it is caught is
 `topics.cli.app`'s business. No line holds a traceback or a token.

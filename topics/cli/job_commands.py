@@ -88,7 +88,7 @@ def _row(job: ListedJob) -> tuple[str, ...]:
 
 
 def job_document(job: ListedJob) -> dict[str, Any]:
-    """A job as the interface shows it: what it does not have is not there."""
+    """A job as the interface shows it: without the fields that it does not have."""
     facts = {
         "$seq": job.seq,
         "state": job.state,
@@ -159,7 +159,7 @@ def cancel(
     yes: bool,
     group: str | None,
 ) -> None:
-    """Delete jobs, whoever holds them: those with these seqs, or those that match --filter.
+    """Delete jobs, leased ones too: those with these seqs, or those that match --filter.
 
     With --group the group has finished the records, which stay. On a terminal it asks first. Jobs that are about to
     move to the dead letters are skipped, which is not a failure.

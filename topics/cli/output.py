@@ -1,4 +1,4 @@
-"""What commands print: tables, JSON documents, NDJSON lines, figures for people, progress bars.
+"""The output of commands: tables, JSON documents, NDJSON lines, figures for people, progress bars.
 
 On a terminal a table is drawn by rich, which is loaded only then; anywhere else it is aligned text. Nothing that comes
 from a topic reaches a terminal with control characters in it (`printable`). Results go to stdout, progress and

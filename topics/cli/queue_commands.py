@@ -1,6 +1,6 @@
 """`topics queue`: the jobs of a queue, claimed and settled one by one, or worked off by a command.
 
-Responsible for options and what is printed. How a job's command is run, and when that ends, is the business of
+Responsible for options and output. How a job's command is run, and when that ends, is the business of
 `topics.cli.exec_jobs`.
 """
 
@@ -197,7 +197,7 @@ def claim(
 
 
 def _job_document(job: Job) -> dict[str, Any]:
-    """A job as the interface shows it: what it does not have is not there."""
+    """A job as the interface shows it: without the fields that it does not have."""
     facts = {
         "$seq": job.seq,
         "lease_id": job.lease_id,
@@ -545,9 +545,9 @@ def work(
     Exit code 0 acks the job. After any other the job is delivered again, later each time, up to the max_deliveries of
     the queue. A job may be done twice, if a worker dies or is cut off from the daemon for longer than a lease.
 
-    Where the topic or the group has `completed`, the result is null; with --results it is what the command prints on
-    its standard output (up to the daemon's TOPICS_MAX_RECORD_BYTES, at most 8 MiB; beyond, the job has failed): the
-    same JSON if it is valid JSON, otherwise its text without the last newline, null if it prints nothing.
+    Where the topic or the group has `completed`, the result is null. With --results it is the standard output of the
+    command: the same JSON if it is valid JSON, otherwise its text without the last newline, null if it is empty. A job
+    with more output than the daemon's TOPICS_MAX_RECORD_BYTES (at most 8 MiB) has failed.
 
     A command that cannot be run (with --shell: exit codes 126 and 127) ends the worker. Ctrl-C or SIGTERM: no new jobs,
     and the end when those that run are done. A second time: they are killed and given back. A third time: the end at

@@ -286,10 +286,9 @@ def tail(
     Lines are those of `topics read`; with several topics or --prefix they begin with the name of the topic ("topic" in
     NDJSON). With -f nothing is missed or repeated between the last records and the new ones, nor when the connection
     breaks or the daemon restarts: it goes on by itself, and says so on stderr. A topic that is deleted has a line that
-    says so ({"$deleted": ...} in NDJSON); when none is left the exit code is 3, but with --prefix, which goes on with
-    topics that are made later, from their first record. With --create a topic that is not
-    there yet is shown from its first record on once somebody has made it; without, it is not found (3). Ctrl-C ends it
-    with 0.
+    says so ({"$deleted": ...} in NDJSON). When no topic is left the exit code is 3; with --prefix the command goes on
+    with topics that are made later, from their first record. With --create a topic that is not there yet is shown from
+    its first record on once somebody has made it; without, it is not found (3). Ctrl-C ends it with 0.
     """
     if sum((last_n is not None, from_seq is not None, from_start)) > 1:
         raise click.UsageError("Only one of -n, --from-seq and --from-start can be given.")

@@ -83,7 +83,7 @@ def _settings(command: Command) -> Command:
                 "--guarantee",
                 type=click.Choice(["at_least_once", "exactly_once"]),
                 help="exactly_once: where several routers lead to the dest, it takes each record once. A single one "
-                "copies nothing twice, whatever this says.  [at_least_once]",
+                "copies nothing twice with either value.  [at_least_once]",
             ),
         )
     ):

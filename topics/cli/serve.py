@@ -77,8 +77,8 @@ def _serve(standby: bool, **flags: str | None) -> None:
         if setting.secret:
             os.environ.pop(setting.variable, None)
     # Imported here so that --help and a refused start need neither Trio nor hypercorn. structlog loads rich, if it is
-    # there, for tracebacks that the log has in a form of its own. What is imported stays, so it is no time to look for
-    # garbage.
+    # there, for tracebacks that the log has in a form of its own. Imported modules stay, so a collection of garbage now
+    # would find none.
     with withheld("rich"), building():
         from topics.telemetry.logs import setup_logging  # noqa: PLC0415
 

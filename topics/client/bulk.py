@@ -23,7 +23,7 @@ from topics.client.streams.lines import LineDecoder
 
 LINES: Final = calls.LINES
 ARROW: Final = "application/vnd.apache.arrow.stream"
-"""What an export can be asked for as. The daemon has Arrow where pyarrow is installed."""
+"""The media types of exports. The daemon offers Arrow if pyarrow is installed."""
 
 STEP: Final = 20_000
 """Seqs of one stream of an export that may find nothing for long. The daemon looks at 160,000 records a second or more,

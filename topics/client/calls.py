@@ -5,8 +5,8 @@ holds the request, the type of the answer, and whether the call may be repeated 
 functions are the methods of both clients, with their parameters and docstrings.
 
 The functions raise only TypeError or ValueError, for values that JSON cannot express. As methods of a client they raise
-a TopicsError as well: NotFound where a topic or router does not exist, Conflict where its state forbids the call,
-BadRequest for a parameter that the daemon refuses, and those that every call can raise (`topics.client.errors`).
+a TopicsError as well. They raise NotFound if a topic or router does not exist, Conflict if its state forbids the call,
+BadRequest for a parameter that the daemon refuses, and the errors that every call can raise (`topics.client.errors`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def router_path(router: str) -> str:
 
 
 Filter = Sequence[object] | str
-"""What records must match: a list as the interface takes it, such as `["tag", "Eq", "eu"]`, or its JSON."""
+"""The condition that records must match: a list as the interface takes it, such as `["tag", "Eq", "eu"]`, or its
+JSON."""
 
 
 def target(path: str, **parameters: object) -> str:
@@ -329,7 +330,7 @@ def transaction(
     appends: Iterable[NewAppend], *, idempotency_key: str | None = AUTO
 ) -> ClientCall[results.TransactionCommitted]:
     """Append to 2 to 32 different topics: all records are stored, or none (`docs/spec/consumers.md` section 1). Returns
-    when all are synced, whatever the `durability` of the topics; readers see all of them from the same moment on.
+    when all are synced, in topics of any `durability`; readers see all of them from the same moment on.
 
     The first topic remembers the `idempotency_key` for its `idempotency_window_ms`, apart from the keys of appends; by
     default each call has a new key. With None there is no key, and a transaction whose outcome is unknown is not
@@ -633,10 +634,10 @@ def nack(
     dead: bool = False,
     group: str | None = None,
 ) -> ClientCall[results.Nacked]:
-    """Give jobs back. They become ready again after `delay_ms`, by default as `retry` of the topic says; those that
-    have been given out `max_deliveries` times go to the dead-letter topic instead, if there is one, and with `dead`
-    they all do, now. `error`, at most 4 KiB, is kept as their last one. With `count=False` it is as if they had not
-    been given out this time. `lease_ids` and `skipped` are as in `ack`."""
+    """Give jobs back. They become ready again after `delay_ms`, by default as `retry` of the topic says. Jobs that have
+    been given out `max_deliveries` times go to the dead-letter topic instead, if there is one. With `dead` all of them
+    go there now. `error`, at most 4 KiB, is kept as their last one. With `count=False` it is as if they had not been
+    given out this time. `lease_ids` and `skipped` are as in `ack`."""
     said = {"delay_ms": delay_ms, "error": error, "count": None if count else False, "dead": dead or None}
     return ClientCall(
         method="POST",

@@ -1,12 +1,13 @@
-"""The state of a program that consumes a topic under a name: what it has in hand, what is finished, who owns it.
+"""The state of a program that consumes a topic under a name: its unfinished records, its position, its lease.
 
 Pure: no I/O, no clock. The clients drive it: they `take` values until there is none to be had, make `next_call`, and
 pass the outcome to `answered` or `failed`. At the end they make the `closing_calls`.
 
-A value counts as finished when the next one is taken. What is finished is committed with the next read, and in between
-at most `COMMIT_S` after the last commit. The program owns its consumer by a lease that it renews between values; when
-it has lost the consumer to another owner, it drops what it has in hand, waits until it has the consumer again, and goes
-on where that is then. So every record is handled at least once, and no two programs commit under one name.
+A value counts as finished when the next one is taken. The next read commits the finished values; if there is none for
+`COMMIT_S` after the last commit, a commit of its own does. The program owns its consumer by a lease that it renews
+between values; when it has lost the consumer to another owner, it drops its unfinished values, waits until it has the
+consumer again, and goes on where that is then. So every record is handled at least once, and no two programs commit
+under one name.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ def consume(
     """The records of a topic, one after the other and without end, from where the named consumer is. A consumer that
     does not exist is created and begins at `from_`.
 
-    A record is finished when the next one is asked for, and is not given out again after that is committed, which
-    happens at once or a second later; whoever ends the iteration before that gets it again the next time. Where records
+    A record is finished when the next one is asked for, and is not given out again once that is committed, at once or a
+    second later. A program that ends the iteration before the commit gets the record again the next time. Where records
     are gone that nobody has deleted, a Tombstone stands in their place. Iterators of one consumer take turns: only one
     gets records at a time, the others wait until it ends, or until its lease of `lease_ms` runs out because it is gone.
     A record should be handled well within that time. `owner` names this program; the default is a name that nobody else
     has.
 
-    With `filter` only records come that match; the daemon keeps it with the consumer. Without one those come that match
-    what the consumer has; `"null"` takes that away. What does not match counts as finished.
+    With `filter` only records come that match; the daemon keeps the filter with the consumer. Without it, the filter
+    that the consumer has applies; `"null"` takes that away. Records that do not match count as finished.
 
     A restart of the daemon is survived for as long as `retry` allows. Raises NotFound where there is no such topic, or
     when the consumer is deleted meanwhile. A topic that is made again is read from its beginning.
@@ -95,13 +96,13 @@ class Consumption:
         self._renew_at = 0.0
         self._commit_at = 0.0
         self._values: deque[tuple[int, Record | Tombstone]] = deque()
-        """What is in hand, each with the seq that is finished with it."""
+        """Values that were read and not yet taken, each with the seq that is finished with it."""
         self._taken = 0
         """Finished with the value that was taken last; 0 if none was."""
         self._done: int | None = None
         """Finished, but not committed as far as is known."""
         self._asked = ""
-        """What the last call was."""
+        """The kind of the last call."""
         self._began = 0.0
         """When it began."""
 

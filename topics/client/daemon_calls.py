@@ -48,7 +48,7 @@ def checkpoint(*, hold_ms: int = 0) -> ClientCall[results.Checkpoint]:
 
 
 def key() -> ClientCall[daemon_results.KeyRights]:
-    """What the key of this client may do; without keys everybody may do everything."""
+    """The rights of this client's key; without keys everybody may do everything."""
     return ClientCall(method="GET", target="/v0/key", answer=daemon_results.KeyRights, repeatable=True)
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class KeyRights(Struct, kw_only=True):
-    """What a key may do. `prefixes` are the beginnings of the names that it covers; none: every name."""
+    """The rights of a key. `prefixes` are the beginnings of the names that it covers; none: every name."""
 
     key: str
     has_keys: bool
@@ -56,7 +56,7 @@ class LoadLatency(Struct, kw_only=True):
 
 
 class LoadLatencies(Struct, kw_only=True):
-    """What took how long in the last seconds; None where nothing happened."""
+    """Durations of the last seconds, by kind of work; None for a kind that did not occur."""
 
     append: LoadLatency | None
     delivery: LoadLatency | None
@@ -65,7 +65,7 @@ class LoadLatencies(Struct, kw_only=True):
 
 
 class LoadPressure(Struct, kw_only=True):
-    """How pressed the daemon is, 0 to 1, and what it does about that."""
+    """How pressed the daemon is, 0 to 1, and its measures against that."""
 
     value: float
     coalesce_ms: float
@@ -102,7 +102,7 @@ class LoadDisk(Struct, kw_only=True):
 
 
 class Load(Struct, kw_only=True):
-    """What the daemon does now. `rates` is None in its first second."""
+    """The present load of the daemon. `rates` is None in its first second."""
 
     ts: int
     version: str

@@ -14,12 +14,12 @@ import msgspec
 class TopicsError(Exception):
     """A call has failed, at the daemon or on the way to it.
 
-    What is no TopicsError: TypeError and ValueError for wrong arguments, RuntimeError for a closed client, and
+    Not TopicsError, but raised too: TypeError and ValueError for wrong arguments, RuntimeError for a closed client, and
     TimeoutError where a caller waits for a producer with a timeout.
     """
 
     code: str = "error"
-    """What has failed, for programs: a code of `docs/spec/api.md` section 1, or one of the client's own."""
+    """The kind of the failure, for programs: a code of `docs/spec/api.md` section 1, or one of the client's own."""
     detail: dict[str, Any]
     """Facts about the failure, such as the topic; empty unless the daemon has sent some."""
     retry_after: float | None = None

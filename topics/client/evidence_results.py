@@ -12,7 +12,7 @@ class Evidence(Struct, kw_only=True):
     topic: str
     epoch: int
     origin: str
-    """The name of the log, for those who keep checkpoints."""
+    """The name of the log, for auditors who keep checkpoints."""
     start_seq: int
     size: int
     root: str

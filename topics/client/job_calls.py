@@ -61,7 +61,7 @@ def cancel_jobs(
     state: Literal["ready", "in_flight", "delayed"] | None = None,
     group: str | None = None,
 ) -> ClientCall[JobCounts]:
-    """Delete jobs, whoever holds them; with `group` the group has finished the records, which stay. Those of `seqs`, or
+    """Delete jobs, leased ones too; with `group` the group has finished the records, which stay. Those of `seqs`, or
     those that match `filter`; one of the two is needed. `state`: only those in this state."""
     return _change(topic, "cancel", seqs, filter, state, group)
 

@@ -33,7 +33,7 @@ class Pages(Protocol[T_co]):
         ...
 
     def values(self, page: Any) -> Iterable[T_co]:
-        """What a page holds. Take all of it before `next_call`."""
+        """Return the values of a page. Take all of them before `next_call`."""
         ...
 
 

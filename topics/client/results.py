@@ -379,7 +379,7 @@ class Staged(Struct, kw_only=True):
 
 
 class MemberAppended(Struct, kw_only=True):
-    """What a transaction has appended to one of its topics: the seqs `first_seq` to `last_seq`."""
+    """The records that a transaction has appended to one of its topics: the seqs `first_seq` to `last_seq`."""
 
     topic: str
     first_seq: int
@@ -655,7 +655,7 @@ class ScheduleState(Struct, kw_only=True):
     schedule: str
     topic: str
     record: Any
-    """What it appends: a dict with `data`, and with `tag`, `node` and `meta` if it has them."""
+    """The record that it appends: a dict with `data`, and with `tag`, `node` and `meta` if it has them."""
     cron: str | None
     every_ms: int | None
     time_zone: str

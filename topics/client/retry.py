@@ -46,9 +46,9 @@ class Retry:
     """The bound of all waits, except for those that the daemon asks for."""
 
     def wait(self, attempt: int, error: TopicsError, rng: Random) -> float:
-        """How long to wait after failure number `attempt` (from 1), in seconds: at random between half of a bound that
-        doubles each time and the bound, and at least as long as the daemon has asked for. 0 if another daemon is to be
-        asked (`topics.client.daemon_choice`)."""
+        """How long to wait after failure number `attempt` (from 1), in seconds. The wait is at random between a bound
+        and half of it, where the bound doubles each time, and at least as long as the daemon has asked for. 0 if
+        another daemon is to be asked (`topics.client.daemon_choice`)."""
         if error.elsewhere:
             return 0.0
         bound = min(self.longest_wait, self.first_wait * 2 ** min(attempt - 1, 20))

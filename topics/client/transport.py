@@ -1,4 +1,4 @@
-"""What both clients have in common: the connection's settings, the request of a call, the meaning of an answer.
+"""The common part of both clients: the connection's settings, the request of a call, the meaning of an answer.
 
 Responsible for turning a `ClientCall` into the arguments of httpx, and httpx's answers and failures into results and
 errors. It opens no connection and waits for nothing: that is left to `topics.client.sync` and

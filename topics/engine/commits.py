@@ -1,10 +1,10 @@
 """How a decided change gets into its shard: check that the shard is writable and has room, queue it, measure it.
 
-Also how a client waits for a change of a topic, stage or router, its own (`wait_begun`) or another one that is in its
-way (`settled`, `wait_for`): as long as it takes, but not for a disk that has no room (`topics.storage.wal.stall`). The
-change itself goes on waiting, because its frames may still be written.
+Also the waits of a client for a change of a topic, stage or router: its own change (`wait_begun`), or another one that
+is in its way (`settled`, `wait_for`). A client waits as long as the change takes, but not for a disk that has no room
+(`topics.storage.wal.stall`). The change itself goes on waiting, because its frames may still be written.
 
-Used by everything that writes. What a change consists of is decided by `topics.engine.operations.append`,
+Used by everything that writes. The content of a change is decided by `topics.engine.operations.append`,
 `topics.engine.operations.delete` and `topics.engine.operations.topic_lifecycle`; what happens to a queued commit is
 described in `topics.engine.topic` and `topics.storage.wal.shard_writer`.
 """
@@ -209,8 +209,8 @@ class Commits:
 
 
 class Creation:
-    """The creation of a topic or stage: others wait for its end, and then look whether it exists. Whoever carries it
-    out must call `begin`, and set `ended` at last."""
+    """The creation of a topic or stage: other calls wait for its end, and then check whether the topic exists. The call
+    that carries it out must call `begin`, and set `ended` at last."""
 
     __slots__ = ("_writer", "ended")
 

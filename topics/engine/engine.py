@@ -1,13 +1,13 @@
 """The engine: its parts put together, and its life from recovery to drain.
 
-Whoever wants something of it asks the part. Each call is what `docs/spec/` says of it, and raises `ApiError` for what
-a client should see:
+Callers ask the parts. Each call does what `docs/spec/` says of it, and raises `ApiError` for errors that a client
+should see:
 
     topic_lifecycle  topics created, reconfigured, deleted      topic_states  the state of a topic, the list
     appends          one append: seqs, frames, publication      deletions     one deletion of records
     reads            one diff and its long poll                 backward_reads the newest records below a seq
                                                                 exports       all of a range, slice by slice
-    stages           stages, and appends to them                stage_commits what was staged, published
+    stages           stages, and appends to them                stage_commits publication of staged records
     transactions     appends to several topics, all or none
     routers          routers created, deleted; catching up      forwarding    who forwards for them
     queues           the calls of a queue                       watching      sessions and streams, live
@@ -15,10 +15,10 @@ a client should see:
     schedules        records appended by the clock              firings       the task that appends them
     groups           groups of a log                            redrives      dead letters back to their queues
     evidence         checkpoints and proofs
-    registry         which topics there are, totals, the clock  keys          idempotency keys over all topics
-    ceilings         reserves of seqs                           loader        what is not in memory
-    store            the shards and their files                 metrics       figures for whoever scrapes
-    compactor, reclaimer, relocator, length_check, governor, delivery: what runs by itself
+    registry         all topics, totals, the clock              keys          idempotency keys over all topics
+    ceilings         reserves of seqs                           loader        columns and records from disk
+    store            the shards and their files                 metrics       figures for scrapes
+    compactor, reclaimer, relocator, length_check, governor, delivery: these run by themselves
 
 What a topic's state means is `topics.log`'s business, how bytes reach the disk is `topics.storage`'s. Between two
 awaits the loop is the lock: seqs are assigned and frames queued without one in between.
@@ -37,11 +37,11 @@ import trio
 from topics.config import Settings
 from topics.engine.ceilings import Ceilings
 from topics.engine.commits import Commits
-from topics.engine.consumers.consumed import ConsumedTopics
+from topics.engine.consumers.consumed_records import ConsumedTopics
 from topics.engine.consumers.consumer_calls import ConsumerCalls
 from topics.engine.consumers.consumer_commits import ConsumerCommits
 from topics.engine.consumers.consumer_reads import ConsumerReads
-from topics.engine.consumers.unused import UnusedConsumers
+from topics.engine.consumers.unused_consumers import UnusedConsumers
 from topics.engine.delivery.topic_delivery import TopicDelivery
 from topics.engine.delivery.watch_sessions import WatchSessions
 from topics.engine.engine_metrics import EngineMetrics
@@ -171,7 +171,7 @@ class Engine:
         self._make_evidence()
 
     def _make_records(self) -> None:
-        """Topics, and what is done to their records."""
+        """Make the calls on topics and on their records."""
         settings, registry, commits, loader = self.settings, self.registry, self._commits, self.loader
         self.ceilings = Ceilings(self.clock, registry, commits, self.store.right)
         self.tables = TopicTables(
@@ -268,7 +268,7 @@ class Engine:
         self.governor = Governor(self._scheduler, controls)
 
     def _make_maintenance(self) -> FileHolds:
-        """What keeps the files in order."""
+        """Make the parts that keep the files in order."""
         settings, registry, offload = self.settings, self.registry, self._offload
         self.length_check = LengthCheck(self.loader.spans, registry.by_id, registry.account, offload)
         checkpoints = TopicCheckpoints(
@@ -349,7 +349,7 @@ class Engine:
         self.letter_moves, self.dead_jobs, self.redrives = jobs.letter_moves, jobs.dead_jobs, jobs.redrives
 
     def _make_answers(self) -> None:
-        """What only looks at topics."""
+        """Make the parts that only look at topics."""
         registry, loader, catch_up = self.registry, self.loader, self.routers.catch_up
         self.reach = Reach(registry, self.status, self.store.right)
         self.reads = Reads(self.settings, self.status, registry, loader, self.reach, catch_up=catch_up)
@@ -476,7 +476,7 @@ class Engine:
 
     async def quiesce(self) -> None:
         """Wait until nothing is on its way on any topic (after `start_draining`), changes whose client has gone
-        included. What waits for a bucket that is away is not waited for: the next start archives it."""
+        included. Changes that wait for a bucket that is away are not waited for: the next start archives them."""
         if self.store.round_waits.is_away:
             self.registry.common.leaves_in_doubt = True
             self.store.round_waits.fail(
@@ -518,7 +518,7 @@ class Engine:
         self.length_check.pending = self.store.unchecked
         await self.evidence.compare_keys()
 
-    # -- what is scheduled -------------------------------------------------------------------------------------------
+    # -- scheduled work ----------------------------------------------------------------------------------------------
 
     def _priority_of(self, item: Topic | Fanout[Any]) -> int:
         """Effective priority; that of routers is one band lower under pressure, but not so low as to be paused."""
@@ -559,7 +559,7 @@ class Engine:
 
     def expire_unused(self) -> None:
         """Called every second: drop stages and consumers that nobody uses, forget commits and transactions whose window
-        is over, delete what is consumed, and records with data null after their time."""
+        is over, delete consumed records, and records with data null after their time."""
         self.stages.expire()
         self.stage_commits.expire()
         self.transactions.expire()

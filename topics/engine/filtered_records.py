@@ -3,8 +3,8 @@
 Theory of operation. If a filter can only match records with certain tags (`Filter.tags`), a read does not look at all
 records, but walks from one such record to the next (`TagWalk`). Tags of recent records are in memory
 (`topics.log.topic_tags`), those of old ones in the `.tags` files of their segments, which the loader reads. It is not
-asked for those of segments that are known to have none of the tags. The index has postings of dead records too, so
-whoever walks asks the log whether a seq is live.
+asked for those of segments that are known to have none of the tags. The index has postings of dead records too, so a
+walk asks the log whether a seq is live.
 
 Finding the next seq costs a step for each tag that matches. A prefix may have so many tags that it is cheaper to look
 at the records themselves. Which of the two it is depends on how dense the matching records are, which nobody knows. So
@@ -38,8 +38,8 @@ MOST_TAGS: Final = 10_000
 
 MOST_PASSED: Final = 4096
 _PASS_COST: Final = 12
-"""What a read may pass in one step of the segments that have none of its tags: a segment counts as so many tags, and as
-those that it was asked for. Some 2 ms."""
+"""A read passes segments that have none of its tags, worth `MOST_PASSED` tags in one step (some 2 ms). A segment counts
+as `_PASS_COST` tags, and as the tags that it was asked for."""
 
 _MOST_SEQS: Final = 4096
 """The index is asked for at most so many seqs at a time."""
@@ -123,13 +123,13 @@ class TagWalk:
         self._keys = [] if prefixes else [key_of(match.pattern.encode()) for match in matches]
         """The keys of the tags in directories; empty if directories cannot rule tags out (prefixes)."""
         self._passed = 0
-        """What was passed since the last pause or wait."""
+        """The cost of the records and segments that were passed since the last pause or wait."""
         self._first, self._known_to = 1, 0
         """The window, both ends inclusive."""
         self._seqs: array[int] | None = None
         """The seqs of the window to visit, ascending; None for all seqs of the window."""
         self._known_from = 0
-        """From where on the topic has its tags in memory. What the walk knows is forgotten when that changes."""
+        """From which seq on the topic has its tags in memory. When that changes, the walk forgets what it knows."""
         self._asked = True
         """True if the window comes from the index."""
         self._empty = (1, 0)

@@ -1,4 +1,4 @@
-"""What a pending commit will do to the tags of its topic."""
+"""The effects of a pending commit on the tags of its topic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 
 class Foreseen:
-    """What a pending commit will do to the tags of its topic: conditions are judged as if it were published."""
+    """The effects of a pending commit on the tags of its topic: conditions are judged as if it were published."""
 
     __slots__ = ("floor", "newest", "removes", "tags")
 
@@ -21,7 +21,7 @@ class Foreseen:
         self.floor = floor
         """Records below it are evicted."""
         self.removes = removes
-        """Whether it deletes a published record, by seq; None if it deletes none."""
+        """Returns True if it deletes a published record, by seq; None if it deletes none."""
         self.newest: dict[str | None, int] | None = None
         """The newest record with each tag, of this commit and those before it; published ones may be among them. Made
         when conditions are judged, and then kept with the newest commit that has tags; None for others."""

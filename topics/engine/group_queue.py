@@ -29,7 +29,7 @@ from topics.storage.snapshots.group_dump import FrozenGroups
 
 MOST_PASSED: Final = 256
 """Records that the front of the log passes before a group that nobody uses is told of them. Each append to a full log
-moves the front; those of 100 groups took 2 ms. Whoever reads or changes a group has its floor moved before."""
+moves the front; those of 100 groups took 2 ms. A call that reads or changes a group moves its floor first."""
 
 
 def group_not_found(topic: str, group: str) -> ApiError:
@@ -62,7 +62,7 @@ class GroupQueue(JobQueue):
         return self.state.terms
 
     def ready(self, log: TopicLog) -> int:
-        """Return how many records it has not finished and nobody holds; what was not looked at counts."""
+        """Return how many records it has not finished and nobody holds; records that were not looked at count."""
         return self.state.ready(log)
 
     def fresh(self, log: TopicLog) -> NextLive:
@@ -112,7 +112,8 @@ class GroupQueue(JobQueue):
 
     def decide_cancel(self, seqs: Sequence[int]) -> LeaseDecision[AckEvent]:
         """The same. Fresh records are finished only as far as there is room for what that leaves to remember: the
-        others are `busy`, because what is finished side by side takes little room, or skipped if there is none."""
+        others are `busy`, because records that are finished side by side take little room, or skipped if there is
+        none."""
         room = max(self.state.room, 0)
         fresh = [seq for seq in seqs if not self.leases.is_kept(seq)]
         if len(fresh) <= room:
@@ -152,7 +153,8 @@ class GroupQueue(JobQueue):
         self._freed(self.state.lost(first, last, live_among))
 
     def catch_up(self, log: TopicLog) -> None:
-        """Move the floor over what is gone, as far as columns are in memory. If that is not all, it `is_behind`."""
+        """Move the floor over records that are gone, as far as columns are in memory. If there may be more, it
+        `is_behind`."""
         with suppress(NotLoaded):
             self.advance(log)
 

@@ -2,7 +2,7 @@
 hold jobs.
 
 Every change of the projection (`topics.queue.leases`) goes through here, so that a stream is told of every job that it
-no longer holds, for whatever reason. Nothing here waits or writes to the log: that is the business of
+no longer holds, for any reason. Nothing here waits or writes to the log: that is the business of
 `topics.engine.queues.queue_calls`.
 """
 
@@ -194,7 +194,7 @@ class JobQueue:
 
     @property
     def wanted(self) -> Filter | None:
-        """What records have to match to be jobs here; None for all."""
+        """The filter that records must match to be jobs here; None for all."""
         return None
 
     def is_unfinished(self, seq: int) -> bool:

@@ -1,9 +1,10 @@
 """`Reach`: whether a standby has got as far as a reader has (`docs/spec/bucket.md` section 6).
 
-A reader may know more than a standby: it has read from the owner, or from another standby. What it knows and this
-daemon does not is yet to come here, so the reader waits for it, and is then told `503 behind`: never that the topic was
-recreated, or does not exist. On an owner nothing here ever waits. One that has lost its lease is as a standby that
-follows nothing: what it does not know has come to its successor, so it answers `503 not_owner` at once.
+A reader may know more than a standby: it has read from the owner, or from another standby. Records that it knows and
+this daemon does not are yet to come here, so the reader waits for them, and is then told `503 behind`: never that the
+topic was recreated, or does not exist. On an owner nothing here ever waits. An owner that has lost its lease is like a
+standby that follows nothing: its successor has the records that it does not know, so it answers `503 not_owner` at
+once.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ MOST_RUNS: Final = 500
 
 
 class RecordRequest(NamedTuple):
-    """The records that a reader wants. `limit` counts records, `max_bytes` their JSON; at least one record is given
-    whatever its size. `nodes` are the writers to leave out, `match` is the condition on tags."""
+    """The records that a reader wants. `limit` counts records, `max_bytes` their JSON; at least one record is given, of
+    any size. `nodes` are the writers to leave out, `match` is the condition on tags."""
 
     limit: int
     max_bytes: int
@@ -57,7 +57,7 @@ class RecordRequest(NamedTuple):
     separator: bytes = b","
     """One byte, between the records of a piece."""
     filter: Filter | None = None
-    """What the records must match besides."""
+    """The filter that the records must match besides."""
     runs: bool = False
     """True for records as runs, from which columns can be made; the projection must be the default one then."""
 
@@ -97,7 +97,7 @@ class PauseNeeded(Enum):
 
 
 Need = ColumnsNeeded | RecordsNeeded | TagsNeeded | PauseNeeded | trio.Event
-"""What a read waits for. An event is the topic's `working`."""
+"""The things that a read may wait for. An event is the topic's `working`."""
 
 
 class Collector:

@@ -22,7 +22,7 @@ BLOCK_RECORDS: Final = 1000
 """A batch becomes blocks of at most so many records."""
 
 RECORD_BYTES: Final = 100
-"""What a record costs in frames and blocks beside its bytes, in bytes that take as long."""
+"""The cost of a record's frame and its place in a block, in bytes of records that take as long."""
 
 COMMIT_TURN_BYTES: Final = 64 << 10
 """Cost (bytes) of a batch from which on its commit takes a turn. A smaller one is committed in the step in which it was

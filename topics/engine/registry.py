@@ -40,7 +40,7 @@ forgotten."""
 
 
 class DeletedTopic(NamedTuple):
-    """What is remembered of a deleted topic."""
+    """The facts that are remembered of a deleted topic."""
 
     name: str
     head_seq: int
@@ -91,12 +91,12 @@ class EngineStatus:
         """The refusal while the daemon waits for the bucket of another owner; None otherwise."""
         self.started_ms = started_ms
         self.following: Callable[[], StandbyFigures] | None = None
-        """On a standby, what it follows and how far; None on an owner."""
+        """On a standby, which owner it follows and how far it is; None on an owner."""
         self.next_cut = trio.Event()
         """On a standby, set and replaced when a cut is applied."""
 
     def note_cut(self) -> None:
-        """A cut is applied: let those look who wait for what is in it."""
+        """A cut is applied: wake the calls that wait for its content."""
         event, self.next_cut = self.next_cut, trio.Event()
         event.set()
 
@@ -157,7 +157,7 @@ class Registry:
 
     @property
     def traffic(self) -> Traffic:
-        """What has come in and gone out since the start."""
+        """Records and bytes that have come in and gone out since the start."""
         return self.common.traffic
 
     @property
@@ -320,7 +320,7 @@ class Registry:
         return known if deleted is None else deleted.head_seq
 
     def deleted_topic(self, topic_id: int) -> DeletedTopic | None:
-        """Return what is remembered of a deleted topic; None if it was deleted too long ago, or was not."""
+        """Return the facts that are remembered of a deleted topic; None if it was deleted too long ago, or was not."""
         return self._deleted.get(topic_id)
 
     def account(self, topic: Topic) -> None:

@@ -1,7 +1,7 @@
 """Makes live topics of what recovery has found: in slices, before requests are served (`docs/spec/crash.md`).
 
 Responsible for copying every part of a recovered topic to the live one, and for removing files that belong to no topic.
-`topics.storage.recovery` decides what is on disk and what of it counts.
+`topics.storage.recovery` decides which frames are on disk and which of them count.
 """
 
 from __future__ import annotations

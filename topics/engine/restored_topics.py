@@ -23,7 +23,7 @@ AT_ONCE: Final = 256
 
 
 class KeptTopics(NamedTuple):
-    """What there is when the others are deleted, and how many of them there were."""
+    """The topics that are left when the others are deleted, and how many were deleted."""
 
     topics: int
     deleted_topics: int

@@ -52,7 +52,7 @@ Leans = Sequence[tuple[int, LogPosition]]
 
 
 class HeldBy(Protocol):
-    """What holds a commit up that could be published."""
+    """The holder of a commit that could be published otherwise."""
 
     def set(self) -> None:
         """The commit could be published now. May be repeated."""
@@ -60,7 +60,7 @@ class HeldBy(Protocol):
 
 
 class CommitPoint(IntEnum):
-    """What a commit waits for before it may be published and acked."""
+    """The point that a commit must reach before it may be published and acked."""
 
     HANDED = 0
     WRITTEN = 1
@@ -154,21 +154,22 @@ class Topic:
         self.unwritten: deque[Commit] | None = None
         """Published before they were written (`memory`), oldest first."""
         self.on_disk = DiskState()
-        """What log and snapshots have of it."""
+        """The parts of it that log and snapshots have."""
         self.segment_set: SegmentSet | None = None
         """Its segments, once it has one."""
         self.barrier: trio.Event | None = None
-        """Set while the topic is reconfigured or deleted: whoever wants to change it waits, then looks it up again."""
+        """Set while the topic is reconfigured or deleted: a call that would change the topic waits, then looks it up
+        again."""
         self.working: trio.Event | None = None
         """Set while a large deletion is worked off in slices, or while columns are loaded that the next commit needs:
         reads of this topic wait, so that nobody sees half of it."""
         self.after_fetch: Callable[[], Any] | None = None
         self.changed: trio.Event | None = None
-        """Made by whoever waits for the next change; set and forgotten by the change."""
+        """The first caller that waits for the next change makes this event; the change sets and forgets it."""
         self.audience: Audience[Any] | None = None
         """Who watches it or polls it, if anybody does."""
         self.copies: CopyTable | None = None
-        """What is known of its copies that are not in its segments yet."""
+        """Its copies that are not in its segments yet."""
         self.incoming: dict[str, Router] | None = None
         """The routers that feed it, by name."""
         self.origins: OriginSet | None = None
@@ -216,7 +217,7 @@ class Topic:
 
     @property
     def ephemeral(self) -> bool:
-        """Whether its records are in memory only."""
+        """Return True if its records are in memory only."""
         return self.config.durability == "ephemeral"
 
     @property
@@ -244,7 +245,7 @@ class Topic:
         return not self.pending and not self.unwritten
 
     def wake(self) -> None:
-        """Tell those who wait for a change: what is at work on the topic at once, readers when it is the topic's
+        """Tell all that wait for a change: tasks that work on the topic at once, readers when it is the topic's
         turn."""
         self.tell_workers()
         if self.audience is not None and self.audience.news() and self.common.news is not None:
@@ -252,7 +253,7 @@ class Topic:
         self.wake_routers()
 
     def wake_routers(self) -> None:
-        """Tell those who forward from it that there may be more."""
+        """Tell the routers from it that there may be more records."""
         fanout = self.fanout
         if fanout is not None:
             fanout.behind = False
@@ -260,7 +261,7 @@ class Topic:
                 self.common.news(fanout)
 
     def tell_workers(self) -> None:
-        """Tell what is at work on the topic of a change that no reader sees."""
+        """Tell the tasks that work on the topic of a change that no reader sees."""
         if self.changed is not None:
             self.changed.set()
             self.changed = None
@@ -360,8 +361,8 @@ class Topic:
             self.copies = None
 
     def note_synced(self, last_seq: int, leans: Leans = ()) -> None:
-        """A sync has covered what was written up to `last_seq`. Copies count only when the bytes they are made of are
-        on disk as well (`docs/spec/crash.md` 16): until then neither they nor what follows."""
+        """A sync has covered the records up to `last_seq`. Copies count only when the bytes they are made of are on
+        disk as well (`docs/spec/crash.md` 16): until then neither they nor what follows."""
         is_synced = self.common.is_synced
         missing = [lean for lean in leans if is_synced is not None and not is_synced(*lean)]
         if not missing and not self.lagging:
@@ -406,14 +407,14 @@ class Topic:
             self.tell_of_sync()
 
     def tell_of_sync(self) -> None:
-        """More is on disk, or in the bucket: news for those who want only that."""
+        """More is on disk, or in the bucket: tell the readers that want only such records."""
         if self.audience is not None and self.audience.strong:
             self.wake()
         elif self.fanout is not None and self.fanout.behind:
             self.wake_routers()
 
     def settle(self) -> None:
-        """Publish what is ready, in order; what needs columns that are not in memory waits for them."""
+        """Publish the ready commits, in order. A commit that needs columns that are not in memory waits for them."""
         pending = self.pending
         while pending and pending[0].ready and self.working is None:
             if pending[0].held is not None:
@@ -429,7 +430,7 @@ class Topic:
         self.wake()
 
     def unsettled(self) -> trio.Event | None:
-        """What to wait for before the topic shows all that the disk holds of it; None if it does."""
+        """The event to wait for before the topic shows all that the disk holds of it; None if it does already."""
         if self.working is not None:
             return self.working
         return self.pending[0].done if self.pending and self.pending[0].ready else None
@@ -489,7 +490,8 @@ class ConsumerCommit(NamedTuple):
 
 
 class Fanout(Generic[F]):
-    """What forwards from one topic, scheduled by itself: routers may be lowered while watchers are not."""
+    """The routers from one topic, scheduled by themselves: their priority may be lowered while that of watchers is
+    not."""
 
     __slots__ = ("audience", "behind", "id", "topic")
 
@@ -497,7 +499,7 @@ class Fanout(Generic[F]):
         self.topic = topic
         self.id = -topic.id  # not that of its topic, which may wait beside it
         self.behind = False
-        """Some wait for what is published to be written or synced."""
+        """Some readers wait until published records are written or synced."""
         self.audience: Audience[F] = Audience()
 
     def __hash__(self) -> int:
@@ -579,20 +581,21 @@ class Commit:
         self.wants_archive = commit_point is CommitPoint.ARCHIVED or (self.wants_sync and topic.is_remote)
         self.commit_point = commit_point = min(commit_point, CommitPoint.SYNCED)  # whose sync is told later then
         self.apply = apply
-        """Called once, in order, at the commit point; what it returns is the result."""
+        """Called once, in order, at the commit point; its return value is the result."""
         self.on_fail: Callable[[], None] | None = None
         self.needs: Callable[[], tuple[Span, ...]] | None = None
-        """What has to be loaded before `apply` can be called."""
+        """Returns the spans that must be loaded before `apply` can be called."""
         self.held: HeldBy | None = None
-        """Set when it could be published; whoever holds it up then finishes something, puts None here and settles."""
+        """The holder of the commit, if it may not be published yet. `set` tells the holder that the commit could be
+        published; the holder then finishes its work, puts None here and settles."""
         self.forwards = False
-        """Whether a router has made it, and nobody waits for it."""
+        """True if a router has made it, so no client waits for it."""
         self.deletes = False
-        """Whether it takes records away."""
+        """True if it removes records."""
         self.foreseen: Foreseen | None = None
-        """What it will do to the tags of its topic, if it is an append, a copy or a deletion that does anything."""
+        """Its effects on the tags of its topic, if it is an append, a copy or a deletion that has any."""
         self.patient = False
-        """Whether nobody minds if it is written a little later."""
+        """True if it has no waiters, so it may be written a little later."""
         self.leans: Leans = ()
         """Where the bytes end that its copies are made of."""
         self.leaves: Leaves | None = None
@@ -614,8 +617,8 @@ class Commit:
         self.error: ApiError | None = None
         self.delayed: ApiError | None = None
         self.answerable: trio.Event | None = None
-        """What its client waits for in `answer`: set when it is done, or delayed. A cancel scope around the wait would
-        cost five times as much."""
+        """The event that its client waits for in `answer`: set when the commit is done, or delayed. A cancel scope
+        around the wait would cost five times as much."""
         self.result: Any = None
         self.done = trio.Event()
         self._clock_ns = clock_ns
@@ -672,7 +675,7 @@ class Commit:
             topic.tell_of_sync()
 
     def also_on_fail(self, call: Callable[[], None]) -> None:
-        """Call `call` if the commit fails, behind what is called already."""
+        """Call `call` if the commit fails, after the earlier calls of this kind."""
         before = self.on_fail
 
         def on_fail() -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TopicTotals:
-    """What is kept over all topics by the topics and commits themselves."""
+    """Totals over all topics, which the topics and commits keep themselves."""
 
     __slots__ = (
         "_steps",
@@ -39,7 +39,7 @@ class TopicTotals:
 
     def __init__(self) -> None:
         self.traffic = Traffic()
-        """What has come in and gone out since the start."""
+        """Records and bytes that have come in and gone out since the start."""
         self.bytes_on_the_way = 0
         """Of commits that have been decided and not published yet."""
         self.committed_ns = 0
@@ -68,15 +68,15 @@ class TopicTotals:
         self.unarchived: dict[Topic, None] | None = None
         """Topics with seqs that no cut of the log for the bucket has yet; None without a bucket."""
         self._steps: deque[Callable[[], Any]] | None = None
-        """What `in_turn` has yet to do, while it does something."""
+        """The steps that `in_turn` has yet to do, while it does one."""
         self.is_synced: Callable[[int, LogPosition], bool] | None = None
-        """Whether the disk holds a shard's log up to a position."""
+        """Returns True if the disk holds a shard's log up to a position."""
         self.when_synced: Callable[[int, Callable[[], None]], None] | None = None
         """Calls back when what a shard has written by now is on disk."""
 
     def in_turn(self, step: Callable[[], Any]) -> None:
-        """Do something now that may lead to more of its kind. What it leads to is done behind it, before the outermost
-        call returns, and not within it: the end of one transaction can be the end of thousands."""
+        """Do a step now that may lead to further steps. These are done behind it, before the outermost call returns,
+        and not within it: the end of one transaction can be the end of thousands."""
         if self._steps is not None:
             self._steps.append(step)
             return

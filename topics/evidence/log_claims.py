@@ -1,9 +1,9 @@
 """What several files say of logs, compared: no two of them may have different roots for one size of one log, and a log
 that was seen before must be the beginning of the log that is shown now.
 
-One signed checkpoint proves nothing about another one. Whoever has the key can sign two logs of one name; only a
-consistency proof, or the same size, shows that two checkpoints are of one log. Pure: whoever adds a checkpoint or a
-proof has verified it.
+One signed checkpoint proves nothing about another one. The owner of the key can sign two logs of one name; only a
+consistency proof, or the same size, shows that two checkpoints are of one log. Pure: the caller verifies a checkpoint
+or a proof before it adds it.
 """
 
 from __future__ import annotations

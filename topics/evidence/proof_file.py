@@ -32,7 +32,7 @@ MAX_HASHES: Final = 128
 """Hashes of a proof at most: a tree has fewer than 2^64 leaves."""
 
 MAX_FILE_BYTES: Final = 256 << 20
-"""A longer file is none of a proof: whoever checks a file from a stranger must not need memory without a bound."""
+"""A longer file is no proof: a check of a file from a stranger must not need memory without a bound."""
 
 _MAX_U64: Final = 2**64 - 1
 
@@ -116,7 +116,7 @@ def check_proof(proof: ProofFile, key: VerifierKey) -> Proven:
 
 
 def check_paths(proof: ProofFile) -> Proven:
-    """Return what a file proves to somebody who believes its checkpoints, whoever has signed them. Raises
+    """Return what a file proves to somebody who believes its checkpoints. This call checks no signatures. Raises
     BadSignedNote, BadProof."""
     checkpoint = SignedCheckpoint.parse(proof.checkpoint).checkpoint
     origin = LogOrigin.parse(checkpoint.origin)

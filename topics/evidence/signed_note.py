@@ -46,7 +46,7 @@ class BadSignedNote(ValueError):
 
 
 class VerifierKey(NamedTuple):
-    """Whoever has it can check what the signer with the same key has signed."""
+    """The public half of a signer's key: it checks what that signer has signed."""
 
     name: str
     public: bytes

@@ -1,4 +1,4 @@
-"""Comparing JSON numbers exactly, as they are written: no rounding, whatever their size.
+"""Comparing JSON numbers exactly, as they are written: numbers of any size are not rounded.
 
 A number becomes a key: its sign, the power of ten of its first digit, and its digits. Keys of numbers compare as the
 numbers do. Making a key takes time in proportion to the text, also for `1e999999999`.

@@ -1,7 +1,7 @@
-"""What a group has finished: a floor, and runs of seqs above it.
+"""The seqs that a group has finished: a floor, and runs of seqs above it.
 
 Every seq up to the floor is finished. The runs are disjoint, do not touch one another or the floor, and are kept sorted
-by their first seqs. So a group that works in order has one number, whatever the length of its log.
+by their first seqs. So a group that works in order has one number, for a log of any length.
 """
 
 from __future__ import annotations

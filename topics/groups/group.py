@@ -21,8 +21,8 @@ crash they are looked at again. The caller looks (`looked`), because it may have
 in `matched`, so that claims find them without a look. Without a filter nothing is looked at.
 
 *Reopened records.* A redrive gives back a record that the group has finished (`ReopenEvent`): it is free, and held.
-Above the floor it leaves its run, and the floor waits for it. Up to the floor it is an exception: whatever is held
-there was reopened, and the floor does not go back.
+Above the floor it leaves its run, and the floor waits for it. Up to the floor it is an exception: all records that are
+held there were reopened, and the floor does not go back.
 
 *Results.* A record whose holder has finished it, and whose result is not delivered yet, is held. If it is lost
 meanwhile, it counts as finished, and its result is delivered all the same.
@@ -34,9 +34,9 @@ pass; then what matches waits in the lines instead of in `matched`.
 
 *So many of each key at a time.* With a limit (`topics.queue.key_limit`) fresh records that match wait there instead.
 
-*Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing but the record right above the floor:
-to finish that adds no run, and without it a group whose runs alone reach the bound would stand still. Matches
-that wait leave runs of refused records between them, so they are at most half as many as there is room for.
+*Bounds.* With `max_unfinished` seqs held and runs together `fresh` finds nothing but the record right above the floor.
+Finishing that record adds no run; without it a group whose runs alone reach the bound would stand still. Matches that
+wait leave runs of refused records between them, so they are at most half as many as there is room for.
 
 What can never happen: a finished seq is given out again without having been reopened; the floor passes a live record
 that is neither finished nor was refused.
@@ -110,7 +110,7 @@ class Group:
         self.matched: array[int] = array("Q")
         """With a filter: records that were looked at, match, and were not given out yet; ascending."""
         self.reopening = 0
-        """What the records count in `max_unfinished` at most that it is about to have again (`cost_of_reopening`)."""
+        """The most that records which are about to be reopened count in `max_unfinished` (`cost_of_reopening`)."""
         self._may_have_exceptions = False
         """False if nothing up to the floor is held. Looking costs a step for each page of held records."""
         self.version = next(_VERSIONS)
@@ -149,7 +149,7 @@ class Group:
         return max(log.head_seq - self.finished.floor, 0)
 
     def count(self, log: TopicLog) -> int:
-        """Return how many live records the group has not finished; what was not looked at counts.
+        """Return how many live records the group has not finished; records that were not looked at count.
 
         Never raises: where columns are not in memory, or there are many runs, the answer may be a little high. It is
         never too low, because claims look for nothing where nothing is ready.
@@ -182,7 +182,7 @@ class Group:
 
     @property
     def passed_to(self) -> int:
-        """Up to here it needs no records: the floor, or what is before the first reopened record below it."""
+        """Up to this seq it needs no records: the floor, or the seq before the first reopened record below it."""
         return min(self.reopened_up_to(self.finished.floor), default=self.finished.floor + 1) - 1
 
     @property
@@ -273,7 +273,7 @@ class Group:
             return
         self.touch()
         first = self.looked_to + 1
-        is_kept = self.leases.is_kept  # after a start: what was held is served as such, and never fresh again
+        is_kept = self.leases.is_kept  # after a start: jobs that were held are served as such, and never fresh again
         fresh = [seq for seq in matches if seq >= first and seq not in self.finished and not is_kept(seq)]
         for seq in [*fresh, to + 1]:
             if first < seq:
@@ -522,7 +522,7 @@ def live_in(log: TopicLog, first: int, last: int, *, at_least: bool = False) -> 
 
 def lost_between(log: TopicLog, first: int, last: int) -> int:
     """Return how many records from `first` to `last` (inclusive), none of which is live, were lost and not deleted.
-    Below the front the answer is as good as what is remembered there (`topics.log.losses`). Raises NotLoaded."""
+    Below the front the answer is as good as the topic's memory of lost seqs (`topics.log.losses`). Raises NotLoaded."""
     losses, front, lost = log.losses, log.earliest_seq, 0
     known = min(last, front - 1, losses.evict_floor - 1)
     if first <= known:

@@ -52,8 +52,8 @@ class Response:
 
 
 class ConnectionSight(NamedTuple):
-    """What operators are told of an open stream, socket or export: the names of its topics, how many records they have
-    that it has not got yet, and the bytes of frames that wait to be sent on it."""
+    """The figures that operators see of an open stream, socket or export: the names of its topics, how many of their
+    records were not sent yet, and the bytes of frames that wait to be sent."""
 
     kind: Literal["stream", "watch", "socket", "work", "export"]
     peer: str
@@ -63,8 +63,8 @@ class ConnectionSight(NamedTuple):
 
 
 class OpenAnswer(ABC):
-    """An answer that is sent while it is made: a stream or an export. The gate calls `run` and then, whatever happens,
-    `close`."""
+    """An answer that is sent while it is made: a stream or an export. The gate calls `run` and then `close`, also after
+    an error."""
 
     key: Key
     in_flight = False
@@ -78,7 +78,7 @@ class OpenAnswer(ABC):
     @property
     @abstractmethod
     def sight(self) -> ConnectionSight:
-        """What operators are told of it."""
+        """Return the figures that operators see of it."""
 
     @abstractmethod
     async def run(self) -> None:

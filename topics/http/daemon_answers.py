@@ -51,7 +51,7 @@ class Latency(Struct, kw_only=True):
 
 
 class Latencies(Struct, kw_only=True):
-    """What took how long in the last seconds; None where nothing happened."""
+    """Durations of the last seconds, by kind of work; None for a kind that did not occur."""
 
     append: Latency | None
     delivery: Latency | None
@@ -72,7 +72,7 @@ class TotalFigures(Struct, kw_only=True):
 
 
 class PressureFigures(Struct, kw_only=True):
-    """How pressed the daemon is, and what it does about that."""
+    """How pressed the daemon is, and its measures against that."""
 
     value: float
     coalesce_ms: float
@@ -205,7 +205,7 @@ class CheckpointState(Struct, kw_only=True):
 
 
 class ReclaimState(Struct, kw_only=True):
-    """What the reclaimer has to look at."""
+    """The work that waits for the reclaimer."""
 
     topics_waiting: int
     interval_ms: int

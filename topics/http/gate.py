@@ -165,7 +165,7 @@ class Gate:
         return ApiError("not_ready", "the log is being replayed", detail=progress, retry_after_s=1)
 
     async def handle(self, exchange: Exchange) -> None:
-        """Answer one request, whatever happens, and count it once."""
+        """Answer one request, also after any error, and count it once."""
         call = Call(exchange, self._engine.clock.perf_ns())
         status, code = CLIENT_GONE, ""
         stream: OpenAnswer | None = None
@@ -187,7 +187,7 @@ class Gate:
                 return
             except Exception as error:
                 code, response = self._failure(call, error)
-            except BaseException:  # cancelled, but what was asked for may be done all the same
+            except BaseException:  # cancelled, but the call may be carried out all the same
                 await self._record(call, status)
                 raise
             finally:
@@ -197,7 +197,7 @@ class Gate:
                 return
             right = self._engine.store.right
             if call.changes and response.status < 400 and not right.is_held:
-                code, response = "not_owner", error_response(right.refusal)  # what was done may be undone elsewhere
+                code, response = "not_owner", error_response(right.refusal)  # the change may be undone elsewhere
             status = response.status
             await self._record(call, status, code)
             if len(response.body) <= PROMPT_ANSWER:

@@ -45,7 +45,7 @@ class Plane(Enum):
 
 
 class BodyKind(Enum):
-    """What a call accepts as its body."""
+    """The kinds of bodies that a call accepts."""
 
     NONE = "none"
     JSON = "json"
@@ -285,7 +285,7 @@ class RouteTable:
             shape.methods[route.method] = route
         self._longest = max(len(shape.segments) for shape in shapes.values())
         self._by_length: dict[int, list[_Shape]] = {}
-        # Shapes with fewer parameters are tried first, whatever the order of the table.
+        # Shapes with fewer parameters are tried first; the order of the table does not matter.
         for shape in sorted(shapes.values(), key=lambda shape: shape.segments.count(None)):
             self._by_length.setdefault(len(shape.segments), []).append(shape)
         self._remembered = lru_cache(maxsize=REMEMBERED)(self._find)

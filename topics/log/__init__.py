@@ -10,7 +10,7 @@ record_index      where each record is: spans, in order
 span              slots with contiguous seqs, their columns and their summary
 missing_columns   which columns must be loaded before a call
 seq_ceiling       seqs that are reserved on disk ahead of the head
-bucket_ceiling    seqs that are reserved in the bucket, for whoever takes over
+bucket_ceiling    seqs that are reserved in the bucket, for a daemon that takes over
 retention         what caps and ttl let a topic keep
 frame_ranges      the disk reads that fetch a run of records
 shared_reads      reading many small ranges of bytes: neighbours share a read

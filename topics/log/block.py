@@ -378,7 +378,7 @@ def encode_block(
 
 
 def _encode_one(seq: int, ts: int, data: bytes, node: str | None, tag: str | None, meta: bytes) -> Block:
-    """Encode one record by itself: half of what it costs by columns."""
+    """Encode one record by itself, at half of the cost by columns."""
     node_text = _NODE_TEXT % _json(node) if node else b""
     meta_text = _META_TEXT % meta if meta else b""
     body = _RECORD % (seq, ts, node_text, data, meta_text)

@@ -14,11 +14,11 @@ LEAST: Final = 1000
 """The least number of seqs that a raise reserves."""
 
 AHEAD_MS: Final = 60_000
-"""A raise reserves what is appended in this time (ms), at the rate since the last one."""
+"""A raise reserves the seqs that are appended in this time (ms), at the rate since the last raise."""
 
 
 class BucketCeiling:
-    """The ceiling of one topic. Pure. Whoever takes a seq above `archived` waits for a round."""
+    """The ceiling of one topic. Pure. A commit that takes a seq above `archived` waits for a round."""
 
     __slots__ = ("_raised_from", "_raised_ms", "archived", "queued")
 
@@ -27,12 +27,12 @@ class BucketCeiling:
         self.archived = ceiling
         """Seqs up to it are reserved in the bucket."""
         self.queued = ceiling
-        """What it will be when everything that is logged by now is in the bucket."""
+        """The ceiling when everything that is logged by now is in the bucket."""
         self._raised_from = 0
         self._raised_ms = now_ms
 
     def is_low(self, seq: int) -> bool:
-        """Return True if it should be raised when `seq` is given out: half of what was reserved is used up."""
+        """Return True if it should be raised when `seq` is given out: half of the reserve is used up."""
         return seq > self.queued - max(LEAST, self.queued - self._raised_from) // 2
 
     def raise_above(self, seq: int, now_ms: int) -> int:

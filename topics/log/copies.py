@@ -8,8 +8,8 @@ first appended, and a count of the routers it has come through. And until it is 
 the rest: for each copy the seq of its origin, and its *kind*, which is everything else about it.
 
 They are kept in runs, 5 bytes a copy. A run covers slots: a record that was appended directly between two copies is
-inside it and has no kind. So there is no object per copy, in whatever order copies of different kinds and directly
-appended records come.
+inside it and has no kind. So there is no object per copy, in any order of copies of different kinds and directly
+appended records.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PLAIN: Final = CopyChanges()
 
 
 class CopyKind(NamedTuple):
-    """What many copies have in common."""
+    """The common facts of many copies."""
 
     topic_id: int
     """The topic instance of the origin."""

@@ -1,4 +1,4 @@
-"""What a topic lost: its holes, the floor below which no record is left, and the reasons (`docs/spec/semantics.md`
+"""The losses of a topic: its holes, the floor below which no record is left, and the reasons (`docs/spec/semantics.md`
 section 3). Which slots there are is the business of `record_index`; `TopicLog` decides when something is lost or
 deleted.
 
@@ -34,7 +34,7 @@ What can never happen: a floor that goes back; `evict_floor > earliest_seq`; a h
 contains a live seq; a seq in [earliest_seq, head_seq] that has no slot and is in no hole.
 
 A floor gap always ends at `earliest_seq - 1`. Whether a reason belongs to it depends therefore only on the highest seq
-that was lost for that reason, and one seq per reason is enough: the `reason` of the gap is the one whose highest seq is
+that was lost for that reason, so one seq per reason is enough. The `reason` of the gap is the one whose highest seq is
 inside the gap, `mixed` if there are several. `missed_estimate` needs to know which seqs below `evict_floor` were
 deleted. They are kept as at most `MAX_DELETED_RUNS` runs; beyond that the oldest are forgotten, so the estimate may be
 too high, never too low. Deletions in a segment that is evicted while it is not loaded are forgotten too: they are not
@@ -83,7 +83,7 @@ class Gap(NamedTuple):
 
 
 class Losses:
-    """The holes of one topic instance, its `evict_floor`, and what is remembered of the seqs below it.
+    """The holes of one topic instance, its `evict_floor`, and the facts that are remembered of the seqs below it.
 
     `holes` are ascending, disjoint, and all at or above the front; neighbours that touch differ in their reason. None
     when there are none. Only the methods change them.
@@ -198,8 +198,8 @@ class Losses:
     def why_missing(self, seq: int, front: int) -> LossReason | Literal["deleted"]:
         """Return why there is no live record at `seq`, which is at most the head and not live. Raises NotLoaded.
 
-        Below `evict_floor` the answer is as good as what is remembered there: a record deleted so long ago that this
-        was forgotten counts as lost, and of several reasons it is the one whose highest seq comes next.
+        Below `evict_floor` the answer is as good as the memory of the topic: a record whose deletion was forgotten
+        counts as lost. Of several reasons it is the one whose highest seq comes next.
         """
         if seq < self.evict_floor:
             runs = self._deleted or ()

@@ -1,6 +1,6 @@
 """Which columns a call on a `RecordIndex` is going to need, found out before it changes anything.
 
-A caller that knows what it will do asks `missing_below` or `missing_to_delete` and loads all those spans at once. A
+A caller that knows its next steps asks `missing_below` or `missing_to_delete` and loads all those spans at once. A
 caller that does not ask gets `NotLoaded`. The functions here need no columns themselves.
 """
 

@@ -1,7 +1,7 @@
 """Where a topic's records are: a struct of arrays in spans (`docs/design/architecture.md` section 4).
 
 A *span* is a dense run of seqs; slot `i` of it is seq `first + i` (`span`). Seqs that no span covers were never stored:
-a long hole is the space between two spans. This module finds and counts slots. What missing slots mean to a reader
+a long hole is the space between two spans. This module finds and counts slots. The meaning of missing slots to a reader
 (floors, tombstones, reasons) is the business of `losses` and `topic_log`.
 
 Theory of operation (`docs/design/segments.md` section 1)
@@ -15,10 +15,10 @@ A call that needs the slots of a span that is not loaded raises `NotLoaded`, alw
 call that changes several spans therefore checks all of them first (`missing_columns`). The caller loads the spans that
 the exception names and calls again.
 
-Columns that come back from disk are older than the log. What has happened since they were written is kept apart:
-deletions in `Span.unflagged`, until the storage layer has written them; losses in the holes of `losses`. `topic_log`
-applies both when it attaches columns. Dropped slots of a stored span keep their places, below `start`, because its
-columns come back with them.
+Columns that come back from disk are older than the log. Changes since they were written are kept apart: deletions in
+`Span.unflagged`, until the storage layer has written them; losses in the holes of `losses`. `topic_log` applies both
+when it attaches columns. Dropped slots of a stored span keep their places, below `start`, because its columns come back
+with them.
 
 Deleted slots that only memory has need not keep their columns: `bare_spans`.
 

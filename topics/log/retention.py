@@ -1,4 +1,4 @@
-"""What a topic may keep: its caps, its ttl, and the seq below which records must be evicted so that they hold.
+"""The bounds of a topic: its caps, its ttl, and the seq below which records must be evicted so that they hold.
 
 Computes only; the caller then calls `TopicLog.evict_below`. `expire` does both.
 """

@@ -18,7 +18,7 @@ block."""
 
 
 class SeqCeiling:
-    """The ceiling of one topic. Pure. Whoever takes a seq above `synced` waits for a sync."""
+    """The ceiling of one topic. Pure. A commit that takes a seq above `synced` waits for a sync."""
 
     __slots__ = ("block", "queued", "raised_ms", "synced")
 
@@ -26,7 +26,7 @@ class SeqCeiling:
         self.synced = 0
         """Seqs up to it are reserved on disk."""
         self.queued = 0
-        """What it is going to be when everything that is logged by now is synced."""
+        """The ceiling when everything that is logged by now is synced."""
         self.block = MIN_CEILING_BLOCK
         """How many seqs the last raise has reserved."""
         self.raised_ms = 0

@@ -110,8 +110,8 @@ class SpanColumns(NamedTuple):
 
 
 class SpanSummary(NamedTuple):
-    """What is known of a span even without its columns. Slots before `start` are dropped and not counted by the other
-    fields.
+    """The facts about a span that are in memory even without its columns. Slots before `start` are dropped and not
+    counted by the other fields.
 
     `first` is a seq; `n`, `start`, `live`, `lost` and `tagged` count slots; `bytes` is the payload of the live ones;
     the times are epoch ms.

@@ -1,11 +1,11 @@
-"""What a topic knows of its stages: which topic a stage belongs to, and the commits that are remembered, with the names
-of the stages that they closed (`docs/spec/pipeline.md` section 1, `docs/spec/crash.md` 23).
+"""The stages of a topic: which topic a stage belongs to, and the commits that are remembered, with the names of the
+stages that they closed (`docs/spec/pipeline.md` section 1, `docs/spec/crash.md` 23).
 
-A commit key is remembered for `WINDOW_MS`, whatever the topic's own idempotency window is, and so are the names of its
-stages: a stage of a finished commit accepts no more appends. Both numbers are bounded. Writers that commit repeatedly
-use keys `<query>/<epoch>`, and a repeat asks for the latest epoch of its query. So at the bound, keys that are not the
-latest of their query are forgotten first, and the latest key of all never. A key without a slash is a query of one
-epoch.
+A commit key and the names of its stages are remembered for `WINDOW_MS`, which does not depend on the topic's own
+idempotency window: a stage of a finished commit accepts no more appends. Both numbers are bounded. Writers that commit
+repeatedly use keys `<query>/<epoch>`, and a repeat asks for the latest epoch of its query. So at the bound, keys that
+are not the latest of their query are forgotten first, and the latest key of all never. A key without a slash is a query
+of one epoch.
 
 Commits that are not finished are the affair of `topics.engine.operations.stage_commits`.
 """
@@ -26,7 +26,7 @@ seconds. At either bound keys are forgotten before their time."""
 
 
 class StageTarget(NamedTuple):
-    """What makes a topic a stage of another one: its records are private until they are committed to the target."""
+    """The target of a topic that is a stage: its records are private until they are committed to the target."""
 
     target_id: int
     name: str

@@ -5,8 +5,8 @@ Theory of operation
 The *postings* of a tag are the seqs of its records, ascending: a plain int while there is one, an array of u64 from the
 second on. So a topic costs an object per distinct tag and none per record. Beside the postings, names are kept in order
 in *runs*: sorted lists of some thousand each. The newest names wait unsorted until there are enough for a run. Finding
-a prefix is a binary search in each run; adding a tag costs an append and its share of a short sort, whatever the number
-of tags. (A sorted container with one insertion per name costs five times as much; one sorted on demand would block the
+a prefix is a binary search in each run; adding a tag costs an append and its share of a short sort, with any number of
+tags. (A sorted container with one insertion per name costs five times as much; one sorted on demand would block the
 loop.)
 
 Postings of dead records stay until `sweep` removes them, so callers of `find` filter its answer. The same goes for

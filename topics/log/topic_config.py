@@ -65,7 +65,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 _MAY_BE_NULL: Final = frozenset({"order_by", "compression"})
 
 EVIDENCE_CLASSES: Final = frozenset({"fsync", "remote"})
-"""The classes of topics with evidence: what was published there is on disk."""
+"""The classes of topics with evidence: published records of these are on disk."""
 
 TARGETS: Final = ("dead_letter", "completed")
 """Fields that name another topic, to which the daemon appends. That is not the topic itself, and not `ephemeral`."""
@@ -162,7 +162,7 @@ def resolve_config(
     if None not in both:
         name = "order_by" if present.get("max_in_flight_per_key") is None else "max_in_flight_per_key"
         raise invalid(name, "with an order one job of a key is leased at a time: set one of these fields to null")
-    # If a body has both, `durability` wins over `durable`; `durable` alone sets the class, whatever it was before.
+    # If a body has both, `durability` wins over `durable`; `durable` alone replaces the present class.
     if "durability" not in present and "durable" in present:
         present["durability"] = "fsync" if present["durable"] else "disk"
     durability = present.get("durability", base.durability)

@@ -463,7 +463,7 @@ class TopicLog:
         """Make `front` (None = no live record is left) the first live seq. The floors move nowhere else.
 
         Holes below it are passed. With a `reason`, the live records below it are lost for that reason, the highest
-        being `last_lost`; without one they are deleted. Returns what was live.
+        being `last_lost`; without one they are deleted. Returns the sum of the records that were live.
         """
         old_front, self.earliest_seq = self.earliest_seq, self.head_seq + 1 if front is None else front
         assert self.earliest_seq >= old_front

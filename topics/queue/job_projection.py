@@ -613,7 +613,7 @@ def _pause_of(value: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class FrozenLeases:
-    """The state that `Leases.freeze` returned. It never changes, whatever happens to the `Leases`."""
+    """The state that `Leases.freeze` returned. It never changes; later changes of the `Leases` do not reach it."""
 
     cursor: int
     dead_lettered: int

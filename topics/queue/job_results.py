@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 MAX_RESULTS_BYTES: Final = 16 << 20
-"""What the results of one queue take together at most. Beyond it acks are refused."""
+"""Bytes of the results of one queue together, at most. Beyond it acks are refused."""
 
 RESULT_BYTES: Final = 512
-"""What a result counts besides its bytes: its entry, the name of its node, and a bound of 32,000 entries, so that a
+"""Bytes that a result counts besides its own: its entry, the name of its node, and a bound of 32,000 entries, so that a
 snapshot copies them in a step of 1 ms."""
 
 
 class JobResult(NamedTuple):
-    """What became of a job: the node that has finished it, and the JSON of the result."""
+    """The result of a job: the node that has finished it, and the JSON."""
 
     node: str
     data: bytes
@@ -33,7 +33,7 @@ class JobResults:
     def __init__(self) -> None:
         self._by_seq: dict[int, JobResult] = {}
         self.size = 0
-        """What they count, in bytes."""
+        """The bytes that they count."""
 
     def __len__(self) -> int:
         return len(self._by_seq)

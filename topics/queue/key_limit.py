@@ -123,7 +123,7 @@ class KeyLimit:
 
     @property
     def terms(self) -> KeyTerms:
-        """What it was made for."""
+        """The terms that it was made for."""
         return KeyTerms(self.by, self.most)
 
     @property

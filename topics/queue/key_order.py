@@ -2,9 +2,9 @@
 (`docs/design/key_order.md`). Pure.
 
 The jobs that are known here are the unfinished ones up to `looked_to`. Those of one key are a line, of which only the
-first may be claimed, whatever state it is in: a job that is leased, delayed or parked keeps its place. Jobs without a
-key are in no line. A heap has every job that may be claimed, the smallest seq first. It may also have others: `next`
-tells them apart when it comes to them, so that a change of a job costs O(log) at most.
+first may be claimed. It keeps its place in every state: leased, delayed or parked. Jobs without a key are in no line. A
+heap has every job that may be claimed, the smallest seq first. It may also have others: `next` tells them apart when it
+comes to them, so that a change of a job costs O(log) at most.
 
 Keys are kept as their hashes, 64 bits of them. Two keys with one hash would be in one line, which holds one of them up
 needlessly and never breaks the order.
@@ -32,8 +32,8 @@ KeyField = Literal["tag", "node"]
 
 
 class KeyTerms(NamedTuple):
-    """What the jobs of one key are bound by: one at a time in the order of their seqs (`most` is 0), or at most `most`
-    of them at a time (`key_limit`). `by` is the field that is the key of a record."""
+    """The bound of the jobs of one key: one at a time in the order of their seqs (`most` is 0), or at most `most` of
+    them at a time (`key_limit`). `by` is the field that is the key of a record."""
 
     by: KeyField
     most: int = 0
@@ -112,7 +112,7 @@ class KeyOrder:
 
     @property
     def terms(self) -> KeyTerms:
-        """What it was made for."""
+        """The terms that it was made for."""
         return KeyTerms(self.by)
 
     # -- looking -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""What went wrong with the jobs of a queue, as far as their workers have said (`docs/design/jobs.md` 3): the last error
-of each job. Pure.
+"""The last error of each job of a queue, as its workers have told it (`docs/design/jobs.md` 3). Pure.
 
 Bounded: the errors that were noted longest ago are forgotten first.
 """
@@ -13,10 +12,10 @@ MAX_ERROR_BYTES: Final = 4096
 """The longest error, UTF-8."""
 
 MAX_ERRORS_BYTES: Final = 4 << 20
-"""What the errors of one queue take together at most: 1,000 of the longest ones."""
+"""Bytes of the errors of one queue together, at most: 1,000 of the longest ones."""
 
 _ENTRY_BYTES: Final = 150
-"""What an error takes besides its text."""
+"""Bytes that an error counts besides its text."""
 
 
 class LastErrors:

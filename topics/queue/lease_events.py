@@ -181,8 +181,8 @@ class KeyEvent(NamedTuple):
 
 class NackEvent(NamedTuple):
     """`seqs` are no longer leased, each with a delay of its own (ms from `moment` on), or with more to note than a
-    `ReleaseEvent` can: the delivery may not count, an error may be kept, and they may be condemned, that is be due for
-    the dead-letter topic whatever their deliveries."""
+    `ReleaseEvent` can: the delivery may not count, and an error may be kept. The jobs may be condemned: they are due
+    for the dead-letter topic after any number of deliveries."""
 
     seqs: array[int]
     moment: Instant

@@ -15,7 +15,7 @@ for a fresh job; a cursor says where the fresh ones begin.
     leased    held by a node under a lease id, until its deadline has passed
     delayed   not held, and not to be claimed before its time
     parked    has had all its deliveries, and is to be moved to the dead-letter topic; claims never see it
-    condemned the same whatever its deliveries, because its holder has said so
+    condemned the same after any number of deliveries, because its holder has said so
     later     never leased, and not to be claimed before a time of the wall clock
     completing  finished, with a result that is to be delivered; claims never see it
 
@@ -46,7 +46,7 @@ and free jobs.
 default one, a claim takes free jobs first, smallest seq first, then fresh ones. Otherwise `claim_order` says what is
 next.
 
-**Keys.** A `key_rule` bounds the jobs of one key: one at a time, in the order of their seqs and whatever their
+**Keys.** A `key_rule` bounds the jobs of one key: one at a time, in the order of their seqs, which goes before their
 priorities (`key_order`), or so many at a time (`key_limit`). Claims ask it which jobs may be claimed, and it is told of
 all jobs that become free or end. Then fresh jobs may stay behind claimed ones, above the cursor. Free jobs that wait
 for their key are flagged like reserved ones, so that a search does not find them.
@@ -239,7 +239,7 @@ class Leases(JobProjection):
 
     @property
     def key_terms(self) -> KeyTerms | None:
-        """What the jobs of one key are bound by; None for nothing."""
+        """The bound of the jobs of one key; None for none."""
         return None if self.key_rule is None else self.key_rule.terms
 
     def begin_keys(self, terms: KeyTerms | None, looked_to: int = 0) -> None:

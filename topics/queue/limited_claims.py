@@ -60,8 +60,8 @@ class _LimitedLane:
 
 
 class LimitedClaim:
-    """One claim, of up to `most` jobs. `seqs` are those that it gets, `fresh` those of them that are fresh, `exhausted`
-    those to be parked, `hidden` the kept ones that it has set aside: the caller hides them in the table, also when
+    """One claim, of up to `most` jobs. `seqs` are the jobs that it gets, `fresh` the fresh ones of them, `exhausted`
+    those to be parked, and `hidden` the kept ones that it has set aside. The caller hides these in the table, also when
     `choose` raises."""
 
     def __init__(
@@ -204,7 +204,7 @@ class LimitedClaim:
             lane.move()
 
     def _undo(self) -> None:
-        """Set aside what was chosen."""
+        """Set the chosen jobs aside."""
         for seq, key, kind in [*self._taken, *self._parked]:
             self._limit.set_aside(seq, key, kind)
             if kind != FRESH:

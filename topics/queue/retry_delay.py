@@ -1,7 +1,7 @@
 """How long a job that has failed is delayed before it can be claimed again (`docs/design/jobs.md` 3). Pure.
 
-The jitter of a delay follows from the job's seq and the number of its deliveries, not from a random number: so the
-delay of a job whose lease runs out, for which no event is logged, is the same after a restart.
+The jitter of a delay follows from the job's seq and the number of its deliveries, not from a random number. No event is
+logged when a lease runs out, and so the delay of such a job is the same after a restart.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The unique keys of the jobs of a queue (`docs/design/unique_jobs.md`): which key belongs to which job, and how long
 it is remembered. Pure.
 
-A key is remembered while its job is there; and until its own window is over, whatever becomes of the job, if it has
-one. Of a key only a digest is kept. Several jobs may have the same key, because the scope of a new record decides
-whether it is a duplicate.
+A key is remembered while its job is there. A key with a window of its own is remembered until the window is over, also
+if the job is gone. Of a key only a digest is kept. Several jobs may have the same key, because the scope of a new
+record decides whether it is a duplicate.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class KeyEntry(NamedTuple):
 
 
 class FirstAnswer(NamedTuple):
-    """What an append under an idempotency key was told of its duplicates: their places in the batch, and the seqs of
-    the jobs that were there. `at`: ms of the window clock. It has stored `stored` records from `first_seq` on."""
+    """The first answer to an append under an idempotency key, as far as it is about duplicates: their places in the
+    batch, and the seqs of the jobs that were there. `at`: ms of the window clock. It has stored `stored` records from
+    `first_seq` on."""
 
     key: str
     at: int
@@ -118,7 +119,7 @@ class UniqueKeys:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def of(self, digest: bytes) -> Iterator[KeyEntry]:
-        """Yield what is remembered under a digest, the newest first."""
+        """Yield the entries under a digest, the newest first."""
         seqs = self._by_key.get(digest)
         if seqs is None:
             return

@@ -16,7 +16,7 @@ So a dest that takes everything costs the same after a million records as after 
 record costs a bit per seq of the origin, and about a quarter on top for the objects.
 
 A chunk changes from runs to bits at once, and back only in `dump` (it may have become nearly full since). So a dump
-depends only on what is in the set, and not on the order in which it was added.
+depends only on the elements of the set, and not on the order in which they were added.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ _TOPICS: Final = ("source", "dest")
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a router copies, from where to where, and how. The defaults are those of the API.
+    """The configuration of a router: its source, its dest, and which records it copies and how. The defaults are those
+    of the API.
 
     `start` says where it began; it has no effect once the router has a cursor. The filter of the wire is `filter` if it
     is a match, as it always could be, and `record_filter` otherwise.

@@ -1,4 +1,4 @@
-"""What the daemon uses of its environment: clocks, threads and the operating system. It imports only `topics.errors`.
+"""The environment of the daemon: clocks, threads and the operating system. It imports only `topics.errors`.
 
 clock               the clocks of the machine, behind a protocol that tests replace
 held_clock          the clock by which topics are judged, which stands still between the rounds that a standby follows

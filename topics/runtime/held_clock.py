@@ -1,6 +1,6 @@
 """`HeldClock`: the time by which topics are judged. On an owner it is that of the machine. On a standby it stands still
-between two rounds of the bucket, at the time of the last one: leases, delays and the windows of keys are shown as of
-that moment, and nothing ends on a standby before it has ended on its owner.
+between two rounds of the bucket, at the time of the last one. Leases, delays and the windows of keys are shown as of
+that moment. So nothing ends on a standby before it has ended on its owner.
 
 The wall clock is held at the time of a round. The monotonic clock moves by as much as these times do, so moments on
 both stay comparable, and the clock of windows, which follows the monotonic one, stands still too.

@@ -10,9 +10,9 @@ restart, no job is delayed for longer than this."""
 
 
 class Instant(NamedTuple):
-    """One moment by three clocks, in ms: `mono` is the monotonic clock of this run of the daemon, `window` is the clock
-    of windows, which continues over restarts (`topics.runtime.window_clock`), `wall` is the wall clock (epoch ms), 0
-    where it is not needed: then no job that waits for a time of the wall clock is due."""
+    """One moment by three clocks, in ms: `mono` is the monotonic clock of this run of the daemon. `window` is the clock
+    of windows, which continues over restarts (`topics.runtime.window_clock`). `wall` is the wall clock (epoch ms). A
+    `wall` of 0 means that it is not needed: then no job that waits for a time of the wall clock is due."""
 
     mono: int
     window: int

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Pool(Enum):
-    """What a blocking call does. Each kind has its own limit on threads (`docs/spec/runtime.md` section 2)."""
+    """The kinds of blocking calls. Each kind has its own limit on threads (`docs/spec/runtime.md` section 2)."""
 
     WAL = "wal"
     HOT_READ = "hot_read"

@@ -7,9 +7,9 @@ turn. A request below `BULK_BYTES` takes none.
 Theory of operation. A pass of Trio's loop looks at the sockets, and then runs every task that is ready. Without turns,
 the pieces of all bulk clients run in the same pass, and a small request, which needs about four passes (read, decide,
 write, answer), waits for all of them four times. So tasks get their turns one after the other, in the order in which
-they asked. Whoever is next lets some passes go by before the piece: until two of them in a row had next to nothing to
-do, but only for as long as a piece may take. So a small request that came during the piece before is answered first,
-and many small requests do not keep a bulk client from its share.
+they asked. The task that is next lets some passes go by before its piece: until two passes in a row had next to nothing
+to do, but no longer than a piece may take. So a small request that came during the piece before is answered first, and
+many small requests do not keep a bulk client from its share.
 
 A turn is not held: it is the right to one piece in the step of the loop in which `take` returns, and it is over with
 the next `await` that suspends. So nobody waits for anything else while others wait for their turn, and nothing has to
@@ -38,7 +38,7 @@ REST_S: Final = 0.002
 """For how long (s) a task that is next lets small requests run, if the loop does not become quiet."""
 
 MOST_PASSES: Final = 12
-"""How many passes it lets go by at most, whatever the clock says."""
+"""How many passes the next task lets go by at most, even if `REST_S` is not over."""
 
 T = TypeVar("T")
 
@@ -72,9 +72,9 @@ class Turns:
             self._spent += size
 
     async def each(self, steps: Generator[None, None, T]) -> T:
-        """Take a turn for each step of a generator, and return what it returns.
+        """Take a turn for each step of a generator, and return its result.
 
-        Only one generator at a time is worked on, because of the memory that one takes. Raises what it raises. After
+        Only one generator at a time is worked on, because of the memory that one takes. Passes its exceptions on. After
         cancelling, the other steps are not taken.
         """
         async with self._large:
@@ -90,7 +90,7 @@ class Turns:
 async def _others_run() -> None:
     """Let other tasks run until the loop has been quiet for two passes in a row.
 
-    One quiet pass is not enough. Trio reverses the order of the tasks of a pass at random, so a task that runs in every
+    One quiet pass is not enough. Trio reverses the order of the tasks of a pass at random. So a task that runs in every
     pass may run behind this one in one pass and before it in the next, and would not be noticed.
     """
     now = trio.current_time()

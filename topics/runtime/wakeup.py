@@ -13,7 +13,7 @@ import trio
 
 
 class Wakeup:
-    """What one task waits for, and any code of the loop sets. `run` must run beside that task, until `close`."""
+    """A flag that one task waits for, and any code of the loop sets. `run` must run beside that task, until `close`."""
 
     def __init__(self) -> None:
         self._event = trio.Event()
@@ -33,7 +33,7 @@ class Wakeup:
 
     async def wait(self, seconds: float) -> None:
         """Return when `set` has been called since `clear`, or after `seconds`, which may be infinite. May return
-        earlier than that, so the caller looks what there is to do. Cancelling leaves nothing behind."""
+        earlier than that, so the caller looks for work. Cancelling leaves nothing behind."""
         deadline = trio.current_time() + seconds
         if deadline < self._deadline:
             self._deadline = self._timer.deadline = deadline

@@ -7,7 +7,7 @@ At a start it continues from the `ClockMark` that the last run has left, plus th
 - in the same boot of the machine by CLOCK_BOOTTIME, which nobody can set and which also counts while the machine is
   suspended;
 - after another boot by the wall clock, because nothing else knows how long the machine was off; but by at least the
-  time since the boot, whatever the wall clock says;
+  time since the boot, even if the wall clock says less;
 - without a mark (first start, a directory of an older version, a mark that was lost) it begins at the wall clock.
 
 Recovery moves the clock forward to its latest time that is on disk, so it never goes back. Its readings look like

@@ -2,10 +2,10 @@
 
 Theory of operation. A call may wait for its client (a body), for records or jobs (a long poll, a claim) and for room
 (admission of an append). During these waits the call has changed nothing, so it may end in any of them. Once a change
-has begun, the call runs to its answer, which says what was done. So each of these waits is inside `interruptible()`,
-and the `Withdrawal` of a call ends its waits: the present ones, and later ones as soon as they begin. The withdrawal of
-the current call is a context variable, because admission is far below HTTP. Tasks that a call starts for itself inherit
-it; work that outlives its call does not (`topics.runtime.background`).
+has begun, the call runs to its answer, which tells the outcome. So each of these waits is inside `interruptible()`, and
+the `Withdrawal` of a call ends its waits: the present ones, and later ones as soon as they begin. The withdrawal of the
+current call is a context variable, because admission is far below HTTP. Tasks that a call starts for itself inherit it;
+work that outlives its call does not (`topics.runtime.background`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which topic is served next, and what is done when there is too much to do.
+"""Which topic is served next, and the measures under pressure.
 
 priority    the effective priority of a topic
 ready_set   the topics that wait, and which of them is next; pure

@@ -1,21 +1,21 @@
 """Which topics wait to be served, and which of them is next (`docs/spec/runtime.md` section 4).
 
-Pure: the caller passes the time, and workers and the governor act. What serving a topic means, and what it costs, is
-known to them alone.
+Pure: the caller passes the time, and workers and the governor act. Only they know how a topic is served, and the cost
+of that.
 
 Theory of operation
 -------------------
 
 **Bands.** A waiting item is in exactly one of six bands. Bands 0..4 hold effective priorities, waiting time included:
-below 0, then from 0, 250, 500 and 750 up. Band 5 holds overdue items, which have waited for 5 s, whatever their
-priority: from -1000, waiting lifts an item no further than 0. Within a band the item that has waited longest, that is
-the one added first, is served first.
+below 0, then from 0, 250, 500 and 750 up. Band 5 holds overdue items: those of any priority that have waited for 5 s.
+From -1000, waiting lifts an item no further than 0. Within a band the item that has waited longest, that is the one
+added first, is served first.
 
 **Aging.** Waiting adds a point per 10 ms, in whole steps of 50 ms. An item enters by its priority alone, and from then
 on only ever moves up. Each item has one crossing on a heap: the time of its next move, and the band it moves to. So
-nothing is scanned, an item costs nothing while it stays where it is, and it crosses three times at most (from -1: at 50
-ms, at 2550 ms, and at 5 s into the overdue band; the bonus is never above 500 when that happens, so its limit of 1000
-needs no code here). Crossings are carried out by the next `pop`.
+nothing is scanned, and an item costs nothing while it stays in its band. It crosses three times at most (from -1: at 50
+ms, at 2550 ms, and at 5 s into the overdue band). The bonus is never above 500 at a crossing, so its limit of 1000
+needs no code here. Crossings are carried out by the next `pop`.
 
 **Two groups.** Items whose own priority is below 0 are a group apart, with lines and a clock of their own. Pausing them
 stops that clock and passes over that group: they are neither served nor do they age, in whichever band they are, and

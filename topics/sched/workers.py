@@ -3,7 +3,7 @@
 
 Theory of operation. A topic with news is *marked* ready, once. It waits in the ready set of its shard, one of `S`, each
 with a worker. The worker takes the next topic, calls `serve` for a bounded piece of work, and marks the topic again if
-there is more. This module does not know what serving means: `serve` returns what it cost.
+there is more. This module does not know how a topic is served: `serve` returns the cost.
 
 Under pressure a topic that was served a moment ago is *held* until its coalescing window is over, so that the news of
 that time makes one frame; the first news of a quiet topic is never held. The lowest band may be paused: its topics stay
@@ -33,7 +33,7 @@ def _now_ms() -> float:
 
 
 class Item(Protocol):
-    """What is scheduled: anything hashable with an id, here a topic."""
+    """A thing that is scheduled: anything hashable with an id, here a topic."""
 
     id: int
 

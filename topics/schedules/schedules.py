@@ -1,7 +1,7 @@
 """The schedules: which record each appends and when, and every decision about them (`docs/spec/consumers.md`
 section 5).
 
-A decision is taken on what is published: the caller sees to it that no change of the same schedule is on its way. It
+A decision is taken on the published state: the caller sees to it that no change of the same schedule is on its way. It
 returns the event, which `apply` carries out at its commit point.
 
 *Due times.* `Schedule.look` moves times that have come into the backlog, as `catch_up` says, and the first time of the

@@ -40,7 +40,7 @@ TEXT_BYTES: Final = 16
 """So many bytes of a record count as much as one value, because texts are matched and compared."""
 
 EXPONENT_TOKENS: Final = 170
-"""What decoding one number with an exponent may cost, in tokens: up to 10 us."""
+"""The most that decoding one number with an exponent costs, in tokens: up to 10 us."""
 
 TINY: Final = 15
 """Values that one number with a negative exponent counts for: comparing it takes as many times as long."""
@@ -96,7 +96,7 @@ class RecordSchema:
         self._numbers = any(node.numbers for node in nodes)
         self._unique = b'"uniqueItems"' in text
         self._always = MAX_STEPS // (MOST_VALUES * self._cost.width + EXPONENT_TOKENS) - 1
-        """Records of so many bytes are within the bound, whatever they hold."""
+        """Records of at most so many bytes are within the bound, with any content."""
         patterns = text.count(b'"pattern"') + sum(node.pattern_properties for node in nodes)
         self.nbytes = TEXT_WEIGHT * len(text) + PATTERN_BYTES * patterns
         """The most memory (bytes) that the schema takes."""

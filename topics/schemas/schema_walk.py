@@ -26,14 +26,14 @@ PATTERN_TOKENS: Final = 10
 """The cost of matching a regular expression (tokens)."""
 
 UNIQUE_TOKENS: Final = 25
-"""What comparing the items of an array with each other costs for each value in them, in tokens: up to 15 items, each is
-compared with each."""
+"""The cost of comparing the items of an array with each other, for each value in them, in tokens: up to 15 items, each
+is compared with each."""
 
 NUMBER_TOKENS: Final = 30
-"""What comparing a number with one in the schema costs, in tokens: up to 1.8 us if one is no integer of 64 bits."""
+"""The cost of comparing a number with one in the schema, in tokens: up to 1.8 us if one is no integer of 64 bits."""
 
 FRACTION_TOKENS: Final = 450
-"""What dividing a number by a `multipleOf` that is no integer costs, in tokens: up to 26 us, and 1 us for most."""
+"""The cost of dividing a number by a `multipleOf` that is no integer, in tokens: up to 26 us, and 1 us for most."""
 
 _SAME: Final = ("not", "if", "then", "else")
 _SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
@@ -67,7 +67,7 @@ class Subschema:
     tokens: int = 1
     """Keywords and the values in them, but for subschemas: the work of judging one value by it alone."""
     numbers: int = 0
-    """What its keywords may cost beyond that where a value has numbers, in tokens."""
+    """The most that its keywords cost beyond that if a value has numbers, in tokens."""
     pattern_properties: int = 0
     """How many regular expressions the name of each member is matched with."""
     same: list[int] = field(default_factory=list)
@@ -240,7 +240,8 @@ def _tokens(value: Any, parts: set[int]) -> int:
 
 
 def _number_tokens(value: Mapping[str, Any]) -> int:
-    """What comparing the numbers of a value with those in the keywords of a subschema may cost."""
+    """Return the most that comparing the numbers of a value with those in the keywords of a subschema costs, in
+    tokens."""
     count = sum(name in value for name in _BOUNDS)
     left = [value.get("const"), value.get("enum")]
     while left:

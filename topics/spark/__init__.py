@@ -2,7 +2,7 @@
 
     source            `format("topics")`: who reads and who writes
     options, schema   its options; the rows that a topic is to Spark
-    plan              partitions, offsets, and what is loss
+    plan              partitions, offsets, and losses
     pushdown          filters that an export can apply
     batch_reader      batches over REST
     stream_reader     streams over REST
@@ -14,7 +14,7 @@
     column_filter     which rows of columns a filter matches
     writers           batches and streams into topics; `records` encodes the rows
     records           rows to lines
-    session, secrets, needs   what jobs share: Spark, the key, what has to be installed
+    session, secrets, needs   shared by jobs: Spark, the key, required packages
     errors            how a query fails
     jobs/             archive, restore, load, rollup, audit
 
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     place = _PLACE_OF.get(name)
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from topics.spark import needs  # noqa: PLC0415 - this module is loaded by whatever is beside it
+    from topics.spark import needs  # noqa: PLC0415 - every module of this package loads this one
 
     needs.check_packages()
     value = getattr(importlib.import_module(f"{__name__}.{place}"), name)

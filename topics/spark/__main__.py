@@ -1,7 +1,7 @@
 """`python -m topics.spark <job>`: which jobs there are, and how a command line ends.
 
 A job is loaded when it is named, and Spark when the job has looked at everything else, so that help and refusals are
-quick and need neither pyspark nor Java. What jobs do is said in their modules. Failures are one line and an exit code,
+quick and need neither pyspark nor Java. The modules of the jobs describe them. Failures are one line and an exit code,
 as those of the `topics` command (`topics.cli.failures`); what Spark logs by itself, from WARN on, comes before.
 """
 
@@ -32,7 +32,7 @@ JOBS: Final[Mapping[str, str]] = {
     "rollup": "Windows of a topic, counted and aggregated as they fill.",
     "audit": "Check the files of a data directory.",
 }
-"""Every job, in the order in which they are listed, with what it is in one line."""
+"""Every job, in the order in which they are listed, with a line about it."""
 
 _OURS: Final = re.compile(r"^topics\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
 _ANY: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
@@ -69,7 +69,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Do what a command line says. Returns the exit code; whatever has happened, it was said in one line."""
+    """Run a command line. Returns the exit code; an error was reported in one line."""
     before = signal.signal(signal.SIGTERM, _terminate)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs a traceback when it is interrupted
     try:
@@ -88,12 +88,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
-    """SIGTERM ends a job as Ctrl-C does: with its session stopped, and what it has made for itself removed."""
+    """SIGTERM ends a job as Ctrl-C does: with its session stopped, and everything removed that it has made for
+    itself."""
     sys.exit(128 + number)
 
 
 def _ended_by(error: BaseException) -> int:
-    """Say what has ended a job. Returns the exit code."""
+    """Report the error that has ended a job. Returns the exit code."""
     client_errors = sys.modules.get("topics.client.errors")
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
@@ -124,8 +125,8 @@ def _ended_by(error: BaseException) -> int:
 
 
 def cause(error: BaseException) -> str:
-    """What a failure of Spark comes down to: what a task of ours has said, else what any task has, else Spark's first
-    line. Spark wraps it in the tracebacks of a worker, of the JVM and of the driver."""
+    """Return the cause of a failure of Spark: the message of one of our tasks, else that of any task, else Spark's
+    first line. Spark wraps it in the tracebacks of a worker, of the JVM and of the driver."""
     text = str(error)
     found = _OURS.findall(text) or _ANY.findall(text)
     if found:

@@ -6,9 +6,9 @@ read, so everything after the base's checkpoint is unknown.
 
 Theory of operation. The driver chooses a base, pins it, and reads its pages: the parts of the topics, and for each
 segment the names, sizes and hashes of its objects. A task gets these names, and fetches the bytes itself. Objects never
-change and the pin keeps them, so there is one state only, and nothing is looked at twice. What a task fetches has to
-have the hash that the base names, so whatever is missing or wrong is an error that names the object. Damage that the
-owner's file had when it was uploaded is an error too, unless the base knows of the holes.
+change and the pin keeps them, so there is one state only, and nothing is looked at twice. Fetched bytes must have the
+hash that the base names, so a missing or changed object is an error that names it. Damage that the owner's file had
+when it was uploaded is an error too, unless the base knows of the holes.
 
 A record is deleted if the bitmap of the base says so, or the flag in its frame: the segment may have been uploaded
 before the deletion or after it. With both, as many records are live as the part says, or fewer: deletions since.
@@ -210,7 +210,7 @@ def arrived(bucket: OpenBucket, objects: SegmentObjects, base: str, pool: Thread
 
 
 def shown(part: BucketPart, found: ArrivedSegment, wanted: Collection[str], url: str) -> PartitionContent:
-    """What there is of a partition in the bytes of its segment. Raises FilesError."""
+    """Return the part of a partition that the bytes of its segment have. Raises FilesError."""
     segment, objects, data = part.segment, part.objects, found.data
     assert segment is not None
     assert objects is not None
@@ -263,7 +263,7 @@ def _arriving(bucket: OpenBucket, task: BucketTask) -> Iterator[tuple[FilePart, 
 
 
 def reader_of_path(options: ReadOptions) -> SegmentReader:
-    """The reader of what is at `path`: a bucket or a directory of files, as its `FORMAT` says. Raises OptionError."""
+    """Return the reader of `path`: a bucket or a directory of files, as its `FORMAT` says. Raises OptionError."""
     options.check_batch()
     options = resolved(options)
     assert options.path is not None

@@ -32,8 +32,8 @@ class DataLoss(RuntimeError):
 
 
 class FilesError(Exception):
-    """Files, or objects of a bucket, that cannot be read as what they should be. The message names the file, the
-    object or the topic."""
+    """Files, or objects of a bucket, that are missing or malformed. The message names the file, the object or the
+    topic."""
 
 
 class DaemonError(RuntimeError):

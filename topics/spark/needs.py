@@ -1,6 +1,6 @@
-"""What `topics.spark` cannot do without: pyspark and pyarrow, and for a session a Java of 17 or later.
+"""The requirements of `topics.spark`: pyspark and pyarrow, and for a session a Java of 17 or later.
 
-Responsible for the one sentence that says what is missing and how to get it. It imports neither of them.
+Responsible for the one sentence that names the missing package and how to get it. It imports neither of them.
 """
 
 from __future__ import annotations

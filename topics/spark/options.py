@@ -1,8 +1,8 @@
 """The options of `format("topics")`: parsed and checked once, and from then on plain values (`docs/pipeline.md`).
 
 Spark hands over texts, in a mapping that ignores case. An unknown option is refused by name; an invalid value raises an
-OptionError that names the option and says what it takes. The results are frozen and can be pickled; they hold an API
-key only if it was given literally (`topics.spark.secrets`).
+OptionError that names the option and its values. The results are frozen and can be pickled; they hold an API key only
+if it was given literally (`topics.spark.secrets`).
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class _GivenOptions:
             self._texts[name] = text
 
     def text(self, name: str, *, may_be_empty: bool = False) -> str | None:
-        """What was given, without blanks at its ends; None if nothing was."""
+        """Return the value that was given, without blanks at its ends; None if none was."""
         text = self._texts.get(name)
         if text is None:
             return None

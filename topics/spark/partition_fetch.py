@@ -4,7 +4,7 @@ Theory of operation. An export that breaks is asked for again after the last seq
 once; rows that do not fill a batch yet are kept. An export with a filter that has to look at every record may bring
 nothing for long, and would begin anew after the last match, so it is asked for in steps (`FILTER_STEP`). A daemon
 without pyarrow answers with lines, which are decoded a block at a time. If the topic is deleted or made again
-meanwhile, records of the new instance are never delivered: the missing rest of the range is a gap, and `failOnDataLoss`
+meanwhile, records of the new instance are never delivered. The missing rest of the range is a gap; `failOnDataLoss`
 decides whether a gap is an error, a warning or a row. Runs in the executors. Keeps one batch in memory, besides the
 buffers of the connection.
 """
@@ -66,7 +66,7 @@ class FetchRequest:
 
     @classmethod
     def by(cls, options: ReadOptions, scope: QueryScope) -> FetchRequest:
-        """What the options say, within `scope`, which has their filter too (`QueryScope.of`)."""
+        """Return the request of the options, within `scope`, which has their filter too (`QueryScope.of`)."""
         return cls(options.columns, options.nodes, options.fail_on_data_loss, options.tombstones, scope)
 
 

@@ -2,15 +2,15 @@
 
 Pure: the facts about topics are handed in, the daemon is not asked.
 
-A partition is a range of one instance of one topic, `(after, last]`, fixed when it is planned. Whatever happens to the
-topic later, the task delivers the records of that range, and records that are gone from it are loss. A stream's offset
-holds for each topic the last seq that was read and the epoch of its instance, so two offsets make the same partitions
-at any time. Three things that can happen to a topic of a stream show in the offsets alone:
+A partition is a range of one instance of one topic, `(after, last]`, fixed when it is planned. Later changes of the
+topic do not move it: the task delivers the records of that range, and records that are gone from it are loss. A
+stream's offset holds for each topic the last seq that was read and the epoch of its instance, so two offsets make the
+same partitions at any time. Three things that can happen to a topic of a stream show in the offsets alone:
 
 - It is in the end but not in the start: it has joined. It is read from its beginning, or from after `from`, which the
   end says where retention had taken seqs before the stream knew of the topic: those were never the stream's to lose.
 - It has another epoch in the end, or a smaller seq: it was deleted and made again, or the daemon has gone back to a
-  backup. What was to come is loss, and what there is now is read like a topic that has joined.
+  backup. Records that were to come are loss, and the present ones are read like those of a topic that has joined.
 - It is as it was: it has nothing new, or is gone. That somebody has deleted it is no loss (`docs/spec/semantics.md`
 section 3),
   and if it comes back, it comes with another epoch.

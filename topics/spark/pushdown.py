@@ -8,7 +8,7 @@ Theory of operation. A filter of Spark is true, false or null for a row, and the
 answer wherever the column is null, but for IS NULL and `<=>`. A filter of the daemon is true or false; it is false for
 a missing tag or node. So without NOT the two let the same rows through. Under NOT they differ where the tag or node is
 missing: the daemon says true, Spark says null. Then more is let through than should be, and Spark applies its filter
-again. What the daemon cannot express, or would refuse because it is too large, is not pushed.
+again. Conditions that the daemon cannot express, or would refuse because they are too large, are not pushed.
 """
 
 from __future__ import annotations

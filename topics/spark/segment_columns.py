@@ -6,9 +6,9 @@ bad, is `topics.spark.segments`' business. Pure: bytes in, columns out.
 
 Theory of operation. Where frames begin is found by following `frame_len`, and each checksum is computed: two short
 loops per record, all of it but the first in C. From there on a run of frames *is* an Arrow array of binaries, the
-file's bytes being its values and the places its offsets. Fields at fixed places are slices of that array, those behind
-node and tag are found by arithmetic on whole columns, and cut out as a second array of the same bytes whose every other
-value is what lies between two of them. So a column is a handful of calls, whatever the number of records.
+file's bytes being its values and the places its offsets. Fields at fixed places are slices of that array. Fields behind
+node and tag are found by arithmetic on whole columns. They are cut out as a second array of the same bytes, in which
+every other value is the bytes between two fields. So a column costs a handful of calls for any number of records.
 
 Bytes that do not verify end a run. The next one begins at the next valid frame; the range between is reported as bad.
 """
@@ -147,7 +147,7 @@ def _verified(data: bytes, places: array[int], salt: int | None) -> int:
 
 
 def _frames(buffer: pa.Buffer, places: array[int]) -> pa.Array:
-    """What lies between each place and the next one."""
+    """Return the bytes between each place and the next one."""
     return pa.Array.from_buffers(pa.binary(), len(places) - 1, [None, pa.py_buffer(places), buffer])
 
 
@@ -206,7 +206,7 @@ class _FrameRun:
         return found.cast(pa.int64() if kind == pa.uint64() else pa.int32(), safe=False)
 
     def column(self, name: str) -> pa.Array:
-        """One of `TYPES`. What a record does not have is null; `data` is the JSON text as it was stored."""
+        """One of `TYPES`. Fields that a record does not have are null; `data` is the JSON text as it was stored."""
         match name:
             case "seq":
                 return self._integers(5, pa.uint64())
@@ -246,7 +246,7 @@ class _FrameRun:
         return pa.array(found, TYPES["meta"]).take(encoded.indices)
 
     def _between(self, begins: pa.Array, ends: pa.Array) -> pa.Array:
-        """What lies between two places of every frame.
+        """Return the bytes between two places of every frame.
 
         As an array, the file's bytes with all those places as offsets have what is wanted at every other position.
         """

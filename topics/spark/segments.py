@@ -1,21 +1,20 @@
 """The reader of files (`path`): what a directory holds of its topics as of their last checkpoint, without a daemon.
 
-Responsible for the partitions, which are whole segments, and for what of a segment's records is shown: what the topic's
-part says is laid over what the file says. What parts say is `topics.storage.offline.stored_topics`'s business, what
-frames hold `topics.spark.segment_columns`'.
+Responsible for the partitions, which are whole segments, and for which records of a segment are shown: the topic's part
+goes before the file. `topics.storage.offline.stored_topics` reads parts, `topics.spark.segment_columns` reads frames.
 
 Theory of operation. The range of every topic is fixed when it is planned, by the parts of that moment: for each segment
 the run of seqs of one instance that it holds, and the losses that begin in it. A task has one segment or, where they
-are small, several, and goes from one to the next. It reads all of a segment's `.data` before it returns a row of it,
-shows what is neither below the front, nor deleted, nor in a hole, and counts: a segment has as many live records as its
-part says, or something is wrong.
+are small, several, and goes from one to the next. It reads all of a segment's `.data` before it returns a row of it. It
+shows the records that are neither below the front, nor deleted, nor in a hole. It counts them: if a segment has not as
+many live records as its part says, something is wrong.
 
 A daemon may work on the directory meanwhile. It never changes bytes but delete flags, and it replaces and removes files
-only when the part on disk needs them no more; so whatever a task finds wrong (a file that is gone, records that are not
-there) it looks for the topic's part again. If there is a newer one, its range is planned anew by that, some times over:
-what has gone since is then as the newer part says. If there is none, what was found is so: fewer live records are
-deletions that a checkpoint has written and not yet counted, and bytes that do not verify are lost. A range is always
-that of one checkpoint, the planned one or a later one; two ranges may be of two.
+only when the part on disk needs them no more. So if a task finds something wrong (a file that is gone, records that are
+not there), it looks for the topic's part again. If there is a newer one, its range is planned anew by that, some times
+over; the newer part decides about records that have gone since. If there is none, the files are right: fewer live
+records are deletions that a checkpoint has written and not yet counted, and bytes that do not verify are lost. A range
+is always that of one checkpoint, the planned one or a later one; two ranges may be of two.
 """
 
 from __future__ import annotations
@@ -159,10 +158,10 @@ def tasks(parts: Iterable[FilePart], size: int) -> Iterator[FileTask]:
 
 
 class FileContent(NamedTuple):
-    """What a file shows of a range: its frames, those of them that are to be seen (1 for each), and what of the range
-    is lost beyond the holes that were known.
+    """The content of a range in a file: its frames, those of them that are to be seen (1 for each), and the losses in
+    the range beyond the known holes.
 
-    `doubt` says what is not as the part has it, None if all is.
+    `doubt` names the difference from the part, None if there is none.
     """
 
     rows: DecodedColumns
@@ -220,7 +219,7 @@ def _lost_bytes(rows: DecodedColumns, segment: StoredSegment, after: int, last: 
 
 
 def without(losses: Sequence[LostRange], known: Sequence[LostRange]) -> list[LostRange]:
-    """What of `losses` is in none of those that are known. Both ascend, each without overlaps."""
+    """Return the parts of `losses` that are in none of the known ones. Both ascend, each without overlaps."""
     rest: list[LostRange] = []
     for lost in losses:
         first = lost.first
@@ -243,8 +242,8 @@ _LIVE: Final = bytes([1, 0]) + bytes(254)
 
 
 class PartitionContent(NamedTuple):
-    """What there is of a partition: frames and which of them are to be seen, None for no frames at all; what of it is
-    lost that the plan did not know of; and what is wrong with the file, where that is why."""
+    """The content of a partition: frames and which of them are to be seen, None for no frames at all; losses that the
+    plan did not know of; and the damage of the file, if it is their cause."""
 
     rows: DecodedColumns | None
     mask: bytes
@@ -294,7 +293,7 @@ def _look_again(fs: Fs, directory: TopicDirectory, part: FilePart) -> StoredTopi
 def _attempt(
     fs: Fs, segment: StoredSegment, part: FilePart, wanted: Collection[str]
 ) -> tuple[PartitionContent | None, str | None]:
-    """What a segment's file shows, and what raises doubts about it; nothing if it cannot be shown at all."""
+    """Return the content of a segment's file, and a reason to doubt it; None if it cannot be shown at all."""
     if segment.path is None:
         which = f"seqs {part.after + 1} to {part.last} of topic {part.topic!r}"
         return None, f"{which} have gone to the cold directory; `coldPath` has to say where that is"
@@ -325,8 +324,8 @@ def _attempt(
 
 def _bytes_of(files: DataFiles, path: str, segment: StoredSegment) -> int:
     """Return how many bytes of a segment's file are read: those that the part counts; all if another file has replaced
-    it since, or may have. Whatever a packed file says, no more is unpacked. Raises NotDecodable if that is more than a
-    segment has; FileNotFoundError, OSError."""
+    it since, or may have. No more is unpacked, even if a packed file says that it holds more. Raises NotDecodable if
+    that is more than a segment has; FileNotFoundError, OSError."""
     may_be_another = segment.salt is None or _is_another(files.read(path, 0, FILE_HEADER_BYTES), segment)
     length = files.length(path) if segment.sealed and may_be_another else segment.data_bytes
     if length > MAX_SEGMENT_BYTES:

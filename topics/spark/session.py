@@ -1,8 +1,8 @@
-"""What all jobs have in common: where the daemon is, which Spark does the work, how quiet it is, and how it ends.
+"""The common part of all jobs: where the daemon is, which Spark does the work, how quiet it is, and how it ends.
 
-Responsible for the session that a job runs in when it was not handed one: the master, Spark at WARN, the loopback
-address where nothing else is asked for, this package shipped to the workers of another machine. What a job does with
-it is the job's business; whether there is a Spark at all is `topics.spark.needs`'.
+Responsible for the session of a job that was not handed one. It sets the master, logs at WARN, uses the loopback
+address if no other is given, and ships this package to the workers of another machine. The job decides how it uses the
+session; `topics.spark.needs` checks that there is a Spark.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CHATTER: Final = (
     # Executors that leave while it stops.
     "org.apache.spark.scheduler.cluster.StandaloneSchedulerBackend$StandaloneDriverEndpoint",
 )
-"""What warns of nothing in every run. Errors of these are logged."""
+"""Loggers that warn in every run without a cause. Their errors are logged."""
 
 
 def _log_settings() -> str:
@@ -86,7 +86,7 @@ class DaemonAddress:
 
 @dataclass(slots=True)
 class JobOptions:
-    """What the options say that jobs share: the object of every click context."""
+    """The options that jobs share: the object of every click context."""
 
     url: str | None = None
     token_env: str | None = None
@@ -231,7 +231,7 @@ def spark_session(
     conf = dict(conf or {})
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes whatever python3 is in PATH
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first python3 in PATH
     with tempfile.TemporaryDirectory(prefix="topics-spark-") as scratch:
         log = Path(scratch, "log4j2.properties")
         log.write_text(_log_settings(), encoding="utf-8")

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from topics.spark.options import OptionError, ReadOptions, WriteOptions
 from topics.spark.schema import columns_of, spark_schema
 
-# Imported where they are needed: whoever writes needs no reader, and none of the two the files.
+# Imported where they are needed: a writer needs no reader, and neither needs the reader of files.
 # ruff: noqa: PLC0415
 
 

@@ -1,4 +1,4 @@
-"""Bytes on disks. `docs/storage.md` describes the formats and what they promise.
+"""Bytes on disks. `docs/storage.md` describes the formats and their promises.
 
 files/         the file system interface, the layout of the data directory, its free space, its witness
 wal/           frames, and the shard writers that append them

@@ -128,13 +128,13 @@ class Store:
         """True if this is the first start of a copy of another directory."""
         self.space = FreeSpace(settings, self.datadir.root, fs=fs, offload=offload)
         self.right = WriteRight()
-        """Whether this process may change anything."""
+        """The right of this process to change anything."""
         self.round_waits = RoundWaits(clock)
-        """What is synced and waits until the bucket has it."""
+        """Batches that are synced and wait until the bucket has them."""
         self.home: SecondHome | None = None
         """Where the data is a second time, if the daemon has a bucket. Set before `open`."""
         self.repairs: StartRepairs | None = None
-        """What the start has repaired; None without a bucket."""
+        """The repairs of the start; None without a bucket."""
         self._rebuilt = False
         self._lacks_marks = False
         self.short_of_snapshots = False

@@ -1,4 +1,4 @@
-"""What the daemon tells operators: log lines, the audit log and figures.
+"""The daemon's messages to operators: log lines, the audit log and figures.
 
 logs          the set-up of logging, and the rules for every line
 log_lines     the text of one line, as JSON or for a terminal

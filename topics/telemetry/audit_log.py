@@ -5,8 +5,8 @@ is said in `topics.http.routes`; the code that answers a call writes its line fi
 
 Guarantees:
 
-- A line is in the file before its call is answered. Lines do not overlap, and consist of visible ASCII characters,
-  whatever a client has sent.
+- A line is in the file before its call is answered. Lines do not overlap. They consist of visible ASCII characters,
+  also where a client has sent others.
 - Lines are not synced. They survive a crash of the daemon; a crash of the machine may lose the last seconds.
 - Refused calls of one key or address beyond a rate share one line, which has their number and is written within a
   second (`audit_rate`).

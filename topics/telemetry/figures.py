@@ -220,7 +220,7 @@ class BucketFigures:
     segments_repaired: int = 0
     log_files_repaired: int = 0
     repaired_bytes: int = 0
-    """What was damaged here, and is mended with these bytes of the bucket."""
+    """Bytes of the bucket that have replaced damaged ones here."""
     repairs_waiting: int = 0
     """Damaged segments for which the bucket has not answered yet."""
     calls_hanging: int = 0
@@ -338,7 +338,7 @@ class EngineFigures:
     results_waiting: int = 0
     """Results of jobs that wait to be delivered, of all queues and groups."""
     results_bytes: int = 0
-    """What these count, in bytes."""
+    """Bytes that these count."""
     routers: int = 0
     router_samples: list[RouterFigures] = field(default_factory=list)
     routers_truncated: bool = False

@@ -77,7 +77,7 @@ STAGING: Final = (
         "topics/storage/recovery/transaction_replay.py",
         "if any(self.outcomes[members] for members in self._counted):",
         "if False:",
-        "8.3: a transaction is there whole or not at all, whatever salvage gives up",
+        "8.3: a transaction is there whole or not at all, also after a salvage",
         "unit",
     ),
     Mutation(
@@ -131,7 +131,7 @@ STAGING: Final = (
         "topics/storage/recovery/verdicts.py",
         "if target is None or closed or topic.log.count != topic.log.head_seq:",
         "if target is None or topic.log.count != topic.log.head_seq:",
-        "rule 23: a committed stage is closed, whatever a crash takes",
+        "rule 23: a committed stage is closed, after any crash",
         "crash",
     ),
     Mutation(

@@ -142,7 +142,7 @@ CEILINGS: Final = (
         "topics/engine/ceilings.py",
         "return commit_point if last_seq <= ceiling.synced else CommitPoint.SYNCED",
         "return commit_point",
-        "8.2: no seq is given out twice, whatever a crash takes",
+        "8.2: no seq is given out twice, after any crash",
         "crash",
     ),
     Mutation(

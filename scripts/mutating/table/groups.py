@@ -82,7 +82,7 @@ GROUPS: Final = (
     Mutation(
         "consumed-without-groups",
         "groups",
-        "topics/engine/consumers/consumed.py",
+        "topics/engine/consumers/consumed_records.py",
         "topic.groups.lowest_floor(topic.log) if topic.groups is not None else None,",
         "None,",
         "consumers 3: records that a group has not finished are kept",

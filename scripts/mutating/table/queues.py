@@ -31,7 +31,7 @@ QUEUES: Final = (
         "topics/queue/unique_keys.py",
         "if not window_ms:",
         "if True:",
-        "consumers 5: a window lasts whatever becomes of the job",
+        "consumers 5: a window lasts even if the job is gone",
         "unit",
     ),
     Mutation(
@@ -169,7 +169,7 @@ QUEUES: Final = (
             await self._commit(topic, event, perf)
             return topic.id, event.generation, self._registry.to_wall(event.deadline)
         """,
-        "consumers 3: acquire is synced before its answer whatever the class",
+        "consumers 3: acquire is synced before its answer in every class",
         "unit",
     ),
     Mutation(
@@ -184,7 +184,7 @@ QUEUES: Final = (
     Mutation(
         "consumed-beside-a-seek-on-its-way",
         "queues",
-        "topics/engine/consumers/consumed.py",
+        "topics/engine/consumers/consumed_records.py",
         "on_their_way = [one.seq for one in (topic.consumer_commits or {}).values()]",
         "on_their_way: list[int] = []",
         "consumers 3: what is deleted as consumed every consumer has passed",
@@ -193,7 +193,7 @@ QUEUES: Final = (
     Mutation(
         "consumed-before-routers-have-passed",
         "queues",
-        "topics/engine/consumers/consumed.py",
+        "topics/engine/consumers/consumed_records.py",
         "return min([lowest, *on_their_way, *passed.values()])",
         "return min([lowest, *on_their_way])",
         "consumers 3: what is deleted as consumed every router has passed",
@@ -202,7 +202,7 @@ QUEUES: Final = (
     Mutation(
         "consumed-before-copies-are-synced",
         "queues",
-        "topics/engine/consumers/consumed.py",
+        "topics/engine/consumers/consumed_records.py",
         """
             if passed:
                 await self._commits.sync_all()
@@ -217,7 +217,7 @@ QUEUES: Final = (
     Mutation(
         "consumed-with-another-retention",
         "queues",
-        "topics/engine/consumers/consumed.py",
+        "topics/engine/consumers/consumed_records.py",
         'if topic.config.retention != "consumed":',
         "if False:",
         "consumers 3: only with retention consumed is what is consumed deleted",

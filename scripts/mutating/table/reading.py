@@ -40,7 +40,7 @@ READING: Final = (
         "topics/engine/operations/append.py",
         "ts = topic.last_ts = max(self._registry.now_ms(), topic.last_ts)",
         "ts = topic.last_ts = self._clock.now_ms()",
-        "semantics 1: $ts never decreases, whatever the clock does",
+        "semantics 1: $ts never decreases, even if the clock goes back",
         "life",
     ),
     Mutation(

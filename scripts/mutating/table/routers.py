@@ -37,7 +37,7 @@ ROUTERS: Final = (
         "topics/storage/maintenance/reclaimer.py",
         "if self._file_holds.needed_segments(topic_id):",
         "if not topic_id:",
-        "rule 18: bytes that copies are made of stay, whatever becomes of their topic",
+        "rule 18: bytes that copies are made of stay, also if their topic is deleted",
         "crash",
     ),
     Mutation(

@@ -28,7 +28,7 @@ SCHEDULES: Final = (
         "topics/engine/operations/append.py",
         "commit_point = CommitPoint.SYNCED",
         "pass",
-        "consumers 5: a firing is synced whatever the class",
+        "consumers 5: a firing is synced in every class",
         "unit",
     ),
     Mutation(

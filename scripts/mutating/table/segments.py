@@ -31,11 +31,11 @@ RECLAIMER: Final = (
         "topics/storage/maintenance/cold_flags.py",
         """
                 if topic in self._source.changed:
-                    self._source.attention.add(topic)  # whatever makes its part durable until then
+                    self._source.attention.add(topic)  # however its part becomes durable
         """,
         """
                 if topic.deleted:
-                    self._source.attention.add(topic)  # whatever makes its part durable until then
+                    self._source.attention.add(topic)  # however its part becomes durable
         """,
         "rule 11: a flag is written only after its Delete frame is synced",
         "crash",

@@ -270,7 +270,7 @@ RECOVERY: Final = (
         "topics/storage/wal/frame_search.py",
         "if self._work <= 0:",
         "if False:",
-        "8.10: a start takes as long as its bytes take, whatever they claim",
+        "8.10: a start takes as long as its bytes take, not as long as they claim",
         "unit",
     ),
     Mutation(

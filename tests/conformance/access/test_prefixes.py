@@ -95,7 +95,7 @@ def test_a_dead_letter_of_its_own_or_none_is_allowed(client: Client, callers: Ca
     callers["mine"].put_topic(topic, type="queue", max_deliveries=1, dead_letter="mine-dead")
     callers["mine"].put_topic(topic, dead_letter=None)
     client.put_topic(topic, dead_letter="theirs")
-    # What it does not name stays, whoever has named it.
+    # A setting that the call does not name stays, also if another caller has set it.
     assert callers["mine"].put_topic(topic, max_deliveries=2)["config"]["dead_letter"] == "theirs"
 
 

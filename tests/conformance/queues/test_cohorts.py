@@ -531,7 +531,7 @@ def test_a_window_holds_up_nothing_but_claims(client: Client) -> None:
 
 
 def test_windows_go_on_for_ever(client: Client) -> None:
-    """Whoever comes back in every window has its share of each."""
+    """A claimer that comes back in every window has its share of each."""
     queue = new_queue(client, *range(400), claim_jitter_ms=500)
     taken: list[int] = [0, 0, 0, 0]
 

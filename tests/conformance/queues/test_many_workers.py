@@ -239,7 +239,7 @@ def test_counters_add_up_whatever_happens(client: Client, config: dict[str, Any]
 
 
 def test_a_queue_may_go_and_come_while_it_is_used(client: Client, durability: str) -> None:
-    """Whatever comes too late finds no topic or nothing that it holds; nothing else goes wrong."""
+    """A call that comes too late finds no topic, or none of its leases; nothing else goes wrong."""
     queue = new_queue(client, durability=durability)
     end = time.monotonic() + 0.6
 

@@ -326,7 +326,7 @@ def test_a_queue_whose_class_was_changed_keeps_what_was_not_acked(tmp_path: Path
         daemon.kill()
 
 
-# Kill after kill, with whatever work there may be
+# Kill after kill, with any work there may be
 
 
 @dataclass

@@ -417,7 +417,7 @@ def test_who_comes_back_after_a_restart_goes_on(tmp_path: Path, how: signal.Sign
                 assert set(found[name].reasons) <= {"lost"}
             assert found["fsync"].data == [1, 2, 3, "new"]
             assert found["disk"].data == [1, 2, 3, "new"]
-        # What is gone with the daemon is called lost, for whoever begins before it.
+        # Records that are gone with the daemon are called lost, for readers that begin before them.
         with subscribed(client, "ephemeral") as ws:
             told = covered("ephemeral", ws.until_caught_up(), head=heads["ephemeral"])
             assert (told.reasons[0], told.data) == ("lost", ["new"])

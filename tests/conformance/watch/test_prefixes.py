@@ -24,7 +24,7 @@ def added(name: str) -> Any:
 
 
 def coming(ws: WebSocket, op: str) -> Any:
-    """The next message that is one of these, whatever comes before it."""
+    """The next message with this `op`; all messages before it are passed over."""
     while (message := ws.next()).op != op:
         pass
     return message.body
@@ -69,7 +69,7 @@ def test_topics_are_not_needed_and_beat_prefixes(client: Client, prefix: str) ->
 
 
 def test_a_session_goes_on_from_an_id_over_what_came_and_went(client: Client, prefix: str) -> None:
-    """Added, deleted and made again while nobody was connected, and told again to whoever has not heard of it."""
+    """Added, deleted and made again while nobody was connected, and told again to a client that has not heard of it."""
     kept, made, replaced = f"{prefix}kept", f"{prefix}made", f"{prefix}replaced"
     client.append(kept, 1)
     client.append(replaced, "old")

@@ -112,7 +112,7 @@ def test_a_lease_is_no_shorter_than_100_ms(client: Client, topic: str) -> None:
 
 
 def test_who_comes_back_with_the_last_id_goes_on(client: Client, topic: str) -> None:
-    """An EventSource sends the id of the last frame, whatever the stream makes of it."""
+    """An EventSource sends the id of the last frame, whether the stream uses it or not."""
     queue(client, topic, 1, 2, 3)
     with working(client, topic) as events:
         ack(client, topic, events.job())

@@ -273,7 +273,7 @@ def test_who_takes_nothing_for_30_s_loses_what_it_held(client: Client, topic: st
 
 
 def vanish(transport: Transport) -> None:
-    """From now on the kernel drops whatever comes for this connection: it neither answers nor ends it.
+    """From now on the kernel drops all packets for this connection: it neither answers nor ends it.
 
     What it has sent before has arrived by then, or it would be sent again and again, which is a sign of life.
     """

@@ -97,7 +97,7 @@ class View:
         return next((reason for first, last, reason in self.gaps if first <= seq <= last), None)
 
     def check(self, topic: str) -> None:
-        """Assert what holds of every view, whatever was told."""
+        """Assert the rules that hold of every view."""
         seqs = list(self.records)
         require(seqs == sorted(set(seqs)), topic, "seqs out of order")
         times = [record["$ts"] for record in self.records.values()]
@@ -130,7 +130,7 @@ class Batch:
 
     @property
     def is_commit(self) -> bool:
-        """Then an ack means that it is on disk, whatever the class."""
+        """Then an ack means that it is on disk, in every class."""
         return self.stages > 0
 
     @property
@@ -157,7 +157,7 @@ class Deletion:
     before: int
     tag: str | None
     bound: int | None = None
-    """The head of its answer: whatever has a higher seq came after it. None: there was no answer."""
+    """The head of its answer: records with higher seqs came after it. None: there was no answer."""
 
     def covers(self, seq: int, tag: str | None) -> bool:
         return seq < self.before and (self.tag is None or tag is None or tag == self.tag)
@@ -563,8 +563,8 @@ class TopicLedger:
         self._placed.pop(batch.first_seq, None)
 
     def forget(self) -> None:
-        """After a judgement, and those of what is fed from here. What is deleted, or gone for its age, is not kept:
-        whatever shows it again is wrong."""
+        """After a judgement, and those of what is fed from here. Records that are deleted or too old are not kept: a
+        view that shows them again is wrong."""
         for batch in list(self.batches.values()):
             if all(self.is_deleted(seq, number) or number not in self.present for seq, number in batch.numbered()):
                 self._drop(batch)
@@ -583,8 +583,8 @@ class TopicLedger:
 class CopyLedger:
     """What was told about a topic that only routers append to. `sources` are where its records were first appended.
 
-    Each record is there once, whatever the guarantee, where one path leads here; where several do, only `exactly_once`
-    says so, and `may_repeat` tells that this is not asked for.
+    Where one path leads here, each record is there once, with either guarantee. Where several paths do, only
+    `exactly_once` promises that; `may_repeat` is True if the guarantee is the other one.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What the clients of an owner and its standbys know, and what must hold whoever owns the data
+"""What the clients of an owner and its standbys know, and the promises that hold under every owner
 (`docs/spec/bucket.md` section 7).
 
 A record is a number, and its content follows from that. Everybody tells what he has seen: acks, watchers, readers. So

@@ -173,7 +173,7 @@ class ReplicaSite:
         self._tend_fenced()
 
     def end(self) -> None:
-        """Whatever happened: no process is left."""
+        """End all processes, also after an error."""
         self.stop.set()
         for tail in self.tails:
             tail.close()

@@ -206,7 +206,7 @@ class Site:
             time.sleep(0.02)
 
     def end(self) -> None:
-        """Whatever happened: no process is left."""
+        """End all processes, also after an error."""
         if self._daemon is not None and self._daemon.has_process:
             self._daemon.end(signal.SIGKILL)
 
@@ -271,7 +271,7 @@ class Site:
             life.ending.set()
             self._end_life(how, after_signal)
         finally:
-            # Whatever happened, no thread goes on for ever: those that read end with the daemon.
+            # Also after an error no thread goes on for ever: those that read end with the daemon.
             life.ending.set()
             life.over.set()
         for thread in threads:

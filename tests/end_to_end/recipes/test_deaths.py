@@ -232,7 +232,7 @@ def test_mirrors_lose_and_repeat_nothing_whoever_dies(daemons: list[Daemon], ope
         write("b", 50)
         place.until(all_there)
 
-        # A last one each way: whatever went round in circles would be there before it.
+        # A last record each way: records that went round in circles would be there before it.
         write("a", 1)
         write("b", 1)
         place.until(all_there)

@@ -100,7 +100,7 @@ def test_the_audit_log_does_what_it_shows(open_place: Callable[..., Place]) -> N
     assert code == 0
     assert len(printed.splitlines()) == 2
 
-    # When it is full, whoever wants to do something hears of it before.
+    # When it is full, callers hear of it before they do anything.
     assert place.type(f"TOPICS_TOKEN={setup} topics create audit --cap-records 2 > set.out")[0] == 0
     assert place.type("python audit.py ann 'deletes everything'")[0] == 1
     assert "TopicFull" in place.log()

@@ -12,7 +12,7 @@ from tests.engine.life import Called, HeldOffload, Life, living, records, refusa
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
 from topics.engine.commits import Commits
-from topics.engine.consumers import consumer_calls, unused
+from topics.engine.consumers import consumer_calls, unused_consumers
 from topics.filters.record_filter import Filter, parse_filter
 from topics.model import (
     ConsumerMove,
@@ -635,7 +635,7 @@ async def test_the_ttl_of_a_consumer_counts_although_the_client_of_its_put_is_go
 
 async def test_the_memory_for_created_and_deleted_consumers_is_bounded(monkeypatch: Any, autojump_clock: Any) -> None:
     """The ttl of each of them ends in a year, so no entry leaves the heap by itself."""
-    monkeypatch.setattr(unused, "SPARE", 10)
+    monkeypatch.setattr(unused_consumers, "SPARE", 10)
     async with living(housekeeping=False) as life:
         await life.append("t", 1)
         await put(life, "kept", ttl_ms=60_000)

@@ -194,7 +194,7 @@ class SessionClient:
         """What the client knew with each id."""
         self.last: str | None = None
         self.used: list[str | None] = []
-        """The ids that it has come with, for whoever looks for an error."""
+        """The ids that it has come with, for the search of an error."""
         self.connection: Connection | None = None
 
     async def act(self) -> None:

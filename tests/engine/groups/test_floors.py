@@ -1,4 +1,4 @@
-"""The floor of a group moves on whatever is in memory."""
+"""The floor of a group moves on, also over records that are not in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Large batches take turns: each is committed in a separate pass of the loop, whatever it has waited for before."""
+"""Large batches take turns: each is committed in a separate pass of the loop, even if it has waited for other things
+before."""
 
 from __future__ import annotations
 

@@ -247,4 +247,4 @@ class Truth:
         if not keeps_leases:
             self.deliveries.clear()
         self.not_before.clear()
-        self.ghosts += 20  # whoever was there
+        self.ghosts += 20  # for workers that were there before

@@ -115,7 +115,7 @@ class Walk(walks.Walk):
         if self.abrupt:
             return
         if fails_at >= 0:
-            await trio.sleep(30)  # whoever waits for something on that shard has been told
+            await trio.sleep(30)  # all that wait for that shard have been told
         await self.rest()
         if self.last:
             await self.drain()
@@ -269,7 +269,7 @@ class Walk(walks.Walk):
         theirs: dict[int, Told] = {}
         sent: dict[int, Told] = {}
         for job in jobs:
-            # Without a lease id it is about whatever lease the node has.
+            # Without a lease id the call is about the present lease of the node.
             lease = self.truth.rightful(node, job.seq, job.lease_id if ids is not None else None)
             if lease is None:
                 continue

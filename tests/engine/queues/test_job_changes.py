@@ -231,7 +231,7 @@ async def test_a_retried_job_keeps_its_deliveries_error_and_priority(autojump_cl
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("by", ["append", "nack", "backoff"])
 async def test_a_retry_and_a_cancellation_outlive_the_daemon(by: str, clean: bool, autojump_clock: Any) -> None:
-    """Whatever has delayed the job: an event of the log, or time alone."""
+    """For both causes of the delay: an event of the log, or time alone."""
     from topics.model import RetryPolicy  # noqa: PLC0415
 
     fs, clock = SimFs(), SimClock()

@@ -1,4 +1,4 @@
-"""Schedules over lives of the engine: each time fires once, whatever ends the process, the shard or the schedule."""
+"""Schedules over lives of the engine: each time fires once, after any end of the process, the shard or the schedule."""
 
 from __future__ import annotations
 

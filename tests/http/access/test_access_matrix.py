@@ -266,7 +266,8 @@ def body_for(route: Route) -> Any:
 
 
 async def refusal_of(gate: Gate, route: Route, side: str, headers: dict[str, str] | None, query: str = "") -> int:
-    """401 or 403, or 0 for who is let in, whatever happens then: what streams need is not here."""
+    """401 or 403, or 0 for a caller that is let in. Later errors do not count, because the parts that streams need are
+    not here."""
     target = target_of(route, side)
     if query:
         target += ("&" if "?" in target else "?") + query

@@ -1,4 +1,5 @@
-"""Exports as Arrow streams: the columns are what the records are, whatever they hold and however they were gathered."""
+"""Exports as Arrow streams: the columns equal the records, with any content, in every way in which they are
+gathered."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ WITH_BODIES = [
 BAD_NAMES = ["-a", "_a", ".a", "a%20b", "a%2Fb", "%C3%A9", "%ff", "a" * 256, "a%00", "a%0A", "a>b", "a*"]
 
 TABLE: list[Bad] = [
-    # Every body, whatever the call: form before content.
+    # Every body, of all calls: form before content.
     *(
         bad
         for method, path in WITH_BODIES

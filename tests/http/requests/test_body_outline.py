@@ -1,4 +1,4 @@
-"""Large bodies are decoded in steps, whatever their members are, and as they are in one call."""
+"""Large bodies with any members are decoded in steps, with the same result as in one call."""
 
 from __future__ import annotations
 

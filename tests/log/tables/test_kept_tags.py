@@ -252,7 +252,7 @@ def test_deleted_records_without_a_tag_do_not_pile_up() -> None:
 
 
 def test_a_record_of_a_large_batch_does_not_copy_all_others_of_its_tag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever `keep_per_tag` is: one record is taken away for each one that is added."""
+    """With any `keep_per_tag`: one record is taken away for each one that is added."""
     copied = 0
 
     class Counted(list[int]):

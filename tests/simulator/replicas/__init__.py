@@ -1,5 +1,5 @@
-"""Two to four daemons over one bucket, in a simulation that a seed determines: what `docs/spec/bucket.md` section 7
-says must hold, whatever happens to them (`docs/design/replication.md` section 9).
+"""Two to four daemons over one bucket, in a simulation that a seed determines: the promises of `docs/spec/bucket.md`
+section 7 hold after all pauses, partitions and crashes (`docs/design/replication.md` section 9).
 
 plan          what a seed means: the daemons, their clocks, and what happens to them
 machine       one machine: its clock, its disk, its way to the store; how it is paused, cut off and killed

@@ -83,7 +83,7 @@ def early_taker(patch: pytest.MonkeyPatch) -> None:
 
 
 def unconditional_take(patch: pytest.MonkeyPatch) -> None:
-    """`owner` is put whatever is there."""
+    """`owner` is put over any present object."""
     put = SettledPuts.replace
 
     async def careless(self: SettledPuts, name: str, data: bytes, etag: str, *args: Any) -> str:

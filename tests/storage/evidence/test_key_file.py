@@ -1,4 +1,4 @@
-"""The file of the key that signs checkpoints: it is made once, whoever needs it first, and no other file is read as
+"""The file of the key that signs checkpoints: the first call that needs it makes it, once, and no other file is read as
 one."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Leaves on disk: what checkpoints write in whatever portions is read as the tree that it is, and no file goes that is
-needed."""
+"""Leaves on disk: the portions that checkpoints write, of any sizes, are read as one tree, and no file is removed that
+is needed."""
 
 from __future__ import annotations
 

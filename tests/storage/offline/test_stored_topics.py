@@ -189,8 +189,8 @@ def test_a_cold_directory_alone_ends_where_segments_have_stayed_hot(fs: SimFs) -
 
 @pytest.mark.parametrize("count", [10, pytest.param(150, marks=pytest.mark.slow)])
 def test_whatever_a_crash_leaves_can_be_read(count: int) -> None:
-    """All live records of the last checkpoint are in its files, wherever the machine died, whatever became of what was
-    not synced: bytes that a part counts are on disk before it is."""
+    """All live records of the last checkpoint are in its files after a crash at any point, with any part of the
+    unsynced bytes lost: bytes that a part counts are on disk before the part."""
     world = World(5, config=CONFIG)
     wrecks = wrecks_of(world, lambda: 0, stride=11)
     made(5, world=world)

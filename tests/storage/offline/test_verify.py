@@ -35,7 +35,7 @@ from topics.log.span import SpanSummary
 from topics.storage.files.datadir import READABLE, DataDir
 from topics.storage.files.file_header import FILE_HEADER_BYTES
 from topics.storage.files.fs import join, write_all
-from topics.storage.offline.finding import SECTOR, Finding
+from topics.storage.offline.findings import SECTOR, Finding
 from topics.storage.offline.verify import Verification
 from topics.storage.segments.segment_format import DELETED_FLAG, LIVE_FLAG
 from topics.storage.snapshots.snapshot import (
@@ -162,8 +162,8 @@ class Make(Protocol):
 
 
 def crashed_while(make: Make, stride: int, count: int) -> None:
-    """Wherever the machine dies that makes a directory, whatever becomes of what was not synced, there is no damage;
-    but what is garbage is left out: that of a single byte may look like one flipped bit."""
+    """A crash of the machine that makes a directory, at any point and with any part of the unsynced bytes lost, is no
+    damage. Garbage in place of unsynced bytes is left out: a single byte of garbage may look like one flipped bit."""
     world = World(5, config=CONFIG)
     wrecks = wrecks_of(world, lambda: 0, stride=stride)
     make(5, world=world)

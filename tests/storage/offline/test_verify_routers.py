@@ -30,7 +30,7 @@ from tests.storage.offline.test_verify import (
 )
 from tests.storage.routed import routed, settle
 from topics.storage.offline.directory_facts import DirectoryFacts
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.frame_dump import FrameFacts
 from topics.storage.offline.inspect import Inspection
 from topics.storage.offline.verify_routers import RouterCursors, contradiction

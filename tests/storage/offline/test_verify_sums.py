@@ -16,7 +16,7 @@ from tests.storage.made import COLD, CONFIG, ROOT, Maker, made
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.file_header import FILE_HEADER_BYTES, decode_file_header
 from topics.storage.files.fs import write_all
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.verify import Verification
 from topics.storage.segments.packed_format import PACK_HEADER_BYTES, decode_pack_header, packed
 from topics.storage.segments.packed_reads import unpacked

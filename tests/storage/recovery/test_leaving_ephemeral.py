@@ -1,5 +1,5 @@
-"""A topic that was `ephemeral` and is stored from now on: a ConfigUpdate says what its log is, and the frames before it
-hold its live records (`docs/spec/crash.md` 24). A start finds it so, whatever came in between."""
+"""A topic that was `ephemeral` and is stored from now on: a ConfigUpdate holds the state of its log, and the frames
+before it hold its live records (`docs/spec/crash.md` 24). A start finds them, also if other frames are in between."""
 
 from __future__ import annotations
 

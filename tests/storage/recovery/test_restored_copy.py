@@ -53,7 +53,7 @@ NAMES = [*CLASSES, "empty", "jobs"]
 
 
 def check_skipped(client: Client, heads: dict[str, int]) -> dict[str, int]:
-    """Every topic goes on above whatever may have been given out since, and says so."""
+    """Every topic goes on above all seqs that may have been given out since, and says so."""
     for name in NAMES:
         before = client.state(name)
         assert before["head_seq"] >= heads[name] + SKIPPED_SEQS

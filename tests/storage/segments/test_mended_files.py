@@ -1,5 +1,5 @@
 """Mending a segment with a copy that is older than its deletions: every record gets its bytes back, and no deleted one
-comes back, whatever is damaged."""
+comes back, with damage at any place."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_a_frame_of_another_seq_is_not_the_record_asked_for() -> None:
 
 
 def sealed(flags: int, node_len: int, data_len: int, rest: bytes) -> bytes:
-    """A `.data` frame whose checksum holds, whatever else it says."""
+    """A `.data` frame with these fields, and a checksum that holds."""
     body = struct.pack("<BQQHHI", flags, 1, 9, node_len, 0, data_len) + rest
     return struct.pack("<I", len(body) + 9) + body + struct.pack("<QB", xxhash.xxh3_64(body).intdigest(), 0)
 

@@ -65,7 +65,7 @@ async def test_a_cut_right_behind_a_rotation_makes_no_empty_file(autojump_clock:
 
 
 async def test_cuts_of_several_shards_in_one_step_are_one_moment(autojump_clock: Any) -> None:
-    """Whatever refers to something else is in no finished file unless that is."""
+    """If one batch refers to another one, a finished file has it only if a finished file has the other one too."""
     async with running() as one, running() as other:
         stop = False
         source: list[Batch] = []

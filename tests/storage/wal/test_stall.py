@@ -112,7 +112,7 @@ async def test_with_half_a_file_left_appends_are_refused_and_the_rest_goes_on(au
         shard.writer.submit(Batch(seq, size=200, sync=True))
         await trio.sleep(0.1)
         assert shard.writer.stall.refusal is not None
-        control = Batch(seq + 1, size=100, sync=True)  # a deletion, an ack: whoever does not ask for admission
+        control = Batch(seq + 1, size=100, sync=True)  # a deletion, an ack: commits that do not ask for admission
         shard.writer.submit(control)
         await trio.sleep(0.1)
         assert control.diary == [f"written {seq + 1}", f"synced {seq + 1}"]

@@ -303,7 +303,7 @@ class BaseWriter:
         self._newest = self._newest_ms = 0
         begun = self._archive.history_begun_at
         if numbers and 0 < begun <= numbers[-1]:
-            await self._archive.note_base(numbers[-1])  # whoever has made it: what is in its rounds can be restored
+            await self._archive.note_base(numbers[-1])  # also if another daemon has made it: its rounds can be restored
         if self.known.base is not None and 0 < begun <= self.known.base.head.number:
             self._newest, self._newest_ms = self.known.base.head.number, self.known.base.head.wall_ms
             self.ready.set()

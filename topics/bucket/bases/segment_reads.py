@@ -80,9 +80,9 @@ def deletions_of(part: TopicPart) -> dict[int, SegmentDeletions]:
 
 
 def read_sealed(tiers: SegmentTiers, captured: CapturedSegment) -> SealedBytes:
-    """Return the files of a sealed segment. The index comes first: whoever replaces files removes derived ones before
-    `.data` changes. Raises OSError if the disk or the cold store does not answer, FileNotFoundError for a missing cold
-    `.data`."""
+    """Return the files of a sealed segment. The index is read first: a task that replaces the files removes derived
+    ones before `.data` changes. Raises OSError if the disk or the cold store does not answer, FileNotFoundError for a
+    missing cold `.data`."""
     idx, tags = (_file(tiers, captured, kind) for kind in ("idx", "tags"))
     data = _file(tiers, captured, "data")
     if data is None:

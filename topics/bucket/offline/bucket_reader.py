@@ -195,7 +195,7 @@ class BucketReader:
         return found
 
     def round_head(self, number: int) -> RoundHead:
-        """Return the header of a round, of which nothing is verified: whoever relies on it reads the round."""
+        """Return the header of a round. It is not verified: a caller that relies on it must read the round."""
         name = round_name(number)
         data = self.range(name, 0, PEEK_BYTES)
         end = MAGIC_BYTES + 4 + int.from_bytes(data[MAGIC_BYTES : MAGIC_BYTES + 4], "little")

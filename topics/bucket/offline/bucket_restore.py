@@ -61,7 +61,7 @@ class RestoreFigures(NamedTuple):
 
 
 class RestoreSource(NamedTuple):
-    """The bucket of a restore that leaves segments there, and the pin that keeps them. Whoever restores has made it,
+    """The bucket of a restore that leaves segments there, and the pin that keeps them. The restore has made the pin,
     and removes it after a failure."""
 
     url: str

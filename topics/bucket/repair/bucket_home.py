@@ -1,4 +1,4 @@
-"""`BucketHome`: what the bucket has of this data directory, for whoever repairs its files (`SecondHome`).
+"""`BucketHome`: what the bucket has of this data directory, for repairs of its files (`SecondHome`).
 
 Nothing is cached but the newest base, and nothing is taken over without its hash. What is given out is of this very
 directory: the bucket has the id that `meta/bucket` has, this directory owns it, and the base was made of it (inode and

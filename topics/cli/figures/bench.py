@@ -1,6 +1,6 @@
 """`topics bench`: what a running daemon does for a Python client on this machine.
 
-Responsible for options and what is printed; what is measured, and how, is the business of
+Responsible for options and output; the choice of figures, and how they are measured, is the business of
 `topics.cli.figures.measurements`.
 """
 
@@ -65,8 +65,8 @@ def bench(options: CommandOptions, durability: Durability, seconds: float, size:
     """Measure a running daemon.
 
     Appends, reads, claims and acks, and how long it takes from an append to its delivery, on topics named bench-...
-    that are made for it and removed at the end, after Ctrl-C or a failure too. What else the daemon does meanwhile
-    becomes slower. The figures are those of a Python client with threads, which often is what holds them down.
+    that are made for it and removed at the end, after Ctrl-C or a failure too. Other work of the daemon becomes slower
+    meanwhile. The figures are those of a Python client with threads, which often is what holds them down.
     """
     if not 1 <= size <= MAX_SIZE:
         raise click.BadParameter("must be from 1 byte to 1MB", param_hint="--size")

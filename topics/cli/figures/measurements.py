@@ -1,8 +1,8 @@
-"""What `topics bench` measures against a running daemon, and how: on topics of its own, with threads of one client.
+"""The measurements of `topics bench` against a running daemon: on topics of its own, with threads of one client.
 
-Responsible for the loads, their figures and the topics, which are removed however it ends. What is printed is the
-business of `topics.cli.figures.bench`. The figures are those of a Python client: what the daemon does for a cheaper one
-is measured by `scripts/bench`.
+Responsible for the loads, their figures and the topics, which are removed in the end, also after a failure. The output
+is the business of `topics.cli.figures.bench`. The figures are those of a Python client: what the daemon does for a
+cheaper one is measured by `scripts/bench`.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Measurements:
         return [_rate("read", what, "records/s", load.per_s)]
 
     def _append(self, topic: str, records: list[bytes]) -> int:
-        # Never creates: what is still under way when the topics are removed must not bring one back.
+        # Never creates: appends that are under way when the topics are removed must not create one again.
         rest = {"idempotency_key": uuid.uuid4().hex, "create": False}
         return self._client.run(encoded_append(topic, records, rest, return_seqs=False)).count
 
@@ -195,8 +195,8 @@ class Measurements:
     # -- delivery ----------------------------------------------------------------------------------------------------
 
     def _delivery(self) -> list[Figure]:
-        """Records are appended at a steady pace, whatever becomes of those before; timed from just before the append to
-        when the reader has it."""
+        """Append records at a steady pace, without waiting for earlier ones. Each is timed from just before its append
+        until the reader has it."""
         count = max(round(self._settings.seconds * DELIVERIES_PER_S), 1)
         sent: list[float] = []
         load = MeasuredLoad()

@@ -1,4 +1,4 @@
-"""What `topics top` shows, computed from two looks at a daemon: rates, lags, the slowest syncs.
+"""The figures that `topics top` shows, computed from two looks at a daemon: rates, lags, the slowest syncs.
 
 Pure: figures in, figures out. Where they come from, when, and how they are drawn is the business of
 `topics.cli.figures.top`.
@@ -33,7 +33,7 @@ class TopicObservation:
 
 @dataclass(frozen=True, slots=True)
 class QueueObservation:
-    """What a queue has."""
+    """The figures of a queue."""
 
     ready: int
     in_flight: int
@@ -51,7 +51,7 @@ class DaemonObservation:
     complete: bool
     """These are all topics (whose names begin with the prefix)."""
     load: Load | None = None
-    """What the daemon says of its rates and latencies; None where it is older than that."""
+    """The daemon's rates and latencies; None if the daemon is too old to report them."""
 
 
 class TopicLine(Struct, kw_only=True):
@@ -180,8 +180,8 @@ def truncated(metrics: Metrics) -> bool:
 
 
 def snapshot(before: DaemonObservation | None, now: DaemonObservation, wanted: LineSelection) -> TopSnapshot:
-    """What there is to show. Rates are over the time between both looks; none over a restart, after which a head may
-    stand higher than what was appended (`docs/spec/storage.md`)."""
+    """Return the figures to show. Rates are over the time between both looks. There are none over a restart, after
+    which a head may be higher than the number of appended records (`docs/spec/storage.md`)."""
     if before is not None and number(now.metrics, "uptime_ms") < number(before.metrics, "uptime_ms"):
         before = None
     seconds = math.nan if before is None else max(now.at - before.at, 1e-3)
@@ -317,7 +317,7 @@ def _fsync_p99_us(before: Metrics | None, now: Metrics) -> float | None:
 
 def quantile(cumulative: Iterable[tuple[float, float]], share: float) -> float | None:
     """The upper bound of the bucket that holds the quantile, of `(bound, count of all up to it)`; None if all are
-    empty. What lies above the last finite bound is told as that bound."""
+    empty. A value above the last finite bound is reported as that bound."""
     buckets: Sequence[tuple[float, float]] = sorted(cumulative)
     if not buckets or buckets[-1][1] <= 0:
         return None

@@ -1,7 +1,7 @@
 """`topics top`: a live view of a daemon, on a terminal, as plain text, or as lines of JSON.
 
-Responsible for looking at the daemon, for the terminal, and for how it is drawn. What is computed from two looks is the
-business of `topics.cli.figures.snapshots`.
+Responsible for looking at the daemon, for the terminal, and for how it is drawn. Computing figures from two looks is
+the business of `topics.cli.figures.snapshots`.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class _TopView:
         self._queues: set[str] = set()
 
     def lines(self, pause: Pause, *, at_once: bool = False) -> Iterator[TopSnapshot | Outage]:
-        """What was seen after each interval, and before the first one too if `at_once`. Raises what the first look
-        raises, and later what is no outage, such as a key that is not valid any more."""
+        """Yield a look after each interval, and before the first one too if `at_once`. Raises every error of the first
+        look, and later those that are no outage, such as a key that is not valid any more."""
         from topics.client import ConnectionFailed, ServerError, Throttled  # noqa: PLC0415
 
         before = self._look()
@@ -176,7 +176,7 @@ class _TopView:
         return DaemonObservation(at, _now_ms(), version, metrics, topics, complete, self._load())
 
     def _load(self) -> Load | None:
-        """What the daemon says of its rates and latencies; None where it is older than that call."""
+        """Return the daemon's rates and latencies; None if the daemon is older than that call."""
         from topics.client import NotFound  # noqa: PLC0415
 
         try:
@@ -352,7 +352,7 @@ def _draw(watch: _TopView, url: str) -> None:
 
 
 def _picture(seen: TopSnapshot, trouble: str, url: str, console: Console) -> RenderableType:
-    """What fits on the screen. With `trouble`, which is told in front, the figures are old."""
+    """Return as many lines as fit on the screen. With `trouble`, which comes first, the figures are old."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -380,7 +380,7 @@ def _picture(seen: TopSnapshot, trouble: str, url: str, console: Console) -> Ren
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], style: str) -> Table:
-    """A line each, whatever the width."""
+    """A table with one line for each row, in a terminal of any width."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """Commands on a directory without a daemon.
 
-verify_command   `topics verify`
-inspect_command  `topics inspect`
-diverged         `topics inspect --diverged`: a directory that was set aside
-directory_look   common options, opening a directory, progress
+verify_command     `topics verify`
+inspect_command    `topics inspect`
+divergence_report  `topics inspect --diverged`: a directory that was set aside
+directory_look     common options, opening a directory, progress
 """

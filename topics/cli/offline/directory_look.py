@@ -59,7 +59,7 @@ def refuse_if_in_use(fs: Fs, directory: str, problem: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What recovery logs while it is asked is in the findings and facts already."""
+    """Suppress the log of recovery, because the findings and facts have its content."""
     import structlog  # noqa: PLC0415
 
     before = structlog.get_config()

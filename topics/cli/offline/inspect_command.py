@@ -1,7 +1,7 @@
 """`topics inspect DIR` (`docs/spec/storage.md`).
 
-Responsible for options, progress and what is printed; the facts are `topics.storage.offline.inspect`'s. Nothing is ever
-written. Results go to stdout, progress and refusals to stderr.
+Responsible for options, progress and output; the facts are `topics.storage.offline.inspect`'s. Nothing is ever written.
+Results go to stdout, progress and refusals to stderr.
 
 Exit codes: 0; 2 for a command line or a directory that is refused; with `--diverged` 1 if not all could be read.
 """
@@ -19,7 +19,7 @@ import click
 from topics.cli.app import CommandOptions, examples
 from topics.cli.failures import UsageRefusal
 from topics.cli.offline.directory_look import directory_options, open_directory, quiet, shown_progress, times
-from topics.cli.offline.diverged import show_diverged
+from topics.cli.offline.divergence_report import show_diverged
 from topics.cli.output import moment, print_json, print_line, print_ndjson, printable, size
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _page(facts: DirectoryFacts, topic: str | None) -> Iterator[str]:
 
 
 def _bucket_note(fs: Fs, directory: str) -> dict[str, Any] | None:
-    """What the directory knows of its bucket, but for where each file of the log is."""
+    """Return the directory's note about its bucket, without the places of the files of the log."""
     from topics.bucket.local_note import BadNote, read_note  # noqa: PLC0415
     from topics.storage.files.datadir import DataDir  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """`topics verify DIR` (`docs/spec/storage.md`).
 
-Responsible for options, progress and what is printed; the findings are `topics.storage.offline.verify`'s. Nothing is
-ever written. Results go to stdout, progress and refusals to stderr.
+Responsible for options, progress and output; the findings are `topics.storage.offline.verify`'s. Nothing is ever
+written. Results go to stdout, progress and refusals to stderr.
 
 Exit codes: 0, 1 if there is damage, 2 for a command line or a directory that is refused.
 """
@@ -83,7 +83,7 @@ def verify(
 
 def kept_checkpoint(path: str) -> KeptCheckpoint:
     """Return the checkpoint in a file: a note, or what `topics evidence prove` has written. Its signature is not
-    checked: whoever keeps the file knows where it is from."""
+    checked: the owner of the file knows where it is from."""
     from topics.cli.evidence_files import read_evidence  # noqa: PLC0415
     from topics.evidence.proof_file import note_in  # noqa: PLC0415
     from topics.evidence.signed_note import BadSignedNote  # noqa: PLC0415

@@ -314,7 +314,8 @@ class AppendRun:
 
 
 def _append_input(options: CommandOptions, parser: Parser, summary: AppendSummary, sending: AppendRun) -> int:
-    """Append the lines of standard input, and tell how many were appended, whatever happens. Returns the exit code."""
+    """Append the lines of standard input, and tell how many were appended, also after an error. Returns the exit
+    code."""
     from topics.client import Retry  # noqa: PLC0415
 
     patience = Retry(give_up_after=sending.give_up_after_s)
@@ -561,7 +562,7 @@ def _progress() -> AbstractContextManager[ProgressBar]:
 
 
 def _say(options: CommandOptions, summary: AppendSummary) -> None:
-    """What was appended, whatever happened then."""
+    """Tell what was appended, also after an error."""
     if options.as_json:
         print_json(summary.document())
         return

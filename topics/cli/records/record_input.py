@@ -283,7 +283,8 @@ def _check_utf8(line: bytes) -> None:
 
 
 def _word(fields: Mapping[str, Raw], name: str | None) -> str | None:
-    """What stands in a field, as a tag or node: a string, or a number as it is written. Raises ValueError."""
+    """Return the value of a field, as a tag or node: a string, or a number in the digits of the input. Raises
+    ValueError."""
     value = None if name is None else fields.get(name)
     if value is None:
         return None
@@ -295,6 +296,6 @@ def _word(fields: Mapping[str, Raw], name: str | None) -> str | None:
 
 
 def _lowered(error: Exception) -> str:
-    """What msgspec says, as the end of a sentence."""
+    """Return the message of msgspec, as the end of a sentence."""
     text = str(error).removeprefix("JSON is malformed: ")
     return text[0].lower() + text[1:]

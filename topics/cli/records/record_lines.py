@@ -1,7 +1,7 @@
 """How records and what stands between them are printed: NDJSON for programs, a line each for people, or the data alone.
 
-Pure but for the writing. In NDJSON `data` is what was appended, byte for byte. What a terminal would act upon is
-written out wherever it comes from; in JSON as `\\u001b`, which is the same JSON.
+Pure but for the writing. In NDJSON `data` has the appended bytes. Characters that a terminal would act upon are written
+out in all fields; in JSON as `\\u001b`, which is the same JSON.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def line_of(record: Record, *, named: bool) -> str:
 
 
 def news(value: Tombstone | TopicDeleted, *, named: bool) -> str:
-    """What has happened to records, or to all of them."""
+    """Return a sentence about a tombstone, or about the deletion of the topic."""
     if isinstance(value, TopicDeleted):
         return f"topic {value.topic!r} was deleted"
     where = f"{value.topic}: " if named else ""

@@ -31,14 +31,14 @@ MAX_INPUT_BYTES: Final = 256 << 20
 
 
 class GivenAppend(msgspec.Struct):
-    """What has to be known of an append in a body: its topic, and how many records it has."""
+    """The facts about an append in a body: its topic, and how many records it has."""
 
     topic: str
     records: list[msgspec.Raw]
 
 
 class GivenBody(msgspec.Struct):
-    """What has to be known of a body."""
+    """The facts about a body."""
 
     appends: list[GivenAppend]
     idempotency_key: str | None = None

@@ -77,7 +77,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class _Delivery(msgspec.Struct, eq=False, gc=False):
-    """What became of one record. It is small, because there is one for each record: all else belongs to its batch."""
+    """The outcome of one record. It is small, because there is one for each record: all else belongs to its batch."""
 
     _batch: ProducerBatch
     _index: int
@@ -254,7 +254,7 @@ class _Sender(Generic[D]):
 
 
 class _Producer(Generic[C, D]):
-    """What both producers have in common. `client` is the client, or the url to make one for."""
+    """The common part of both producers. `client` is the client, or the url to make one for."""
 
     _delivery: Callable[[ProducerBatch, int], D]
 

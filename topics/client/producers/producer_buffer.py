@@ -7,7 +7,7 @@ call the buffer. A `Buffer` may be used in many threads: each call holds one loc
 **Order.** Each topic has a line of batches. Only the last of them takes records; the others are full. At most one batch
 of a line is in flight, and it is always the first. A batch in flight never changes: neither its records nor its
 idempotency key, however often it is sent. So a topic gets the records in the order in which they were put, each once,
-whatever happens to the answers. A batch that fails for good is left out, and the next one of its line is sent.
+even if answers are lost. A batch that fails for good is left out, and the next one of its line is sent.
 
 **When.** A batch is due when it is full, when `linger` seconds have passed since its first record, when a flush is
 asked for, or when a sender waits for room. Lines whose first batch is due take turns, so that a busy topic does not
@@ -122,7 +122,7 @@ class ProducerBatch:
         self.first_seq = 0
         self.error: Exception | None = None
         self.deliveries: list[Any] | None = None
-        """What `put` has returned for its records, with `keep_deliveries`."""
+        """The deliveries that `put` has returned for its records, with `keep_deliveries`."""
         self.asked: set[int] | None = None
         """The indexes of the records whose outcome somebody has asked for."""
         self.report = 0

@@ -76,7 +76,7 @@ Start = int | tuple[int, int] | Literal["tail"]
 `"tail"`, at the head."""
 
 Followed = Record | Tombstone | TopicAdded | TopicDeleted | TopicsLeftOut | CaughtUp
-"""What a tail or watch yields. The field `topic` is always set, except in TopicsLeftOut."""
+"""A value that a tail or watch yields. The field `topic` is always set, except in TopicsLeftOut."""
 
 
 class WatchOptions(TypedDict):
@@ -287,7 +287,7 @@ class Follower:
 
     The shell that drives it calls `take` until it returns None, and ends when `ended`. Else it makes `next_call` if no
     stream is open, and passes the result to `answered`; or it opens the stream, reports that (`opened`) and passes
-    pieces to `feed`, until the stream ends or `over` is set (`finished`). What fails is passed to `failed`. Not
+    pieces to `feed`, until the stream ends or `over` is set (`finished`). Errors are passed to `failed`. Not
     thread-safe.
     """
 

@@ -71,7 +71,7 @@ class Stream(Generic[T]):
         self._closing = False
         self._bell: SimpleQueue[None] = SimpleQueue()
         """Wakes a thread that waits after a failure, when the stream is closed. Unlike an Event it may be used in a
-        signal handler, whatever that has interrupted."""
+        signal handler, which may have interrupted any call."""
         self._pieces: Generator[bytes, None, None] | None = None
         """The bytes of the open stream."""
         self._socket: socket.socket | None = None

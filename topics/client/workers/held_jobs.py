@@ -44,7 +44,7 @@ MAX_RESULTS_BYTES: Final = 128 << 10
 and the longest result besides (`TOPICS_MAX_CALL_BYTES`)."""
 
 MAX_ERROR_BYTES: Final = 4096
-"""What the daemon keeps of an error."""
+"""Bytes that the daemon keeps of an error."""
 
 
 def cut(error: str) -> str:
@@ -81,9 +81,10 @@ class Nack(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The delay after which a job that failed is given out again, by the number of its deliveries: `first_ms` after the
-    first, `factor` times as long after each further one, at most `most_ms`, and up to a quarter less at random. The
-    random part has eight steps, so that jobs that fail together have few different delays, and few calls nack them.
+    """The delay after which a job that failed is given out again, by the number of its deliveries. It is `first_ms`
+    after the first one, and `factor` times as long after each further one; at most `most_ms`; and up to a quarter less
+    at random. The random part has eight steps, so that jobs that fail together have few different delays, and few calls
+    nack them.
 
     Raises ValueError unless 1 <= `first_ms` <= `most_ms` and `factor` > 1."""
 

@@ -84,17 +84,17 @@ class AsyncWorker:
     the daemon gives them out.
 
     **Handlers.** A handler is an `async def`, or a plain function, which runs in a thread. If it raises an exception,
-    the worker nacks the job, which is given out again after `backoff(job.deliveries)` ms, or with a `backoff` of None
-    as `retry` of the topic says, and calls `on_error(job, error)` in the thread of the event loop (without `on_error`
-    it logs the error); an exception of `on_error` ends the worker. The daemon keeps the type and text of the exception
-    as the last error of the job. If the handler raises `Nack(delay_ms)`, the job is given out again after that time,
-    and `on_error` is not called. A job that was given out `max_deliveries` times (a setting of the topic) goes to the
-    dead-letter topic. A delivery that ended because the worker was stopped does not count; one that ended because its
-    process was killed does: leave room for a few.
+    the worker nacks the job. The job is given out again after `backoff(job.deliveries)` ms, or with a `backoff` of None
+    as `retry` of the topic says. The worker calls `on_error(job, error)` in the thread of the event loop; without
+    `on_error` it logs the error. An exception of `on_error` ends the worker. The daemon keeps the type and text of the
+    exception as the last error of the job. If the handler raises `Nack(delay_ms)`, the job is given out again after
+    that time, and `on_error` is not called. A job that was given out `max_deliveries` times (a setting of the topic)
+    goes to the dead-letter topic. A delivery that ended because the worker was stopped does not count; one that ended
+    because its process was killed does: leave room for a few.
 
-    **Results.** Where the topic or the group names a topic for results (`completed`), the ack carries what the handler
-    has returned, as JSON: a value that JSON cannot express, or one that is longer than a record may be, is a failure of
-    the job. Elsewhere it does not count what a handler returns.
+    **Results.** Where the topic or the group names a topic for results (`completed`), the ack carries the value that
+    the handler has returned, as JSON. A value that JSON cannot express, or one that is longer than a record may be, is
+    a failure of the job. Elsewhere it does not count what a handler returns.
 
     **Leases** last `lease_ms` (100 to 86400000; None: as the topic says when the worker starts). The worker extends
     them after a third of that, for as long as the handler runs. `node` is the name under which the daemon leases the

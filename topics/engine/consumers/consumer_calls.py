@@ -22,7 +22,7 @@ from topics.consumers.consumer_events import ConsumerEvent
 from topics.consumers.consumers import Consumer, Consumers
 from topics.engine.commits import time_commit
 from topics.engine.consumers.consumer_commits import ConsumerCommits
-from topics.engine.consumers.unused import UnusedConsumers
+from topics.engine.consumers.unused_consumers import UnusedConsumers
 from topics.engine.loader import Loader
 from topics.engine.operations.export import first_at
 from topics.engine.registry import Registry

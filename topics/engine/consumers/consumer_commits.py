@@ -14,7 +14,7 @@ from topics.config import Settings
 from topics.consumers.consumer_events import CommitEvent, ConsumerEvent, PutEvent, SeekEvent
 from topics.consumers.consumers import Consumer, Consumers
 from topics.engine.commits import Commits
-from topics.engine.consumers.consumed import ConsumedTopics
+from topics.engine.consumers.consumed_records import ConsumedTopics
 from topics.engine.registry import Registry
 from topics.engine.topic import Commit, CommitPoint, ConsumerCommit, Topic
 from topics.runtime.clock import Clock

@@ -142,7 +142,7 @@ class Feed:
         """True while it waits for a topic that does not exist yet."""
         self.wish = wish
         self.consistency = consistency
-        """Whether it gets only synced records, or only those that are in the bucket."""
+        """Which records it gets: all, only synced ones, or only those that are in the bucket."""
         self.sent = mark
         self.position = self.told = mark.position
         self.epoch = mark.epoch

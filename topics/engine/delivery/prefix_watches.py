@@ -150,7 +150,7 @@ class PrefixWatch:
         self.tell_left_out()
 
     def tell_left_out(self) -> None:
-        """Tell the client what is left out, if it has not been told and there is room on its connection."""
+        """Tell the client which topics are left out, if it has not been told and there is room on its connection."""
         if self._unsaid and self._outbox.has_room():
             names, count = self._left_out, self._unsaid
             self._left_out, self._unsaid = [], 0

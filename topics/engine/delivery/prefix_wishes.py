@@ -1,4 +1,4 @@
-"""The prefixes of one watcher, and what it wants of the topics whose names begin with them. Pure.
+"""The prefixes of one watcher, and which records it wants of the topics whose names begin with them. Pure.
 
 A key may cover only a part of a prefix. The *covered* prefixes are what is left: the prefix itself, or the longer ones
 that the key covers; none if the key covers none of its names.
@@ -25,7 +25,7 @@ class PrefixWish(NamedTuple):
     prefix: str
     covered: tuple[str, ...]
     wish: RecordRequest
-    """What is wanted of each topic."""
+    """Which records of each topic the watcher wants."""
     consistency: Consistency = "eventual"
 
     def matches(self, name: str) -> bool:
@@ -70,7 +70,7 @@ class PrefixWishes:
 def wishes_of(
     prefixes: Iterable[str], covered: Covered, wish: Callable[[str], RecordRequest], *, consistency: Consistency
 ) -> PrefixWishes:
-    """Return the wishes for the prefixes of a request. `wish` says what is wanted of the topics of a prefix."""
+    """Return the wishes for the prefixes of a request. `wish` says which records of a prefix's topics are wanted."""
     return PrefixWishes(PrefixWish(prefix, tuple(covered(prefix)), wish(prefix), consistency) for prefix in prefixes)
 
 

@@ -39,5 +39,5 @@ class Transport(Protocol):
         ...
 
     def abort(self) -> None:
-        """End the connection at once, whatever is unsent."""
+        """End the connection at once, without sending the rest."""
         ...

@@ -55,7 +55,7 @@ class WatchSession:
 
     @property
     def names(self) -> list[str]:
-        """What its key must cover."""
+        """The names of topics that its key must cover."""
         return list(self._feeds)
 
     def add(self, feed: Feed) -> None:
@@ -63,7 +63,7 @@ class WatchSession:
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Look at what has happened since the last connection, before the feeds are attached to another."""
+        """Look at the changes since the last connection, before the feeds are attached to another."""
 
     def forget(self, feed: Feed) -> None:
         """Remove a feed whose topic is deleted, and whose client has been told."""

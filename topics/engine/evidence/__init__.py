@@ -1,5 +1,5 @@
 """Topics with evidence (`docs/design/evidence.md`).
 
-tree_growth     hashing what was published, in the background
+tree_growth     hashing published records, in the background
 evidence_calls  checkpoints and proofs
 """

@@ -154,7 +154,8 @@ class EvidenceCalls:
         return _Covered(topic, tree, size)
 
     async def _reached(self, name: str, size: int | None) -> _Covered:
-        """Return what is covered. If a caller knows more leaves than a standby has, `503 behind` is raised."""
+        """Return which records are covered. If a caller knows more leaves than a standby has, `503 behind` is
+        raised."""
         covered = self._covered(name)
         if size is None or size <= covered.size:
             return covered
@@ -173,7 +174,7 @@ class EvidenceCalls:
     # -- hashes --------------------------------------------------------------------------------------------------------
 
     async def _root(self, covered: _Covered) -> bytes:
-        """Return the root of what is covered."""
+        """Return the root of the covered records."""
         _, tree, size = covered
         await hash_queued(tree, self._offload, size)
         base = self._last.get(tree.identity.tree)
@@ -201,8 +202,9 @@ class EvidenceCalls:
         return grown.root
 
     async def _read(self, covered: _Covered, work: Callable[[TreeReader], T]) -> T:
-        """Return the result of some work in a worker thread, with a reader of what is covered. Raises `409 no_evidence`
-        if a file is damaged or missing: it stays so, and trying again is of no use; 503 if the disk does not answer."""
+        """Return the result of some work in a worker thread, with a reader of the covered leaves. Raises `409
+        no_evidence` if a file is damaged or missing: it stays so, and trying again is of no use; 503 if the disk does
+        not answer."""
         topic, tree, size = covered
         await hash_queued(tree, self._offload, size)
         problem, is_damaged = "", False

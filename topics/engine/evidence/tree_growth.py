@@ -20,8 +20,8 @@ adds is left to worker threads: the loop would stand still for a second."""
 
 
 class TreeGrowth:
-    """Hashes when much is queued. Made once by the engine. What little is queued is hashed by whoever needs it: a
-    checkpoint, or a call."""
+    """Hashes when much is queued. Made once by the engine. A short queue is hashed by the checkpoint or the call that
+    needs the hashes."""
 
     def __init__(self, background: BackgroundTasks, offload: Offload) -> None:
         self._background = background
@@ -29,7 +29,7 @@ class TreeGrowth:
         self._at_work: set[Topic] = set()
 
     def hash_soon(self, topic: Topic) -> None:
-        """Hash what is queued for a topic soon, unless that is being done."""
+        """Hash the queued records of a topic soon, unless that is being done."""
         tree = topic.tree
         assert tree is not None
         for _ in range(STEP_PIECES):

@@ -1,4 +1,4 @@
-"""The state of a router at work: how far it has got, and what it waits for.
+"""The state of a router at work: how far it has got, and the event that it waits for.
 
 `topics.engine.forwarding.forwarders` decides its next step, `topics.engine.forwarding.copy_commits` commits it.
 """

@@ -2,10 +2,10 @@
 
 Theory of operation. A forwarder is in the fan-out of its source as a watcher is in its audience: a change of the source
 makes it due, and at the fan-out's turn (`topics.sched`) it takes one step. A step is a single step of the loop: it
-gathers a batch of records after its position, decides which of them become copies, and queues one commit in the dest:
-the Forwarded frame, which is cursor and recipe in one, and the evictions that make room. The records themselves are not
-written; the index of the dest points to the source's frames until a checkpoint has put copies into the dest's own
-segments (`topics.log.copies`). Two cases have no frame to point to; otherwise they are the same:
+gathers a batch of records after its position, decides which of them become copies, and queues one commit in the dest.
+The commit has the Forwarded frame, which is cursor and recipe in one, and the evictions that make room. The records
+themselves are not written; the index of the dest points to the source's frames until a checkpoint has put copies into
+the dest's own segments (`topics.log.copies`). Two cases have no frame to point to; otherwise they are the same:
 
     from an `ephemeral` source    the copies are logged in the dest as Appends, with their origins
     into an `ephemeral` dest      the copies are in memory only; the frame is the cursor
@@ -194,8 +194,8 @@ class Forwarders:
     # -- catching up -------------------------------------------------------------------------------------------------
 
     async def catch_up(self, upstream: Sequence[Topic]) -> None:
-        """Forward what is due now, sources before dests, before a read of the last of these topics. Takes at most
-        `CATCH_UP_S`, and never waits for a full dest. Cancelling leaves nothing behind."""
+        """Forward the records that are due now, sources before dests, before a read of the last of these topics. Takes
+        at most `CATCH_UP_S`, and never waits for a full dest. Cancelling leaves nothing behind."""
         with trio.move_on_after(CATCH_UP_S):
             for topic in upstream:
                 for name in list(topic.incoming or ()):
@@ -239,7 +239,7 @@ class Forwarders:
         return ServiceResult(min(max(cost, 1), MAX_COST), bool(audience.due), rest_ms)
 
     def _serve(self, forwarder: Forwarder) -> int:
-        """Do one step of one forwarder, and start waiting for what it needs next. Return the cost."""
+        """Do one step of one forwarder, and start the wait for the next thing that it needs. Return the cost."""
         fanout = forwarder.source.fanout
         assert fanout is not None
         try:
@@ -253,7 +253,7 @@ class Forwarders:
         except (DestFull, ApiError):
             self._pause(forwarder)
             return 1
-        except Exception:  # whatever it is: of this forwarder only
+        except Exception:  # any error concerns this forwarder only
             log.exception("forwarder_failed", router=forwarder.router.name)
             self.failures += 1
             self._pause(forwarder)
@@ -278,7 +278,7 @@ class Forwarders:
                     await work()
                 except ApiError:
                     await self._sleep(forwarder)
-                except Exception:  # whatever it is: of this forwarder only
+                except Exception:  # any error concerns this forwarder only
                     log.exception("forwarder_failed", router=forwarder.router.name)
                     self.failures += 1
                     await self._sleep(forwarder)

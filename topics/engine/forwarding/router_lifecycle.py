@@ -147,8 +147,8 @@ class RouterLifecycle:
         return found, False
 
     async def catch_up(self, names: Iterable[str]) -> None:
-        """Forward what is due now, before a read of these topics (`Forwarders.catch_up`). Topics without routers cost
-        nothing. Cancelling leaves nothing behind."""
+        """Forward the records that are due now, before a read of these topics (`Forwarders.catch_up`). Topics without
+        routers cost nothing. Cancelling leaves nothing behind."""
         topics = self._registry.topics
         routed = [name for name in names if name in topics and topics[name].incoming]
         if routed:
@@ -206,7 +206,7 @@ class RouterLifecycle:
         """Refuse a router of topics whose deletion has failed and may be on disk: a restart would delete it with them.
         Raises 503."""
         for end in (config.source, config.dest):
-            if end in self._registry.topics:  # else it is made again, whatever is on disk
+            if end in self._registry.topics:  # else it is made anew, also if an older one has left files
                 self._topic_lifecycle.doubts.check(end)
 
     async def _ends(self, config: RouterConfig, known: Router | None) -> tuple[Topic, Topic] | None:

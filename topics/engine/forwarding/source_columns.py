@@ -23,7 +23,7 @@ from topics.log.copies import PLAIN, CopyChanges, CopyKind, each_kind, kinds_of,
 from topics.log.span import FLAG_DERIVED, FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 
 BATCH_BYTES: Final = 1 << 20
-"""Bytes of records that are taken at a time; one record is always taken, whatever its size."""
+"""Bytes of records that are taken at a time; one record is always taken, of any size."""
 
 
 class SourceColumns(NamedTuple):

@@ -69,16 +69,16 @@ EXPIRE_ALL_MS: Final = 1000
 
 
 class _Additions(NamedTuple):
-    """What an append stores besides its records."""
+    """The states that an append stores besides its records."""
 
     key: str | None
     """The idempotency key."""
     fence: Fence | None
     """The fence that the append raises."""
     jobs: EnqueueEvent | None
-    """What the queue is told of its jobs, if they are not like any others."""
+    """The event that tells the queue of its jobs, if any has a delay, a time or a priority."""
     keys: KeyEvent | None
-    """What the queue remembers of their unique keys, if they have any."""
+    """The event with their unique keys for the queue, if they have any."""
     attachment: AppendAttachment | None
 
 
@@ -97,7 +97,7 @@ class _DecidedAppend(NamedTuple):
     watermark: int
     """Records below it are evicted to make room for the batch; 0 for none."""
     kept: KeptChange | None
-    """What the batch takes away from a topic that keeps only the newest records of each tag."""
+    """The records that the batch removes from a topic that keeps only the newest records of each tag."""
     additions: _Additions
 
 

@@ -1,4 +1,4 @@
-"""What the firing of a schedule adds to an append."""
+"""The frames that the firing of a schedule adds to an append."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from topics.storage.wal.frames import FrameType
 
 
 class AppendAttachment(Protocol):
-    """Control frames in the batch of an append, and the steps of that append. An append with an attachment is synced,
-    whatever the class."""
+    """Control frames in the batch of an append, and the steps of that append. An append with an attachment is synced in
+    every class of topics."""
 
     @property
     def frames(self) -> Sequence[tuple[FrameType, dict[str, Any]]]:

@@ -71,7 +71,7 @@ class BackwardResult(msgspec.Struct, kw_only=True):
 
 
 class _Window(NamedTuple):
-    """What a window of seqs holds: its records above the last gap, ascending, and that gap."""
+    """The content of a window of seqs: its records above the last gap, ascending, and that gap."""
 
     records: list[msgspec.Raw]
     gap: Tombstone | None
@@ -106,8 +106,9 @@ class _BackwardProgress:
 
     @property
     def allowance(self) -> int:
-        """How many records a filter may be asked about for the next window. An answer gets somewhere, whatever was used
-        up on windows that held too much: each was narrower than the one before."""
+        """How many records a filter may be asked about for the next window. If windows that held too much have used up
+        all of `most_scanned`, the next one gets it again: each is narrower than the one before, so the read comes to an
+        end."""
         return self.to_scan if self.to_scan > 0 else self.most_scanned
 
     def take(self, window: _Window, bottom: int) -> None:

@@ -2,8 +2,8 @@
 `docs/design/bulk.md`).
 
 Responsible for finding the range, for going through it with memory that does not depend on its size, and for leaving
-the loop to others. `topics.engine.record_collector` decides what is deliverable, and in which order; HTTP encodes it
-and waits for the client.
+the loop to others. `topics.engine.record_collector` decides which records are deliverable, and in which order; HTTP
+encodes it and waits for the client.
 
 An export is no snapshot. Its range ends at the head of the call, but records that retention or a deletion takes before
 their turn are missing, and are announced as to any reader.
@@ -37,7 +37,7 @@ from topics.runtime.turns import Turns
 
 SLICE_BYTES: Final = 128 << 10
 SLICE_RECORDS: Final = 10_000
-"""Bounds of one slice: what an export keeps in memory, and what it takes of the loop at a time (below 1 ms from
+"""Bounds of one slice: the bytes that an export keeps in memory, and the time that it holds the loop (below 1 ms from
 memory)."""
 
 SLICE_S: Final = 0.5

@@ -23,8 +23,8 @@ class FenceRemovals:
         self._commits = commits
 
     async def remove(self, name: str, fence: str, perf: Performance) -> bool:
-        """Remove a fence of a topic, synced whatever the class of the topic. After that any token may raise a fence of
-        this name. Returns False if there is no such fence.
+        """Remove a fence of a topic, synced in every class of topics. After that any token may raise a fence of this
+        name. Returns False if there is no such fence.
 
         Raises 404, 429 if the shard's queue stays full, and 503. Cancelling before the commit is queued leaves nothing;
         after that the fence is removed all the same.

@@ -40,7 +40,7 @@ class _InPieces(Exception):
 
 
 class _OnTheWay(NamedTuple):
-    """What pending commits do to the tags of a topic."""
+    """The effects of pending commits on the tags of a topic."""
 
     newest: Mapping[str | None, int]
     """The newest pending record with each tag. Records that have been published meanwhile may be among them."""
@@ -143,7 +143,7 @@ class _Tags:
         self._topic = topic
         self._loader = loader
         self._search = found.get(topic.id) if found else None
-        """What the call has looked up in files, None if it has not had to."""
+        """The look-ups of the call in files; None if it has needed none."""
         self._files: Files | None = None
         self._spans: list[Span] | None = None
         self._looks = 0

@@ -27,8 +27,8 @@ PIECE_RECORDS: Final = 1000
 class LargeBatch:
     """A batch that is about to be committed to a topic. Encodes all of it but the last piece ahead, piece by piece.
 
-    In a transaction the last piece is encoded ahead, too: control frames always follow it. And the batch is synced,
-    whatever the class of the topic.
+    In a transaction the last piece is encoded ahead, too: control frames always follow it. And the batch is synced in
+    every class of topics.
     """
 
     def __init__(self, topic: Topic, batch: AppendColumns, now_ms: int, *, in_transaction: bool = False) -> None:

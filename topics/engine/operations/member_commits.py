@@ -1,8 +1,8 @@
 """The commits of the topics of a transaction: an append, a deletion, or the event of a group, each with the Transaction
 frame behind it (`docs/design/transactions.md`, `docs/design/redrive.md`).
 
-Responsible for their frames, and for what they change at their publication, or if the transaction is undone. Admission
-is the business of `transactions` and `topics.engine.redrives`; `topics.engine.transaction` queues them.
+Responsible for their frames, and for the changes at their publication, or if the transaction is undone. Admission is
+the business of `transactions` and `topics.engine.redrives`; `topics.engine.transaction` queues them.
 """
 
 from __future__ import annotations

@@ -31,14 +31,14 @@ def check_jobs(jobs: JobFields | None, *, is_queue: bool, wall_ms: int) -> None:
 
 
 def refuse_unique(jobs: JobFields | None, where: str) -> None:
-    """Refuse unique keys. `where` says what has none. Raises 400."""
+    """Refuse unique keys. `where` names the place that takes none, such as "a stage". Raises 400."""
     if jobs is not None and jobs.unique is not None:
         i = next(i for i, job in enumerate(jobs.unique) if job is not None)
         raise invalid(f"records[{i}].unique", f"is not for {where}")
 
 
 def refuse_jobs(jobs: JobFields | None, where: str) -> None:
-    """Refuse fields of jobs. `where` says what has none. Raises 400."""
+    """Refuse fields of jobs. `where` names the place that takes none, such as "a stage". Raises 400."""
     if jobs is not None:
         raise invalid(jobs.first, f"is not for {where}")
 

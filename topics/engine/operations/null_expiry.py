@@ -2,7 +2,7 @@
 (`docs/spec/evidence.md` section 3).
 
 They have taken the earlier records of their tags away when they were appended. Readers of changes still need them for a
-while, to learn of the deletion. A pass comes every second; what it deletes is one commit of each topic, like the
+while, to learn of the deletion. A pass comes every second; its deletions are one commit of each topic, like the
 deletion of a client, and as silent. Each topic has a task, because its commit may have to wait for a bucket that is
 away, or its columns for a slow disk, which is no reason for others to wait.
 """

@@ -85,8 +85,8 @@ class Reads:
             await self.wait_for_news(topic, deadline)
 
     async def record(self, name: str, seq: int, perf: Performance) -> bytes:
-        """Return the JSON of the record at `seq` (from 1), with its tag and meta. What routers owe the topic is
-        forwarded first.
+        """Return the JSON of the record at `seq` (from 1), with its tag and meta. Records that routers owe the topic
+        are forwarded first.
 
         Raises `404 topic_not_found` and `404 record_not_found`. Cancelling leaves nothing behind.
         """

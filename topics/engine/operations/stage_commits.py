@@ -14,7 +14,7 @@ A commit may be large, and must not slow down anything but the writers of its to
     take and encode     piece by piece, as far as the seqs are not needed for it
     decide              one step: seqs, frame headers, the batch is queued; its commit point is the sync in any class
     index               piece by piece, when everything before it is published and the batch is on disk
-    publish             one step, whatever the number of records
+    publish             one step for any number of records
 
 `topics.engine.operations.stage_lifecycle` makes and drops stages; `topics.log.stages` remembers commits.
 """
@@ -107,7 +107,7 @@ class _DecidedCommit(NamedTuple):
     pieces: Sequence[_StagePiece]
     watermark: int
     kept: KeptChange | None
-    """What it takes away, if the topic keeps only the newest records of each tag."""
+    """The records that it removes, if the topic keeps only the newest records of each tag."""
     fence: Fence | None
     """The fence that it raises, if it raises one."""
     spans: list[Span]

@@ -46,7 +46,7 @@ class Files:
 
 
 class TagSearch:
-    """What one call has found in files about the tags of a topic."""
+    """The results of one call's search in files for the tags of a topic."""
 
     __slots__ = ("_down_to", "_hits", "_slots")
 
@@ -113,7 +113,7 @@ class TagSearch:
                     del left[tag]
             if not left:
                 break
-        await trio.lowlevel.checkpoint()  # the caller starts over, so other tasks must have run, whatever was found
+        await trio.lowlevel.checkpoint()  # the caller starts over, so other tasks must have run in between
 
     def _has_seen(self, span: Span) -> bool:
         segment = span.segment

@@ -44,7 +44,7 @@ MAX_PAUSE_MS: Final = 30_000
 """Pauses before a result is tried again (ms): each twice as long as the one before, between these bounds."""
 
 MAX_ALL_BYTES: Final = 16 * MAX_RESULTS_BYTES
-"""What the results of all queues take together at most."""
+"""Bytes of the results of all queues together, at most."""
 
 
 class Completions:
@@ -88,7 +88,7 @@ class Completions:
             raise self._registry.throttle("max_all_results_bytes", MAX_ALL_BYTES)
 
     def waiting(self) -> tuple[int, int]:
-        """Return how many results of all queues and groups wait for delivery, and what they count in bytes. Those of
+        """Return how many results of all queues and groups wait for delivery, and how many bytes they count. Those of
         acks on their way count in the bytes only."""
         return sum([len(queue.leases.results) for queue in self._attended]), sum(map(_waiting, self._attended))
 

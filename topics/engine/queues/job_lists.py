@@ -42,7 +42,7 @@ from topics.queue.job_pages import (
 from topics.runtime.turns import Turns
 
 PAGE_BYTES: Final = 8 << 20
-"""Bytes of JSON of the records of one page at most; at least one job is listed whatever its size."""
+"""Bytes of JSON of the records of one page at most; at least one job is listed, of any size."""
 
 STATES: Final[Mapping[JobStateName, frozenset[int]]] = {
     "ready": frozenset((ABSENT, FREE)),
@@ -64,7 +64,7 @@ FROM: Final = "$dead_letter_from"
 GROUP: Final = "$dead_letter_group"
 DELIVERIES: Final = "$dead_letter_deliveries"
 ERROR: Final = "$dead_letter_error"
-"""What a dead letter has in its meta (`topics.engine.queues.dead_letters`)."""
+"""Members of the meta of a dead letter (`topics.engine.queues.dead_letters`)."""
 
 
 class ShownJobs(NamedTuple):
@@ -95,8 +95,9 @@ class JobLists:
         self._catch_up = catch_up
 
     async def page(self, name: str, request: JobPageRequest, perf: Performance, group: str | None = None) -> ShownJobs:
-        """Return a page of the jobs in a state (None: of all that are not dead). What routers owe the topic is
-        forwarded first. It looks at no more than `TOPICS_MAX_SCAN` records, and may be empty although there are more.
+        """Return a page of the jobs in a state (None: of all that are not dead). Records that routers owe the topic are
+        forwarded first. The call looks at no more than `TOPICS_MAX_SCAN` records, and the page may be empty although
+        there are more jobs.
 
         Raises 404, 409, and 503 if the disk does not answer. Cancelling leaves nothing behind.
         """

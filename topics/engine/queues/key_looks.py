@@ -82,8 +82,7 @@ class KeyLooks:
 
 
 def _is_for_keys(queue: JobQueue, most: int) -> bool:
-    """Return True if the next records are to be looked at here. What a filter is asked about is looked at by
-    `Looks`."""
+    """Return True if the next records are to be looked at here. If there is a filter, `Looks` looks at them."""
     return not queue.has_filter or queue.leases.must_look_at_kept(most)
 
 

@@ -166,7 +166,7 @@ class LeaseCommits:
         return self._lease(topic, queue, event, partial(_publish, queue, event), commit_point=topic.commit_point)
 
     def pause(self, topic: Topic, queue: JobQueue, event: PauseEvent | ResumeEvent) -> Commit:
-        """Commit a pause or its end, synced whatever the class of the topic."""
+        """Commit a pause or its end, synced in every class of topics."""
         synced = CommitPoint.SYNCED
         return self._lease(topic, queue, event, partial(_publish, queue, event), commit_point=synced, always=True)
 

@@ -2,9 +2,9 @@
 
 A look begins behind the last one and ends when there are enough matches, after a step of records, or at the head. It
 uses the tag index as reads do. At any time one task looks for a group; others wait for its end, because they want the
-same. What a look has read stays in the cache, where the looks of other groups find it. Where
-something binds the records of one key, the same pass notes the keys of what matches (`docs/design/key_order.md` section
-5).
+same. The blocks that a look has read stay in the cache, where the looks of other groups find them. If an order or a
+limit binds the records of one key, the same pass notes the keys of the matching records (`docs/design/key_order.md`
+section 5).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from topics.runtime.background import BackgroundTasks
 from topics.telemetry.figures import JobFigures
 
 CLAIM_BYTES: Final = 8 << 20
-"""Bytes of JSON of the jobs that one claim returns at most; at least one job is returned whatever its size."""
+"""Bytes of JSON of the jobs that one claim returns at most; at least one job is returned, of any size."""
 
 STREAM_BYTES: Final = 256 << 10
 """The same bound for one batch of a stream."""
@@ -296,7 +296,8 @@ class QueueCalls:
         return None if topic.queue is None else topic.queue.counters(topic.log)
 
     def window_ms(self, name: str, group: str | None = None) -> int:
-        """Return the window that claims of the topic or group wait for, whatever they ask for (ms); 0 for none."""
+        """Return the window that all claims of the topic or group wait for, in addition to `wait_ms` (ms); 0 for
+        none."""
         with suppress(ApiError):
             topic, queue = self._queue(name, group)
             return queue.terms(topic.config).claim_jitter_ms

@@ -1,10 +1,10 @@
 """Moves dead letters out of their topic, each exactly once (`docs/design/redrive.md`).
 
 `LetterMoves.move` moves letters that are given by their seqs; the redrive of a topic calls it for one piece after
-another, and so may any other call that wants letters moved. It sorts them by where they go to, and each part goes in
-one transaction of two members: the deletion of the letters, and the append to a queue, or the event by which a group
-gets its records again. Between the last check of a part and its transaction there is no await. Only one call moves
-letters of a topic at a time; others wait. A letter that cannot be moved stays, and the answer says why.
+another, and so may any other call that wants letters moved. It sorts them by their destinations. Each part goes in one
+transaction of two members: the deletion of the letters, and the append to a queue or the event by which a group gets
+its records again. Between the last check of a part and its transaction there is no await. Only one call moves letters
+of a topic at a time; others wait. A letter that cannot be moved stays, and the answer says why.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class LetterMoves:
         returns when they are synced and visible there. `may` tells whether the caller may write to a topic.
 
         Raises `404 topic_not_found` if the letters' topic is deleted, `409 topic_exists_incompatible` for its class,
-        and 503; what was moved until then stays moved. Cancelling before a part is queued leaves its letters; after
-        that the part is moved all the same.
+        and 503; letters that were moved until then stay moved. Cancelling before a part is queued leaves its letters;
+        after that the part is moved all the same.
         """
         while topic in self._busy:
             await self._busy[topic].wait()
@@ -228,7 +228,7 @@ class LetterMoves:
 
     async def _is_ready(self, topic: Topic) -> bool:
         """Return True if a change of the topic can be decided now; then there was no await before the return. Otherwise
-        wait for what is in the way, and return False. Raises 404 and 503."""
+        wait for the work that is in the way, and return False. Raises 404 and 503."""
         if topic.deleted:
             raise topic_not_found(topic.name)
         if not await self._commits.settled(topic):

@@ -2,8 +2,8 @@
 
 A redrive is one background task for its topic. It walks once through the letters that are there when it begins, in the
 order of their seqs, moves those that it wants in pieces (`letter_moves`), and ends. It is no part of the log: a start
-of the daemon knows nothing of it, but what it has moved stays moved. The state of a redrive that has ended is kept
-until the topic has another one or is deleted.
+of the daemon knows nothing of it, but the moved letters stay moved. The state of a redrive that has ended is kept until
+the topic has another one or is deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ State = Literal["idle", "running", "done", "stopped", "failed"]
 
 
 class RedriveWish(NamedTuple):
-    """What a redrive is to do."""
+    """The request of a redrive."""
 
     to: str | None = None
     """The topic that gets all letters; None: each goes to where it came from."""

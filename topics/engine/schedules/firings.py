@@ -44,7 +44,7 @@ LONGEST_RETRY_MS: Final = 10_000
 
 NAME_KEY: Final = "_topics_schedule"
 TIME_KEY: Final = "_topics_schedule_ts"
-"""What the meta of a fired record has: the name of the schedule, and when it was due (epoch ms)."""
+"""Members of the meta of a fired record: the name of the schedule, and when it was due (epoch ms)."""
 
 _record: Final = msgspec.json.Decoder(RecordIn)
 

@@ -33,7 +33,7 @@ class RunningSchedule:
 
 
 class FiringAttachment:
-    """What a firing adds to its append: the time that it was due at, in the same batch, synced."""
+    """The frame that a firing adds to its append: the time that it was due at, in the same batch, synced."""
 
     __slots__ = ("_allowed", "_ended", "_event", "_running", "frames")
 
@@ -77,7 +77,7 @@ class FiringAttachment:
 
 
 class RunAttachment:
-    """What makes an append by `run` durable."""
+    """The attachment that makes an append by `run` durable."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What an append takes away from a topic with `keep_per_tag` (`docs/spec/evidence.md` section 3).
+"""The records that an append removes from a topic with `keep_per_tag` (`docs/spec/evidence.md` section 3).
 
 Responsible for deciding it in the step that gives out seqs, for the Keep frame in the batch of the append, and for
 carrying it out at the publication. `topics.log.tables` has the rules. Appends, copies, transactions and stages use
@@ -98,7 +98,7 @@ class KeptRecords:
 
     @staticmethod
     def take_back(topic: Topic, change: KeptChange | None) -> None:
-        """Forget what was decided, because the batch is not published."""
+        """Forget the decision, because the batch is not published."""
         if change is not None and topic.log.kept is not None:
             topic.log.kept.take_back(change)
 

@@ -1,8 +1,8 @@
 """Loads single records that are far apart from one another. `Loader.load` loads runs.
 
 A record is taken from the payload cache, else from the log, else from its segment, without the columns of its span
-(`topics.storage.segments.single_records`). What cannot be read like this (cold segments, copies, damage) is loaded by
-`Loader.load`, one record at a time. Nothing is added to the payload cache.
+(`topics.storage.segments.single_records`). Records that cannot be read like this (cold segments, copies, damage) are
+loaded by `Loader.load`, one at a time. Nothing is added to the payload cache.
 """
 
 from __future__ import annotations

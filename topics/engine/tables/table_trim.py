@@ -1,6 +1,6 @@
-"""Taking away what the existing records of tags have too many, in slices: when `keep_per_tag` is set or lowered, and
-after a start that finds some, because a crash came in between or salvage has brought records back. Then evicting what
-caps do not allow, which were set with it: the records of tags come before them.
+"""Removes surplus records of tags in slices. There are some when `keep_per_tag` is set or lowered, and after a start,
+because a crash came in between or salvage has brought records back. Then evicting what caps do not allow, which were
+set with it: the records of tags come before them.
 
 Each slice is a commit of its own, so a crash leaves a part of them. A barrier keeps appends and deletions from the
 topic; readers see every slice.

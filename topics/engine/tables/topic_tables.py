@@ -1,7 +1,7 @@
 """The tables of topics with `keep_per_tag`, from their making to their end.
 
 Responsible for the table of each topic as a whole: after a start, and when `keep_per_tag` is set, lowered or switched
-off. What single appends do to it is the business of `kept_records`.
+off. Changes by single appends are the business of `kept_records`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The key of a request, what it may do, and how much it may use (`docs/spec/api.md` section 12,
+"""The key of a request, its rights, and how much it may use (`docs/spec/api.md` section 12,
 `docs/design/guardrails.md`).
 
 The gate calls `identify` before it reads a body, and sets `call.key`. Handlers check the names that they find in
@@ -38,7 +38,7 @@ class OpenConnection(Protocol):
 
     @property
     def sight(self) -> ConnectionSight:
-        """What operators are told of it."""
+        """Return what operators see of it."""
 
 
 class SeenConnection(NamedTuple):

@@ -50,7 +50,7 @@ _METAS: Final = msgspec.json.Decoder(list[dict[str, str]])
 
 
 def load() -> None:
-    """Make pyarrow load what it would load on first use (pandas, if it is installed)."""
+    """Make pyarrow load the modules that it would load on first use (pandas, if it is installed)."""
     pa.array(["x"], pa.string())
 
 

@@ -1,5 +1,5 @@
-"""What the daemon does now: rates and latencies of the last seconds, pressure, memory, disk (`docs/spec/api.md` section
-11), for `GET /v0/figures`; and its storage, for `GET /v0/storage`.
+"""The present load of the daemon: rates and latencies of the last seconds, pressure, memory, disk (`docs/spec/api.md`
+section 11), for `GET /v0/figures`; and its storage, for `GET /v0/storage`.
 
 The daemon calls `sample` regularly. Everything else is asked of the engine when a client asks.
 """

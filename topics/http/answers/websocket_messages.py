@@ -11,7 +11,7 @@ from topics.http.calls import encode
 from topics.model import Tombstone, WatchedTopic
 
 MANY_TOPICS: Final = "these topics are not watched: the connection has as many as it may (TOPICS_MAX_WATCH_TOPICS)"
-"""What a client is told when a prefix matches more topics than it may watch."""
+"""The message to a client when a prefix matches more topics than it may watch."""
 
 
 class MessageFormat:

@@ -1,4 +1,4 @@
-"""What an ASGI application receives and sends, and what it has not received."""
+"""The messages that an ASGI application receives and sends, and the bytes that it has not received."""
 
 from __future__ import annotations
 

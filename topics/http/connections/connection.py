@@ -258,8 +258,8 @@ class Connection:
         return True
 
     def end_idle(self) -> None:
-        """Let the lane see the end of the input, so that it closes the connection behind what has come. Call it for an
-        idle connection."""
+        """Let the lane see the end of the input, so that it closes the connection behind the requests that have come.
+        Call it for an idle connection."""
         self.is_ending = True
         self.idle_until = math.inf
         try:
@@ -468,8 +468,8 @@ class Connection:
         `send_rest` has to follow.
 
         Nothing is written while another task sends, or while so many bytes wait in the socket that the kernel would
-        call it unwritable (trio sets TCP_NOTSENT_LOWAT): frames for a slow reader wait in the outbox, where they can be
-        dropped.
+        call it unwritable (trio sets TCP_NOTSENT_LOWAT). So frames for a slow reader wait in the outbox, where they can
+        be dropped.
         """
         fd = self._stream.socket.fileno()
         if fd < 0 or self._direct_ended or self.lock.locked():

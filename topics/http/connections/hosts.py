@@ -1,7 +1,7 @@
 """Which values of `Host` (HTTP/2: `:authority`) are valid, and the host in a request target (RFC 9110, 7.2; RFC 9112,
 3.2).
 
-A request with an invalid value is answered with 400 before anything else: two servers on the way could see different
+A request with an invalid value is answered with 400 before anything else. Two servers on the way could see different
 hosts in it, and `topics.http.access.origins` decides by the host whether a page of a stranger has caused the request.
 For the same reason the host of an absolute target (`GET http://host/path`) replaces the `Host` field.
 """

@@ -58,7 +58,7 @@ class Lane:
         self._busy = busy
         self._idle = idle
         self._input = b""
-        """What has been read and belongs to no request yet."""
+        """Bytes that were read and belong to no request yet."""
 
     async def run(self, data: bytes) -> bytes | None:
         """Serve requests. `data` is input that has been read already.

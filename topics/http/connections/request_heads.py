@@ -2,8 +2,8 @@
 
 A head is *plain* if there is only one way to read it: a known method, an origin-form path, fields of printable ASCII,
 none of them twice, a valid `Host`, at most one length of the body, and nothing that changes the framing or the
-protocol. `read_head` returns None for everything else, also for what is no HTTP at all and for a head that is not
-complete. Hypercorn takes what is not plain, from its first byte on: the lane refuses nothing by itself.
+protocol. `read_head` returns None for everything else, also for bytes that are no HTTP at all and for a head that is
+not complete. Hypercorn takes heads that are not plain, from their first byte on: the lane refuses nothing by itself.
 """
 
 from __future__ import annotations

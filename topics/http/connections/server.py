@@ -224,7 +224,7 @@ async def serve(
 
 @dataclass(slots=True)
 class _Service:
-    """What the connections of one `serve` share, and how each of them is served."""
+    """The state that the connections of one `serve` share, and how each of them is served."""
 
     server: Server
     app: ASGIFramework

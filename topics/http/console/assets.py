@@ -1,10 +1,10 @@
 """The files of the console, and the headers that they are sent with (`docs/spec/console.md`).
 
-The page runs only what the daemon has sent as a file: the policy allows no inline script, no inline style, no other
-host, no frame around the page, and no text that is made into markup (trusted types). The files are read once, when a
-browser first asks for one, and are sent as they are but for indentation, comments, and spaces in the style
-sheet. A browser asks again before it
-uses a file that it has kept (`no-cache`, with an `ETag`), so that a new daemon never meets an old page.
+The page runs only files that the daemon has sent: the policy allows no inline script, no inline style, no other host,
+no frame around the page, and no text that is made into markup (trusted types). The files are read once, when a browser
+first asks for one, and are sent as they are but for indentation, comments, and spaces in the style sheet. A browser
+asks again before it uses a file that it has kept (`no-cache`, with an `ETag`), so that a new daemon never meets an old
+page.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Bulk:
             made = LinesFormat()
         export = await self._engine.exports.open(topic, request)
         # The first slice is read before the answer begins, so that a failure can be answered with an error. It ends
-        # after `SLICE_S`, whatever it has found.
+        # after `SLICE_S`, even if it has found nothing.
         first = await call.while_connected(export.next_slice)
         self._figures.exports[_name_of(kind), "true" if request.include_data else "false"] += 1
         return ExportAnswer(call, topic, export, first, made, self._figures.exported[_name_of(kind)])
@@ -123,7 +123,7 @@ class Arrow:
 
     def __init__(self) -> None:
         self._there: bool | None = None
-        """Whether it could be imported; None before the first try."""
+        """True if it could be imported; None before the first try."""
         self._module: Any = None
 
     async def is_there(self) -> bool:
@@ -180,7 +180,7 @@ class ExportAnswer(OpenAnswer):
 
     @property
     def sight(self) -> ConnectionSight:
-        """What operators are told of the export."""
+        """Return the figures that operators see of the export."""
         return ConnectionSight("export", peer_of(self._connection), (self._topic,), self._export.left, 0)
 
     async def run(self) -> None:

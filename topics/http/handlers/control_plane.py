@@ -103,7 +103,7 @@ class ControlPlane:
         async def receive() -> dict[str, Any]:
             nonlocal sent
             if sent:
-                # Never a disconnect: a call finishes what it has begun, even if the client has left.
+                # Never a disconnect: a call that has begun is finished, even if the client has left.
                 await trio.sleep_forever()
             sent = True
             return {"type": "http.request", "body": call.body, "more_body": False}

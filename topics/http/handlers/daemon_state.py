@@ -1,5 +1,5 @@
-"""What the daemon says about itself: the caller's key, rates and latencies, the storage, open connections; and filters
-as JSON (`docs/spec/api.md` sections 11 and 12)."""
+"""Calls about the daemon itself: the caller's key, rates and latencies, the storage, open connections; and filters as
+JSON (`docs/spec/api.md` sections 11 and 12)."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class WorkStream(OpenStream):
 
     @property
     def sight(self) -> ConnectionSight:
-        """What operators are told of the stream. It lags behind by the jobs that nobody has."""
+        """Return the figures that operators see of the stream. Its lag is the number of jobs without a holder."""
         work, outbox = self._work, self.outbox
         return ConnectionSight(
             "work", self.peer, (work.topic.name,), work.queue.ready(work.topic.log), outbox.waiting_bytes
@@ -197,7 +197,7 @@ class WorkStream(OpenStream):
 
 
 def _behind(result: ClaimResult) -> bytes:
-    """How far a group is behind, and what it has missed, as members of a JSON object."""
+    """How far a group is behind, and which records it has missed, as members of a JSON object."""
     return b'"lag":%d,"missed":%d,' % (result.lag or 0, result.missed or 0)
 
 

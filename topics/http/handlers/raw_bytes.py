@@ -1,7 +1,7 @@
 """Raw bytes over HTTP (`docs/spec/consumers.md` section 7): appending them, and giving them back as they came.
 
-`topics.raw_bytes` says what is stored. Browsers must not run what somebody has stored, so bytes are given back as a
-download, of exactly their type, in a sandbox without any right.
+`topics.raw_bytes` describes the stored form. Browsers must not run stored bytes, so bytes are given back as a download,
+of exactly their type, in a sandbox without any right.
 """
 
 from __future__ import annotations

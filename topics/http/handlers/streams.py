@@ -173,7 +173,7 @@ class EventStream(OpenStream):
 
     @property
     def sight(self) -> ConnectionSight:
-        """What operators are told of the stream."""
+        """Return the figures that operators see of the stream."""
         kind: Literal["stream", "watch"] = "watch" if self._session.wid else "stream"
         return ConnectionSight(kind, self.peer, self._session.names, self.outbox.lag, self.outbox.waiting_bytes)
 

@@ -1,8 +1,8 @@
 """`GET /v0/ws`: commands and pushes as JSON text messages (`docs/spec/api.md` section 8).
 
 Theory of operation. A socket has three tasks. The first reads. It carries out one command at a time, in the order in
-which they come, and stops reading while there is no room for an answer, so that a client that only writes is slowed
-down by TCP. The second sends the messages in the outbox, which holds `SLOTS` of them: an answer waits for a slot, and a
+which they come. It stops reading while there is no room for an answer, so that TCP slows down a client that only
+writes. The second sends the messages in the outbox, which holds `SLOTS` of them: an answer waits for a slot, and a
 message with records is not made before there is one. The third sends pings. `topics.engine.delivery` makes the messages
 with records, as it does for event streams.
 """
@@ -196,7 +196,7 @@ class WebSocket:
 
     @property
     def sight(self) -> ConnectionSight:
-        """What operators are told of the socket."""
+        """Return the figures that operators see of the socket."""
         _, names = self.shows
         return ConnectionSight(
             "socket", peer_of(self._connection), list(names), self.outbox.lag, self.outbox.waiting_bytes
@@ -461,7 +461,7 @@ def _too_large(most: int) -> ApiError:
 
 
 def _starts(found: Iterable[tuple[Feed, WatchedTopic]]) -> dict[str, dict[str, int]]:
-    """What a `subscribed` message says of each topic."""
+    """Return the members of each topic in a `subscribed` message."""
     return {
         feed.name: {"from_seq": at.from_seq, "head_seq": at.head_seq, "earliest_seq": at.earliest_seq}
         for feed, at in found

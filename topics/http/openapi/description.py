@@ -1,9 +1,9 @@
 """The description of each call: its purpose, its parameters and its answers.
 
-What holds for many calls is not repeated here, because `document` derives it from the table of routes: the names in
-paths, the scopes of a key, and the failures that come with a body, a key, or the phase of the daemon. The types are
-those that the code decodes and encodes with. Tests compare the description with real answers.
-`topics.http.openapi.strict_names` takes the known query parameters from here.
+Parts of many calls are not repeated here, because `document` derives them from the table of routes: the names in paths,
+the scopes of a key, and the failures that come with a body, a key, or the phase of the daemon. The types are those that
+the code decodes and encodes with. Tests compare the description with real answers. `topics.http.openapi.strict_names`
+takes the known query parameters from here.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ _OPERATIONS |= {
         RECORDS,
         "Append to several topics",
         f"{transaction_requests.MIN_TOPICS} to {transaction_requests.MAX_TOPICS} different topics: all records are "
-        "stored, or none. When the call returns, all are synced, whatever `durability` the topics have, and they "
+        "stored, or none. When the call returns, all are synced, in topics of any `durability`, and they "
         "become visible in all topics at the same moment. Topics of class `ephemeral` or `memory` are refused. The key "
         "is remembered by the first topic, for its `idempotency_window_ms`. An error that concerns one topic names it "
         "in `detail.topic`.",
@@ -311,8 +311,8 @@ _OPERATIONS |= {
         "The newest records of tags",
         "With `tag` the newest record of that tag; with `prefix` the newest record of each tag that begins with it, a "
         "page at a time. Exactly one of them is needed. Records whose `data` is null are left out. `404 "
-        "record_not_found` of a tag has `detail.reason` `none` or `null` (its newest record is null).\n\nWhoever has "
-        "read all pages goes on with a read from the `head_seq` of the first page, and has the table and all changes.",
+        "record_not_found` of a tag has `detail.reason` `none` or `null` (its newest record is null).\n\nA client "
+        "that has read all pages goes on with a read from the `head_seq` of the first page, and so gets all changes.",
         ok(answer_types.LatestAnswer, "The record, or a page of records."),
         parameters=query_of(latest_requests.LatestQuery),
         codes=("topic_not_found", "record_not_found"),

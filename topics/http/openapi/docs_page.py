@@ -249,7 +249,7 @@ def _needs(call: Json) -> Markup:
     if not first:
         return Markup("Open to everybody, unless <code>TOPICS_PROBE_AUTH</code> is set.")
     scopes = Markup(" and ").join(Markup("<code>{}</code>").format(scope) for scope in first["bearer"])
-    text = Markup("Needs the scope {}.").format(scopes) if scopes else Markup("Needs a key, with whatever scopes.")
+    text = Markup("Needs the scope {}.").format(scopes) if scopes else Markup("Needs a key, with any scopes.")
     if len(call["security"]) > 1:
         text += Markup(" Takes <code>?token=KEY</code> as well.")
     return text

@@ -392,7 +392,7 @@ _BY_TYPE: Final[Mapping[type[Struct], Mapping[str, Fact]]] = {
         ),
         "scope": Fact(
             "Which other job counts: one that waits to be claimed (`queued`), one that is neither acked nor dead "
-            "(`unfinished`), or one that was appended within the last `window_ms`, whatever became of it (`window`)."
+            "(`unfinished`), or one that was appended within the last `window_ms`, even if it is gone (`window`)."
         ),
         "window_ms": Fact(
             "For `window`, and only for that: 1 ms to 7 days.",

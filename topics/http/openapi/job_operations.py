@@ -101,7 +101,7 @@ JOB_OPERATIONS |= {
     "stop_redrive": Operation(
         QUEUES,
         "Stop a redrive",
-        "Answers when the letters that are on their way are moved. What was moved stays moved. Stopping where none is "
+        "Answers when the letters that are on their way are moved. Moved letters stay moved. Stopping where none is "
         "running is no failure.",
         ok(answer_types.RedriveAnswer, "No redrive is running."),
         codes=("topic_not_found", "read_only", "not_owner"),
@@ -233,8 +233,8 @@ JOB_OPERATIONS |= {
         LOG_GROUPS,
         "Claim records",
         "Leases records to `node`. One that is not acked before its lease ends can be claimed again. A claim of a "
-        f"group with a filter looks at no more than {setting('max_scan')} records, and answers then, whatever "
-        "`wait_ms` says.",
+        f"group with a filter looks at no more than {setting('max_scan')} records, and answers then, also "
+        "if `wait_ms` is not over.",
         ok(answer_types.GroupClaimAnswer, "The records. There may be fewer than asked for, or none."),
         body=JsonBody(queue_requests.ClaimBody, {"node": "worker-1", "max": 10, "wait_ms": 1000}),
         codes=_GROUP_CODES,
@@ -267,7 +267,7 @@ JOB_OPERATIONS |= {
     "group_pause": Operation(
         LOG_GROUPS,
         "Pause a group",
-        "Claims and streams of the group get nothing. What is leased stays so.",
+        "Claims and streams of the group get nothing. Leases stay.",
         ok(answer_types.GroupPauseAnswer, "The group is paused, synced."),
         body=JsonBody(queue_requests.PauseBody, {}, required=False),
         codes=_GROUP_CODES,

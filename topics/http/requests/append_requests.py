@@ -178,7 +178,7 @@ _strict_publish: Final = msgspec.json.Decoder(_StrictPublish)
 _strict_counted_publish: Final = msgspec.json.Decoder(_StrictCountedPublish)
 
 Carrier = Literal["append", "publish", "member"]
-"""What has the fields of an append: its body, a `publish` command of a WebSocket, or one of the appends of a
+"""Messages that have the fields of an append: its body, a `publish` command of a WebSocket, or one of the appends of a
 transaction."""
 
 _of_carrier: Final[Mapping[Carrier, tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]]] = {
@@ -244,7 +244,7 @@ def decode_append_in_steps(
 ) -> Generator[None, None, CheckedAppend]:
     """The same as `decode_append`, for bodies of `LARGE_APPEND` bytes or more. Yields after each step of some
     milliseconds, so that the loop can do something else. A record of more than `SLICE` bytes, and all other members,
-    are decoded in one step. What is too large for that (`bounds_of`) is refused."""
+    are decoded in one step. Members that are too large for that (`bounds_of`) are refused."""
     yield from check_utf8_in_steps(raw)
     maximum = settings.max_batch_records
     table = _LINE_ENDS if b"\n" in raw or b"\r" in raw else None
@@ -302,7 +302,7 @@ def decode_append_in_steps(
 
 
 def bounds_of(settings: Settings) -> Bounds:
-    """What a large append may have. Conditions are the largest of what is beside the records; in a record, escapes
+    """Return the bounds of a large append. Conditions are the largest member beside the records; in a record, escapes
     make a meta, a tag and a node up to six times as long."""
     within = settings.max_meta_bytes + settings.max_tag_bytes + settings.max_node_bytes
     return Bounds(

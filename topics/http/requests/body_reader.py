@@ -362,12 +362,12 @@ def has_small_rest(call: Call) -> bool:
 
 
 Carried = Literal["json", "lines", "bytes", "unknown"]
-"""What the body of an append is: JSON (also if there is none), NDJSON, the raw bytes of one record, or nothing that is
-taken."""
+"""The kind of the body of an append: JSON (also if there is none), NDJSON, the raw bytes of one record, or a type that
+is not accepted."""
 
 
 def carried_by(call: Call) -> Carried:
-    """What the body of an append is by its content type."""
+    """Return the kind of the body of an append, by its content type."""
     kind = _kind_of(call.headers.get(b"content-type"))
     if kind in (JSON_TYPE, b""):
         return "json"
@@ -437,8 +437,8 @@ def _is_gzip(content_encoding: bytes) -> bool:
 
 
 class _Inflater:
-    """Decompresses gzip in pieces of at most `step` bytes, whatever the ratio. Several members may follow each other
-    (RFC 1952, 2.2).
+    """Decompresses gzip in pieces of at most `step` bytes, at any ratio of compression. Several members may follow each
+    other (RFC 1952, 2.2).
 
     The work of one step is bounded as well: it takes at most `_INPUT_STEP` bytes of input, which are copied once for
     each member that ends in them. At most `MAX_EMPTY_MEMBERS` members may be empty, because an empty member costs as

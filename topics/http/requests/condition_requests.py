@@ -26,7 +26,7 @@ _PREFIXES: Final = ("expected_", "fence")
 _CHARACTER_BYTES: Final = 6
 """Bytes of one byte of a text in JSON, at most: `\\u0000`."""
 _AROUND_TAG: Final = 64
-"""Bytes of an expected seq, and of what is around it."""
+"""Bytes of an expected seq, with its separators."""
 
 _seqs: Final = msgspec.json.Decoder(dict[str, int])
 

@@ -44,7 +44,7 @@ _put: Final = msgspec.json.Decoder(PutGroupBody)
 
 
 def decode_put_group(raw: bytes) -> GroupPatch:
-    """The body of the PUT of a group. What it shares with a queue is checked when it is merged. Raises 400."""
+    """The body of the PUT of a group. Fields that a queue has too are checked when they are merged. Raises 400."""
     body = PutGroupBody()
     if raw:
         check_utf8(raw)

@@ -54,7 +54,7 @@ def jobs_of(records: Sequence[RecordIn], first: int = 0) -> JobFields | None:
 
 
 def refuse_unique(jobs: JobFields | None, where: str) -> None:
-    """Refuse unique keys. `where` says what has none. Raises 400."""
+    """Refuse unique keys. `where` names the place that takes none, such as "a stage". Raises 400."""
     if jobs is not None and jobs.unique is not None:
         i = next(i for i, job in enumerate(jobs.unique) if job is not None)
         raise invalid(f"records[{i}].unique", f"is not for {where}")

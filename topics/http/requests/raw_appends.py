@@ -1,6 +1,6 @@
 """Raw bytes as the body of an append: one record (`docs/spec/consumers.md` section 7).
 
-What is a field in a body of JSON is a query parameter of the same name. One whose value is an object is JSON:
+The fields of a JSON body are query parameters of the same names. A parameter whose value is an object is JSON:
 `fence={"name":"leader","token":7}`, percent-encoded.
 """
 
@@ -40,7 +40,7 @@ class RawQuery(IngestQuery, kw_only=True):
 
 
 class RawAppend(NamedTuple):
-    """What the query of an append of raw bytes says."""
+    """The query of an append of raw bytes."""
 
     request: CheckedAppend
     """The append, still without its data."""

@@ -189,7 +189,7 @@ def _backward_read(body: ReadBody, nodes: list[str], wanted: Filter | None, sett
 
 
 def _consumer_read(body: ReadBody) -> ConsumerRead | None:
-    """What a diff says of its consumer; None if it has none. Raises 400."""
+    """Return the consumer part of a diff; None if it has none. Raises 400."""
     if body.consumer is None:
         for name in ("commit_seq", "generation", "ack"):
             if getattr(body, name) is not None:

@@ -9,9 +9,9 @@ it has read. So if it accepts `[[SLICE]]` as one list of records, it would have 
 that slice of the body as well. A wrong guess is never accepted, because a string or a bracket would be left open. If no
 guess is right, the brackets of the slice are counted.
 
-An error is found by decoding the members in front of the records and the slice up to a `}`, without an end. Unless it
-is that the end is missing, the parser would have raised the same error in the body: only the index of the record and
-the number of the byte have to be counted from the beginning of the body.
+An error is found by decoding the members in front of the records and the slice up to a `}`, without an end. The parser
+would have raised the same error in the body, unless the error is a missing end. Only the index of the record and the
+number of the byte have to be counted from the beginning of the body.
 
 If that leads nowhere, because an unknown member looks like the records or there is much in front of them, the outline
 of the body says where each record is (`body_outline`), and slices end there.
@@ -83,7 +83,7 @@ _values: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
 
 
 class Bounds(NamedTuple):
-    """What a large append may have."""
+    """The bounds of a large append."""
 
     beside: int
     """Bytes beside its records."""
@@ -129,9 +129,9 @@ class RecordSlices:
         take: Take,
     ) -> Generator[None, None, Any]:
         """Return what `body` would decode, or raise what it would raise. `slices` decodes lists of lists of its
-        records. `take` is given the records of each slice and the index of the first, and returns what is kept of them;
-        if it is given an index for the second time, what it was given from there on does not count. Yields after each
-        step."""
+        records. `take` gets the records of each slice and the index of the first, and returns the values that are kept
+        of them. If it gets an index for the second time, the records that it got from there on do not count. Yields
+        after each step."""
         if not self._is_head(body):
             yield from self._outline()
         if self._is_head(body):

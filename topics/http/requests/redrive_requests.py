@@ -30,7 +30,7 @@ _body: Final = msgspec.json.Decoder(RedriveBody)
 
 
 def decode_redrive(raw: bytes) -> RedriveWish:
-    """What a redrive is to do. Raises 400."""
+    """Return the request of a redrive. Raises 400."""
     if not raw:
         return RedriveWish()
     check_utf8(raw)

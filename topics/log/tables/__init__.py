@@ -1,4 +1,4 @@
-"""What a topic with `keep_per_tag` knows of its records besides: a table of the newest ones of each tag. Pure.
+"""The table of a topic with `keep_per_tag`: the newest records of each tag. Pure.
 
 kept_tags      the live records of each tag, and what an append takes away
 bare_spans     gives back the memory of deleted slots that are in no file: overwritten records of `ephemeral` tables

@@ -20,7 +20,7 @@ LEAST_RUN = 256
 deletions a span is looked at again."""
 
 MOST_JOINED = 1 << 20
-"""Slots of a bare span. Whoever asks for its columns gets 26 bytes for each."""
+"""Slots of a bare span, at most. Its columns take 26 bytes for each when they are made."""
 
 _NO_FILE: Final = b"\0\0\0\0"
 

@@ -16,9 +16,9 @@ away from the oldest on, so one seq says it. Decisions see published and unpubli
 only.
 
 Records also die for other reasons: ttl, caps, deletions, damage. Those below the front are recognized by their seq,
-those in a hole by the hole, deleted ones by a set. Whoever looks at a tag drops its dead records; a sweep does so for
-tags that nobody looks at. It begins when a quarter of the entries may be dead, and works in proportion to the deaths,
-so the garbage stays below half; below three quarters while a large deletion is carried out.
+those in a hole by the hole, deleted ones by a set. A look-up of a tag drops its dead records; a sweep drops those of
+tags that are not looked up. The sweep begins when a quarter of the entries may be dead, and works in proportion to the
+deaths, so the garbage stays below half; below three quarters while a large deletion is carried out.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class KeptRecord(NamedTuple):
 
 
 class KeptChange:
-    """What a batch does to the records of its tags: it adds its own, and takes older ones away."""
+    """The change of a batch to the records of its tags: it adds its own, and removes older ones."""
 
     __slots__ = ("_before", "first_seq", "last_seq", "levels", "nulls", "seqs", "sizes")
 

@@ -8,5 +8,5 @@
     locks                    a lock on what a job writes to
     progress                 a bar while Spark works
 
-`topics.spark.session` has what they share.
+`topics.spark.session` has their common part.
 """

@@ -6,12 +6,12 @@
     gap_from, gap_to, reason      null, but in a row that stands for records that were lost (`allow_loss`); in such a
                                   row everything else is null but topic, day (of the run) and epoch
 
-A run takes what is there as it begins, in rounds, each of which gets into the archive whole and once
-(`topics.spark.jobs.archive_files`). A round is read back and compared with what was written before it counts. Deleting
+A run takes the records that exist when it begins, in rounds, each of which gets into the archive whole and once
+(`topics.spark.jobs.archive_files`). Before a round counts, it is read back and compared with the written rows. Deleting
 comes last, and only after the seqs of all records that would go have been found in the archive.
 
-Loss is what retention took before it was archived, and what an instance of a topic still had when it was deleted and
-made again: either fails the run, unless `allow_loss` says that it is to be noted and passed over.
+Records are lost if retention removes them before they are archived, or if a topic is deleted and made again before. A
+loss fails the run; with `allow_loss` the run notes it and goes on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCHEMA: Final = (
     "epoch BIGINT, seq BIGINT, ts TIMESTAMP, node STRING, tag STRING, meta MAP<STRING, STRING>, data STRING, "
     "gap_from BIGINT, gap_to BIGINT, reason STRING, topic STRING, day DATE"
 )
-"""Of an archive. To be given to whoever reads it, else Spark takes a topic that is called 7 for a number."""
+"""The schema of an archive. Readers must give it to Spark, which else takes a topic that is called 7 for a number."""
 
 ROUND: Final = 10_000_000
 """Seqs in a round, over all topics: what a kill costs at most, and the space that a round needs beside the archive."""
@@ -62,7 +62,7 @@ class TopicBounds:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRange:
-    """What a round takes of a topic: the seqs `(after, last]` of its instance `epoch`."""
+    """The records that a round takes of a topic: the seqs `(after, last]` of its instance `epoch`."""
 
     topic: str
     epoch: int
@@ -72,8 +72,8 @@ class ArchiveRange:
 
 @dataclass(slots=True)
 class ArchiveResult:
-    """What a run has done: `records` in all, and by topic how far it is archived, how many records were deleted from
-    it, and what was lost before it could be archived."""
+    """The result of a run: `records` in all, and by topic how far it is archived, how many records were deleted from
+    it, and which were lost before they could be archived."""
 
     records: int = 0
     offsets: dict[str, Offset] = field(default_factory=dict)
@@ -84,11 +84,12 @@ class ArchiveResult:
 def plan(
     topics: Iterable[TopicBounds], offsets: Offsets, limit: int, *, allow_loss: bool = False
 ) -> list[ArchiveRange]:
-    """The next round: what is not archived yet, topic by topic, at most `limit` seqs. Empty if there is nothing.
+    """Return the next round: records that are not archived yet, topic by topic, at most `limit` seqs. Empty if there is
+    nothing.
 
-    Raises Failed for an instance of a topic that is not the one that was archived: an older one always, because its
-    seqs would be in the archive twice; a newer one unless `allow_loss`, because nobody can say what the former still
-    had.
+    Raises Failed for an instance of a topic that is not the one that was archived. It raises for an older one always,
+    because its seqs would be in the archive twice; for a newer one unless `allow_loss`, because it is unknown which
+    records the former one still had.
     """
     ranges = []
     for now in topics:
@@ -132,14 +133,14 @@ def run(
     `path` is a directory that the driver and all executors see under that name. `delete` removes from the topics what
     is in the archive; not from queues, whose jobs go when they are done. Raises Failed if somebody else is archiving to
     it, for loss unless `allow_loss`, and if what was written cannot be read back; TopicsError of the daemon; and what
-    Spark raises. Whatever ends it, the archive has each record once, and the next run goes on from there.
+    Spark raises. After any end, the archive has each record once, and the next run goes on from there.
     """
     archive = ArchiveFiles(Path(path))
     done = ArchiveResult()
     with archive.locked(), address.client() as client:
         present = _present(client, topics, prefix)
         if delete and (queues := [now.topic for now in present if now.is_queue]):
-            raise UsageRefusal(f"--delete: {', '.join(queues)} is a queue, whose jobs are removed by whoever acks them")
+            raise UsageRefusal(f"--delete: {', '.join(queues)} is a queue, whose jobs are removed by acks")
         offsets = archive.offsets()
         while ranges := plan(present, offsets, records_per_round, allow_loss=allow_loss):
             for new in ranges:
@@ -257,9 +258,9 @@ def _delete(
     present: Sequence[TopicBounds],
     offsets: Offsets,
 ) -> dict[str, int]:
-    """Delete from the topics what is in the archive. Returns how many records that were, by topic.
+    """Delete archived records from the topics. Returns how many records that were, by topic.
 
-    Whatever the offsets say, the files are asked: a record goes only if its seq is in them. Raises Failed, with nothing
+    The offsets are not enough: a record is deleted only if its seq is found in the files. Raises Failed, with nothing
     deleted, if one is not there (somebody has removed files)."""
     ranges = []
     for now in present:

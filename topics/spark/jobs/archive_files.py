@@ -1,4 +1,4 @@
-"""The directory of an archive: what is in it, who may write to it, and how a round of archiving gets into it whole.
+"""The directory of an archive: its files, its lock, and how a round of archiving gets into it whole.
 
     topic=flights/day=2013-01-01/1-0000000000000000001-0000000000000100000-00000.parquet
     _archive/offsets.json     how far each topic is archived: `{"topics": {"flights": {"epoch": 1, "seq": 100000}}}`
@@ -7,13 +7,12 @@
     _archive/lock             held by the one that archives
 
 A round is written to `work`, synced, and decided by `pending.json`, which appears whole or not at all. Before that file
-is there, nothing of the round counts, and the next run removes `work`; once it is there, whoever comes next moves what
-is not yet moved, to names that the file fixes, and then writes the offsets. So each step can be repeated, a kill
-between any two of them leaves either the old archive or a round that the next run completes, and no file is ever seen
-twice. Readers pass over names that begin with an underscore.
+is there, nothing of the round counts, and the next run removes `work`. Once it is there, this run or the next one moves
+the remaining files, to names that `pending.json` fixes, and then writes the offsets. So each step can be repeated, a
+kill between any two of them leaves either the old archive or a round that the next run completes, and no file is ever
+seen twice. Readers pass over names that begin with an underscore.
 
-Responsible for these steps and their order on a POSIX file system; what is archived is `topics.spark.jobs.archive`'s
-business.
+Responsible for these steps and their order on a POSIX file system; `topics.spark.jobs.archive` chooses the records.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ class Offset(msgspec.Struct, frozen=True):
 
 
 class Offsets(msgspec.Struct, frozen=True):
-    """How far each topic is archived, by name. `archive` tells archives apart, whatever directory they are in."""
+    """How far each topic is archived, by name. `archive` identifies the archive, also after a move to another
+    directory."""
 
     topics: dict[str, Offset] = {}
     archive: str = ""
@@ -85,15 +85,16 @@ class ArchiveFiles:
             yield
 
     def begin(self) -> Path:
-        """The directory, not there yet, that a round is to be written to. What a killed round has left in it is gone;
-        its JVM may live on for a moment, and writes to a name that is not this one."""
+        """Return a directory that does not exist yet, for the files of a round. Files of a killed round are removed;
+        its JVM may live on for a moment, and writes to another name."""
         self._remove_work()
         self.work.mkdir(exist_ok=True)
         return self.work / os.urandom(8).hex()
 
     def publish(self, written: Path, topics: Mapping[str, tuple[Offset, Offset]]) -> Offsets:
-        """Make what was written (`topic=T/day=D/*.parquet`) part of the archive, and with it the new offsets. `topics`
-        has for each topic of the round where it began and where it ends. Returns the offsets that hold from now on."""
+        """Make the written files (`topic=T/day=D/*.parquet`) part of the archive, and with them the new offsets.
+        `topics` has for each topic of the round where it began and where it ends. Returns the offsets that hold from
+        now on."""
         before = self.offsets()
         # How Spark writes a name of a topic into a path is undone where it is read; here it stays as it is.
         names = {escaped(topic): topic for topic in topics}
@@ -113,7 +114,7 @@ class ArchiveFiles:
         return offsets
 
     def _complete(self) -> None:
-        """Do what is left to do of the round that is decided, if there is one."""
+        """Do the remaining steps of the round that is decided, if there is one."""
         pending = self._read(self._pending, PendingRound)
         if pending is None:
             return

@@ -1,10 +1,10 @@
-"""`audit`: is everything in a data directory what was written? What `topics verify` looks at, with the segments and the
-blocks of Merkle trees, which are nearly all of it, verified in parallel.
+"""`audit`: checks that a data directory is as it was written. It does the work of `topics verify`, with the segments
+and the blocks of Merkle trees, which are nearly all of it, verified in parallel.
 
-Responsible for dividing the work, for the report (a row for each segment) and for the summary. What is damage, and
-what only worth a note, is `topics.storage.offline.verify`'s business, so both find the same. The log, snapshots,
-manifests and floors are looked at by the driver, which also joins the roots of the blocks; whoever verifies a segment
-or a block needs its directory under the same path.
+Responsible for dividing the work, for the report (a row for each segment) and for the summary.
+`topics.storage.offline.verify` decides between damage and notes, so both find the same. The driver looks at the log,
+snapshots, manifests and floors, and joins the roots of the blocks. A task that verifies a segment or a block needs its
+directory under the same path.
 
 Exit codes are those of `topics verify`: 0, 1 if there is damage, 2 for a command line or a directory that is refused.
 """
@@ -28,9 +28,9 @@ from topics.log.span import Span
 from topics.spark.session import JobOptions, spark_options
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import OsFs
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.stored_topics import TopicDirectory
-from topics.storage.offline.verify_divided import DividedVerification, SegmentWork, damaged
+from topics.storage.offline.verify_division import DividedVerification, SegmentWork, damaged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +63,7 @@ class SegmentReport(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """What was found: segment by segment, and about everything else in the directory."""
+    """The findings: segment by segment, and about everything else in the directory."""
 
     segments: list[SegmentReport]
     findings: list[Finding]
@@ -84,9 +84,9 @@ def run(
 ) -> Audit:
     """Look at a data directory, or a copy of one as `scripts/copy` makes it. Changes nothing.
 
-    `in_use`: a daemon may work on it, and what it replaces meanwhile is looked at again. `against`: checkpoints of
-    topics with evidence that were kept elsewhere. Raises Refused if it is no
-    data directory, or is in use and may not be; OSError if the disk does not answer.
+    `in_use`: a daemon may work on it; files that it replaces meanwhile are checked again. `against`: checkpoints of
+    topics with evidence that were kept elsewhere. Raises Refused if it is no data directory, or is in use and may not
+    be; OSError if the disk does not answer.
     """
     fs = OsFs()
     root, cold = _data_directory(fs, path, cold, in_use=in_use)
@@ -175,7 +175,7 @@ def _refuse_if_in_use(fs: OsFs, root: str, problem: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What recovery logs while it is asked is in the findings already."""
+    """Suppress the log of recovery, because the findings have its content."""
     import structlog  # noqa: PLC0415
 
     before = structlog.get_config()

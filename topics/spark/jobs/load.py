@@ -1,8 +1,8 @@
 """`load`: the rows of CSV, JSON or Parquet files become records of a topic.
 
-Responsible for what a row becomes (its columns as a JSON object, tag and node by templates) and for the order: that of
-the files as they are named and of the rows within them, or that of `order_by`. That all of it is published or nothing,
-and once for a job id, is the writer's business.
+Responsible for the record of a row (its columns as a JSON object, tag and node by templates) and for the order: that of
+the files by name and of the rows within them, or that of `order_by`. That all of it is published or nothing, and once
+for a job id, is the writer's business.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class LoadSource:
     infer: bool = True
     delimiter: str | None = None
     null: str | None = None
-    """What stands for null in a CSV, beside nothing at all."""
+    """A text that means null in a CSV, beside the empty field."""
     multiline: bool = False
-    """Whether a row, or a JSON document, may go over several lines. Such a file is read by one task."""
+    """True if a row, or a JSON document, may go over several lines. Such a file is read by one task."""
 
     def read(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         """The rows of all files, in the order of `paths`, within a directory or pattern in that of the files' names,
@@ -93,7 +93,8 @@ def files_below(spark: SparkSession, path: str) -> list[str]:
 
 
 def base_of(file: str) -> dict[str, str]:
-    """What keeps the columns that the names of directories hold (`day=2026-11-22/`) when one file is read by itself."""
+    """Return the option that keeps the columns in the names of directories (`day=2026-11-22/`) when one file is read by
+    itself."""
     parts = file.split("/")
     first = next((at for at, part in enumerate(parts[:-1]) if "=" in part), None)
     return {} if first is None else {"basePath": "/".join(parts[:first])}

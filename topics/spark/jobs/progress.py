@@ -60,6 +60,6 @@ class _Tasks:
                 info = self._tracker.getStageInfo(stage)
                 if info is not None:
                     self._stages[stage] = (info.numCompletedTasks, info.numTasks)
-        except Exception:  # the session is being stopped; the job itself says what has happened
+        except Exception:  # the session is being stopped; the job itself reports the error
             pass
         return sum(done for done, _ in self._stages.values()), sum(of for _, of in self._stages.values())

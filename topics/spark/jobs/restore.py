@@ -1,9 +1,9 @@
 """`restore`: what an archive holds becomes records of a topic again.
 
-The records of each topic come in their order, one topic after the other by name, with tag, node, meta and data as they
-were; the seq and ts that they get are new, and what they had is in their meta (`META`). Rows of gaps are passed over.
-Restoring is appending under a job id that follows from the archive, what it holds, what of it is wanted and the target:
-a repeat adds nothing, for as long as the daemon remembers it (7 days).
+The records of each topic come in their order, one topic after the other by name. They keep tag, node, meta and data.
+Their seq and ts are new; the former ones are in their meta (`META`). Rows of gaps are passed over. Restoring is
+appending under a job id that follows from the archive, what it holds, what of it is wanted and the target: a repeat
+adds nothing, for as long as the daemon remembers it (7 days).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ META: Final = ("archive.topic", "archive.seq", "archive.ts")
 
 
 def job_id_of(offsets: Offsets, topics: Sequence[str], target: str) -> str:
-    """What two runs have in common that restore the same, from wherever the archive is by then."""
+    """Return an id that is equal for two runs that restore the same, also if the archive was moved in between."""
     what = msgspec.json.encode([offsets, sorted(set(topics)), target], order="deterministic")
     return f"restore-{hashlib.sha256(what).hexdigest()[:32]}"
 
 
 def records_of(rows: DataFrame, offsets: Offsets, topics: Sequence[str] = ()) -> DataFrame:
     """The records that the rows of an archive become, in order: those that its offsets cover, of `topics` if any are
-    named. What is being archived meanwhile is not among them."""
+    named. Records that are archived meanwhile are not among them."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     ends = F.from_json(

@@ -1,6 +1,6 @@
 """`rollup`: a stream of records becomes windows: how many there were, and sums and the like of fields of their data.
 
-Responsible for what is computed (`Rollup`, by `windows_of`, which is the same for a batch), and for a streaming query
+Responsible for the computation (`Rollup`, by `windows_of`, which is the same for a batch), and for a streaming query
 that goes on where it ended and comes to an end if it is told to. Exactly once over restarts is Spark's checkpoint
 together with its own Parquet sink, or with the writer of topics.
 
@@ -11,7 +11,7 @@ Spark a time far in the future, whereupon it emits all that it has, by its ordin
 
 In the directory of the checkpoint:
 
-    rollup.json           what is computed, so that nobody goes on with something else
+    rollup.json           the definition of the rollup, so that no run goes on with another one
     lock                  held by the one that runs it
     clock/                the tiny stream: empty, or one file at the end
     topic/, parquet/      Spark's checkpoint of the query to each sink
@@ -45,7 +45,7 @@ FUNCTIONS: Final = ("sum", "avg", "min", "max", "count", "stddev")
 GROUPS: Final = ("topic", "tag", "tag-prefix", "node")
 OWN_COLUMNS: Final = ("window_start", "window_end", "count")
 END_OF_TIME: Final = "9999-01-01 00:00:00"
-"""What the clock says at the end; no record is as late as that."""
+"""The time of the clock at the end; no record is as late as that."""
 
 LIMIT: Final = "maxRecordsPerTrigger"
 DEFAULT_TRIGGER_MS: Final = 10_000
@@ -74,7 +74,7 @@ class Aggregate(msgspec.Struct, frozen=True):
 
 
 class Rollup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is computed. Raises Refused if it cannot be.
+    """The definition of a rollup. Raises Refused if it cannot be computed.
 
     `groups` are `topic`, `tag`, `node`, `tag-prefix` (the tag up to the first `separator`), or `data.FIELD`.
     `time_field` is a field of data that holds the time instead of `ts`: ISO 8601, or milliseconds since the Unix epoch.
@@ -209,7 +209,8 @@ class Sinks:
 
 @dataclass(frozen=True, slots=True)
 class RollupResult:
-    """What a run has done: records read, windows emitted (to each sink) and records that came too late for theirs."""
+    """The result of a run: records read, windows emitted (to each sink), and records that came too late for their
+    windows."""
 
     records: int
     windows: int
@@ -340,7 +341,7 @@ def _start(
 
 
 def _await_sources(query: StreamingQuery, until: Callable[[], bool]) -> None:
-    """Wait until a query has made its sources, or `until` says so. Raises what it has failed with.
+    """Wait until a query has made its sources, or `until` says so. Raises the error that the query has failed with.
 
     Spark 4.3 writes into the environment of a data source when a query makes its stream, without a lock. Where two
     queries of a session do so at once, that map may be broken, and with it every later task of the session that uses
@@ -355,7 +356,7 @@ def _finish(queries: Sequence[StreamingQuery], until: Callable[[], bool]) -> Rol
     try:
         while any(query.isActive for query in queries) and not until():
             for query in queries:
-                query.awaitTermination(1)  # raises what it has failed with
+                query.awaitTermination(1)  # raises the error of the query
     finally:
         _stop(queries)
     for query in queries:
@@ -384,7 +385,8 @@ class _Source(msgspec.Struct):
 
 
 class _Progress(msgspec.Struct):
-    """What is looked at of a batch's progress. The first source is that of the records, the second one the clock."""
+    """The part of a batch's progress that is used here. The first source is that of the records, the second one the
+    clock."""
 
     sources: list[_Source] = []
     states: list[_State] = msgspec.field(name="stateOperators", default_factory=list)
@@ -484,7 +486,7 @@ def command(
     source |= {"failOnDataLoss": str(not allow_loss).lower()}
     source |= {} if batch is None else {LIMIT: str(batch)}
     address = options.address()
-    # A session has its own way with Ctrl-C, which would break off whatever is asked of it at the moment.
+    # A session has its own way with Ctrl-C, which would break off the call that runs at the moment.
     with options.session("rollup") as spark, stopping() as stop:
         done = run(
             spark,

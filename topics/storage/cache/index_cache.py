@@ -132,9 +132,9 @@ class IndexCache:
             self.bytes -= freed.tags.nbytes
 
     def wants_whole(self, directory: TagDirectory, parts: int) -> bool:
-        """Return True if the whole file of tags that are not cached should be read instead of so many parts of it: if
-        there is room for the tags, or if many parts were read since the last use of the tags that would be dropped for
-        them."""
+        """Return True if the whole file of tags that are not cached should be read instead of so many parts of it. It
+        should, if there is room for the tags, or if many parts were read since the last use of the tags that would be
+        dropped for them."""
         self._uses += 1
         if self.bytes + directory.tags_bytes <= self._max_bytes:
             return True

@@ -2,9 +2,10 @@
 the next reads need no call of the store.
 
 A *stream* is one reader's way through one object, as far as it can be told from the reads: a read that begins where
-another one ended belongs to its stream. With each call a stream fetches more, up to `MOST_AHEAD_BYTES`; what was not
-asked for yet is its *window*. A read at any other place fetches what it asks for and no more. Windows are bounded in
-bytes and streams in number; the least recently used go first, and a window goes when it has been read to its end.
+another one ended belongs to its stream. With each call a stream fetches more, up to `MOST_AHEAD_BYTES`; bytes that were
+not asked for yet are its *window*. A read at any other place fetches only the bytes that it asks for. Windows are
+bounded in bytes and streams in number; the least recently used go first, and a window goes when it has been read to its
+end.
 
 Only bytes are kept here, of names that stand for the same bytes for ever. Which records of them are live, and whether
 they verify, is decided by readers at each read.
@@ -23,10 +24,11 @@ MOST_STREAMS: Final = 64
 """Each read looks through all of them, which takes some microseconds."""
 
 FIRST_AHEAD_BYTES: Final = 1 << 20
-"""What a read from the beginning of an object fetches at least: it is followed by others as a rule."""
+"""Bytes that a read from the beginning of an object fetches at least: more reads follow as a rule."""
 
 MOST_AHEAD_BYTES: Final = 4 << 20
-"""What a stream fetches at a time at most: with 100 MB/s and 30 ms for each call, two thirds of the time are bytes."""
+"""Bytes that a stream fetches at a time at most: with 100 MB/s and 30 ms for each call, two thirds of the time are
+bytes."""
 
 BEGINNING_BYTES: Final = 64
 """A read across this offset has the first frame of a segment, and not the header alone."""
@@ -42,7 +44,7 @@ class ReadStream(NamedTuple):
     window: bytes
     end: int
     ahead: int
-    """What its next call fetches at least."""
+    """Bytes that its next call fetches at least."""
 
     @property
     def start(self) -> int:
@@ -68,7 +70,7 @@ class ReadWindows:
     def read(self, name: str, size: int, offset: int, length: int, get: Callable[[int, int], bytes]) -> bytes:
         """Return `length` bytes from `offset` of an object of `size` bytes, which has them.
 
-        `get` reads bytes of the object by offset and length; what it raises is passed on, and nothing is kept then.
+        `get` reads bytes of the object by offset and length; its exceptions are passed on, and nothing is kept then.
         """
         if length >= MOST_AHEAD_BYTES:
             return get(offset, length)

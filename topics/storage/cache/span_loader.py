@@ -164,13 +164,13 @@ class SpanLoader:
                 found = await self._load_damaged(topic, span, segment)
             if span.flaggings == flaggings:
                 break
-            # Deletions were flagged during the read. They are not in `unflagged` any more, and perhaps not in what was
-            # read.
+            # Deletions were flagged during the read. They are not in `unflagged` any more, and perhaps not in the bytes
+            # that were read.
         await self._attach(topic, span, segment, n, found)
 
     async def _load_damaged(self, topic: SpanOwner, span: Span, segment: Segment) -> LoadedSpan:
-        """Load the columns of a span whose files looked damaged, when they are repaired. If that is not known yet, and
-        only bytes of records are missing, nothing is: whoever reads them asks again."""
+        """Load the columns of a span whose files looked damaged, after their repair. If the repair cannot tell yet, and
+        only bytes of records are damaged, report no damage: a read of these records asks for the repair again."""
         call = partial(load_columns, segment=segment, first=span.first, n=span.n)
         try:
             await self.repairs.repair(topic, span, patient=False)

@@ -178,7 +178,7 @@ class ColdStore:
         return self._attempt(admitted, key)
 
     def _attempt(self, call: Callable[[BoundedCall[T]], T], key: tuple[int, str] | None) -> T:
-        """Make a call. `key` is what it changes, None for a read."""
+        """Make a call. `key` is the object that it changes, None for a read."""
         with self._lock:
             full = self._count(key) >= (self._most if key is None else min(self._most, MOST_HANGING_CHANGES))
         if full:

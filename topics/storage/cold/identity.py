@@ -54,7 +54,7 @@ class ColdIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExpectedIdentity(NamedTuple):
-    """What a data directory knows about the content of its cold one."""
+    """The content of the cold directory as the data directory knows it."""
 
     names: Mapping[int, str]
     """Its topics by id."""
@@ -124,7 +124,7 @@ def _damaged(root: str, found: bytes, wanted: ColdIdentity | None, form: str) ->
 
 
 class ColdRoot:
-    """The cold directory of a data directory, and what is known about its owner. The `Admission` of its store.
+    """The cold directory of a data directory, and the facts about its owner. The `Admission` of its store.
 
     `look` and `join` are called one after the other; the other methods from any thread.
     """

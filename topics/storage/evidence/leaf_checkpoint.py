@@ -36,8 +36,8 @@ class LeafCheckpoint:
         self._offload = offload
 
     async def write(self, captured: CapturedTree, files: UnsyncedFiles) -> StoredLeaves | None:
-        """Write the leaves that a tree had when it was captured; they are durable when `files` are. Return what is in
-        files then, None if that is what was there before. Raises OSError."""
+        """Write the leaves that a tree had when it was captured; they are durable when `files` are. Return the leaves
+        that are in files then, None if nothing changed. Raises OSError."""
         topic_id, tree, leaves = captured
         await hash_queued(tree, self._offload, leaves)
         stored = StoredLeaves(tree.stored, tree.blank_runs)

@@ -10,8 +10,8 @@
        8  xxh3_64 of the first 24 bytes and these roots
 
 All integers are little-endian. A file is written once, under a temporary name if another file has its name, and never
-changed. Its name says which leaves it has: `seg-<first seq, 20 digits>-<n>.mrk`. Leaves of one tree are the same in
-whatever file they are, so files may overlap.
+changed. Its name says which leaves it has: `seg-<first seq, 20 digits>-<n>.mrk`. A leaf of a tree is the same in every
+file that has it, so files may overlap.
 
 The leaves of a tree are divided into blocks of 2^14, from its first leaf on. A whole block is one file. The leaves of
 the last block, which is not whole yet, are in up to `MAX_PIECES` files.

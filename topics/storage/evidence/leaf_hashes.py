@@ -11,7 +11,7 @@ from topics.storage.evidence.frame_leaves import leaves_of_bodies
 
 
 def hashed(work: QueuedWork) -> list[Leaves]:
-    """Return the leaves of what was queued; neighbours are joined. Blocking."""
+    """Return the leaves of the queued records; neighbours are joined. Blocking."""
     out: list[Leaves] = []
     some: list[bytes] = []
     for item in work.items:
@@ -28,7 +28,7 @@ def hashed(work: QueuedWork) -> list[Leaves]:
 
 
 async def hash_queued(tree: TopicTree, offload: Offload, size: int = 0) -> None:
-    """Hash what is queued now, and at least the first `size` leaves of the tree, which are published."""
+    """Hash the records that are queued now, and at least the first `size` leaves of the tree, which are published."""
     while True:
         work = tree.work()
         if work.items:

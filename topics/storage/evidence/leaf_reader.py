@@ -108,7 +108,8 @@ class LeafDirectory:
 
 
 class TreeReader:
-    """The subtrees of one tree, as of one moment. Blocking; for one call, since it keeps some of what it has read."""
+    """The subtrees of one tree, as of one moment. Blocking; for one call, since it keeps some of the bytes that it has
+    read."""
 
     def __init__(
         self,

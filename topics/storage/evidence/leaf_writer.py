@@ -1,9 +1,10 @@
-"""What a checkpoint writes of the leaves of one topic: whole blocks, and the leaves of the block that is not whole.
+"""The files of leaves that a checkpoint writes for one topic: whole blocks, and the leaves of the block that is not
+whole.
 
 Nothing that is written here counts before a part says how many leaves are on disk. Every file that is made has a leaf
-beyond those that are on disk by now, so no file that a hold has named is written to: it names those on disk. Which
-leaves there are does not depend on the attempt: one that failed may have left a file of the same name, with the same
-bytes, and it is replaced all the same, because its name may not be on disk.
+beyond those that are on disk by now, so no file that a hold has named is written to: it names those on disk. The leaves
+do not depend on the attempt. A failed attempt may have left a file of the same name, with the same bytes. The file is
+replaced all the same, because its name may not be on disk.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ class LeafWriter:
     def _write_with_those_before(self, start: int) -> None:
         """Write the new leaves in one file with those on disk of the block that begins at `start`.
 
-        If some of these cannot be read, the file begins behind them: the new leaves must get on disk whatever became of
-        older ones. What is damaged stays, for `verify` to name.
+        If some of these cannot be read, the file begins behind them: the new leaves must get on disk even if older ones
+        are damaged. Damaged files stay, so that `verify` names them.
         """
         if start >= self._stored:
             self._write(start, bytes(self._new))

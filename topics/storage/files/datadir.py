@@ -85,7 +85,7 @@ class DataDir:
 
     @property
     def bucket_path(self) -> str:
-        """What the directory knows of its bucket (`topics.bucket.local_note`)."""
+        """The note about the directory's bucket (`topics.bucket.local_note`)."""
         return join(self.meta_dir, "bucket")
 
     @property
@@ -115,7 +115,7 @@ class DataDir:
 
     @property
     def witness_path(self) -> str:
-        """The proof that the page cache has kept what was written (`witness`)."""
+        """The proof that the page cache has kept all written bytes (`witness`)."""
         return join(self.meta_dir, "witness")
 
     def snapshot_path(self, number: int) -> str:

@@ -10,8 +10,8 @@ All integers are little-endian. A file without the magic is of version 1: it has
 at offset 0.
 
 Why the salt: clients choose bytes that end up inside frames, and could choose the bytes of a whole frame. The checksum
-of a frame is therefore computed with a seed that clients do not know, and that differs at each offset: bytes that a
-client sent are never a valid frame, and a frame that was moved or copied to another place is not valid either.
+of a frame is therefore computed with a seed that clients do not know, and that differs at each offset. So bytes that a
+client sent are never a valid frame, nor is a frame that was moved or copied to another place.
 
 This module knows the header and the seed. The readers of WAL and segments decide what a damaged header means.
 """

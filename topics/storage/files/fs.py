@@ -1,8 +1,8 @@
 """The `Fs` interface: the few file system operations that storage needs, and the real implementation (`OsFs`).
 
-Responsible for defining precisely what is visible, what is durable and what an error leaves behind. The callers decide
-what to write, when to sync and what a failure means for a shard. The simulated disk (`tests/simulation/disk.py`)
-implements the same contract and takes every liberty that it leaves.
+Defines precisely which bytes and names are visible, which are durable, and which state an error leaves behind. The
+callers decide what to write, when to sync and what a failure means for a shard. The simulated disk
+(`tests/simulation/disk.py`) implements the same contract and takes every liberty that it leaves.
 
 What is promised, and what is not (`docs/spec/crash.md`, first paragraph):
 

@@ -1,4 +1,4 @@
-"""What the kernel says about the file system of a directory: whether it was mounted without a break, and whether this
+"""Facts from the kernel about the file system of a directory: whether it was mounted without a break, and whether this
 kernel reports failed writes.
 
 A file system that was unmounted and mounted again looks as before, in the same boot: same device, same inodes. But its

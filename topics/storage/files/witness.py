@@ -1,10 +1,10 @@
 """The witness: proves to the next start that the page cache has kept everything that this daemon has written
 (`docs/spec/crash.md` 3).
 
-A record that is acked by write(2) alone is safe while the machine stays up. For the next start to find it, more is
-needed than the same boot: the file system must not have been unmounted, because its page cache goes with that, and no
-write may have failed, because the kernel calls the bytes clean then and may forget them. All of it has to be proved; no
-proof means a hole. Every daemon writes an *identity* into its log (ShardOpen, snapshot) that names
+A record that is acked by write(2) alone is safe while the machine stays up. The same boot alone is no proof that the
+next start finds it. The file system must not have been unmounted, because its page cache goes with that. And no write
+may have failed, because the kernel calls the bytes clean then and may forget them. All of it has to be proved; no proof
+means a hole. Every daemon writes an *identity* into its log (ShardOpen, snapshot) that names
 
 - the data directory, by device and inode: another one is a copy;
 - the mount (`Fs.mount`), if the kernel can tell;

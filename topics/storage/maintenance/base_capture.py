@@ -1,4 +1,4 @@
-"""What a base in the bucket is made of, as of one moment (`docs/design/bucket.md` section 4): plain values, made by
+"""The content of a base in the bucket, as of one moment (`docs/design/bucket.md` section 4): plain values, made by
 `checkpoint_files`. Pure."""
 
 from __future__ import annotations

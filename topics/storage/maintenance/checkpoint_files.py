@@ -163,7 +163,7 @@ class CheckpointFiles:
         self, moment: Moment, named: NamedFiles, *, held: bool
     ) -> Iterator[tuple[LiveTopic, int | None, list[Segment]]]:
         """Yield the topics that have a part, each with the generation of its manifest (None without one) and the
-        segments that have files, by their first seq. A hold notes what is yielded. Raises OSError."""
+        segments that have files, by their first seq. A hold notes the yielded files. Raises OSError."""
         for topic in moment.topics:
             generation: int | None = None
             segments: list[Segment] = []

@@ -50,7 +50,7 @@ class ColdFlags:
             todo: list[tuple[Span, list[int]]] = []
             async with self._file_holds.files_of(segment_set):  # so that no part is being written
                 if topic in self._source.changed:
-                    self._source.attention.add(topic)  # whatever makes its part durable until then
+                    self._source.attention.add(topic)  # however its part becomes durable
                     return 0  # some deletions are not in a part yet: try after the next checkpoint
                 if not topic.deleted:
                     lacking = [span for span in topic.log.stored.all() if self.lacks(span)]
@@ -72,7 +72,7 @@ class ColdFlags:
 
 
 def flag_in_store(tiers: SegmentTiers, segment: Segment, seqs: Sequence[int]) -> list[FlagPatch]:
-    """Write the flags of a cold segment, in `.data` and in its `.idx` in the cold store. Return what was flagged.
+    """Write the flags of a cold segment, in `.data` and in its `.idx` in the cold store. Return the flagged seqs.
     Records that a `.data` has lost which was cut short need no flags. Nothing is flagged in one that is damaged so that
     it cannot get flags. Blocking."""
     store = tiers.cold

@@ -58,8 +58,8 @@ LITTLE_SHARE: Final = 64
 """If one byte in so many of it was written during the last checkpoint, the log is not at rest."""
 
 REST: Final = 4
-"""A checkpoint for sealing begins no earlier than so many times as long after the last checkpoint as that one took, so
-that calls for sealing, however many, keep the disk busy with checkpoints for a fifth of the time at most."""
+"""A checkpoint for sealing waits for so many times the duration of the last checkpoint. So any number of calls for
+sealing keeps the disk busy with checkpoints for a fifth of the time at most."""
 
 
 class LogKeeper(Protocol):
@@ -124,7 +124,7 @@ class Compactor:
         self._reserve: list[ReplayStart] | None = None
         """Where the replay of the snapshot in reserve begins, if this process has written it."""
         self._hold: _Hold | None = None
-        """The present hold, or the last one until a checkpoint has removed what it kept."""
+        """The present hold, or the last one until a checkpoint has removed the files that it kept."""
         self._keeps_outdated = True
         """True if there may be manifests of lower generations that a hold has kept; a start does not look for them."""
         self._announced = True
@@ -294,7 +294,7 @@ class Compactor:
 
     @property
     def stored_version(self) -> int:
-        """What `version` is as long as nothing changes."""
+        """The value of `version` as long as nothing changes."""
         return self._stored + self._source.schedules.version
 
     async def prolong(self, capture: BaseCapture, hold_ms: int) -> None:
@@ -465,7 +465,7 @@ class Compactor:
         """Lock the files of the topics that have changed, and add them to `taken`. Return those whose lock could not be
         got in time.
 
-        There is no await between the last look at what has changed and the return.
+        There is no await between the last look at the changes and the return.
         """
         skipped: set[LiveTopic] = set()
         for i, topic in enumerate(list(self._source.changed), 1):

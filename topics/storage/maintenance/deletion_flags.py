@@ -72,8 +72,8 @@ class DeletionFlags:
     ) -> tuple[list[FlagPatch], str | None]:
         """In a worker thread: flag in `.data`, or in a new `.del` of a packed one. Returns what to write into `.idx`
         once that is synced, as `.data` is the witness. Where a file is missing, or damaged so that it cannot get flags,
-        or an entry does not verify, the part goes on saying what is deleted. And the path of the new `.del`, which has
-        no name yet that counts."""
+        or an entry does not verify, the part keeps its list of deletions. And the path of the new `.del`, which has no
+        name yet that counts."""
         try:
             with self._fs.open(index_path, read_only=True) as index:
                 patches = list(flag_patches(index.pread, first, seqs))
@@ -100,7 +100,7 @@ class DeletionFlags:
         return self._datadir.segment_path(segment.topic_id, segment.first, kind)
 
     async def write_indexes(self, captures: Sequence[TopicCapture], files: UnsyncedFiles) -> None:
-        """Flag in `.idx` what is flagged in `.data`, which is durable by now. Raises OSError."""
+        """Flag in `.idx` the records that are flagged in `.data`, which is durable by now. Raises OSError."""
         lists = [names for capture in captures for names in capture.new_lists]
         todo = [patch for capture in captures for patch in capture.index_patches]
         if todo:

@@ -3,8 +3,8 @@
 
 A *hold* keeps files as they are while the directory is copied: no reclaim, relocation or removal begins during one, and
 checkpoints do not change the files that it names (`compactor`). Work that replaces files outside a checkpoint first
-leaves a CheckpointMark with the topic's id in the log and keeps the topic in `busy`, so that no snapshot's position
-passes the mark before the work is done: a recovery that sees the mark reads the manifest and the directory.
+leaves a CheckpointMark with the topic's id in the log. It keeps the topic in `busy`, so that no snapshot's position
+passes the mark before the work is done. A recovery that sees the mark reads the manifest and the directory.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class FileHolds:
             self.end(call)
 
     def end(self, who: str) -> None:
-        """Give up what is left of a hold. The files stay as they are while somebody else wants it."""
+        """Give up the rest of a hold. The files do not change while another hold has them."""
         if self._held_until_ms.pop(who, None) is not None:
             self._ended.set()
             self._ended = trio.Event()

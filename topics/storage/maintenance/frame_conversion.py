@@ -120,7 +120,7 @@ class FrameConversion:
         )
 
     def _seeds(self, read: FrameRead) -> FrameSeeds:
-        """What the checksums of the frames of a read from the WAL begin with."""
+        """The seeds of the checksums of frames that were read from the WAL."""
         return FrameSeeds(self._store.files.get(read.file).head.salt, read.offset)
 
 

@@ -14,7 +14,7 @@ from topics.log.span import FLAG_DERIVED, LIVE
 
 CHUNK_BYTES: Final = 2 << 20
 CHUNK_RECORDS: Final = 4000
-"""What is read, framed and written in one go."""
+"""Records that are read, framed and written in one go."""
 
 READ_GAP: Final = 4096
 READ_BYTES: Final = 1 << 20

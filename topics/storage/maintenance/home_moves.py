@@ -30,7 +30,7 @@ from topics.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 COPY_BYTES: Final = 4 << 20
-"""What is read of a bucket in one call: each has its own time limit."""
+"""Bytes that are read of a bucket in one call: each call has its own time limit."""
 
 DERIVED: Final = ("idx", "tags")
 
@@ -77,8 +77,8 @@ class HomeMoves:
 
     async def bring_all(self, topic: LiveTopic, segments: Iterable[object]) -> int | None:
         """Make cold segments hot ones. Return their bytes; None if it cannot be done now, because one was
-        replaced. The caller has the lock of the topic's cold files, in the way of `FileHolds`. Raises OSError, also
-        if an object is not what it should be; ApiError."""
+        replaced. The caller has the lock of the topic's cold files, in the way of `FileHolds`. Raises OSError, also if
+        an object is missing or changed; ApiError."""
         size = 0
         for segment in segments:
             assert isinstance(segment, Segment)

@@ -1,4 +1,4 @@
-"""What a checkpoint asks of the running daemon: of a topic, of what is on its way, and of the registry.
+"""The interfaces of the running daemon that a checkpoint needs: a topic, its pending commits, and the registry.
 
 The engine has the classes (`topics.engine.topic`, `topics.engine.registry`); storage knows them by these protocols
 alone.
@@ -53,7 +53,7 @@ class LiveGroups(Protocol):
 
 
 class LiveTopic(SpanOwner, Protocol):
-    """What is asked of a topic of the running daemon."""
+    """The interface of a topic of the running daemon."""
 
     copies: CopyTable | None
     on_disk: DiskState
@@ -72,11 +72,11 @@ class LiveTopic(SpanOwner, Protocol):
 
     @property
     def unwritten(self) -> Sequence[LiveCommit] | None:
-        """What was published before it was written, oldest first."""
+        """Commits that were published before they were written, oldest first."""
         ...
 
     def unsettled(self) -> trio.Event | None:
-        """What to wait for before it shows all that the disk holds of it."""
+        """The event to wait for before it shows all that the disk holds of it."""
         ...
 
     def dump_part(self) -> TopicPart:

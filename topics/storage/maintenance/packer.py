@@ -1,8 +1,8 @@
 """Packing: sealed segments get a compressed `.data` (`docs/design/packed_segments.md`).
 
-No byte of the unpacked form changes, so nothing depends on when a segment is packed: neither readers, nor copies that
-point to it, nor `.idx` and `.tags`, nor the part on disk, which only says that it was done. The file is replaced by a
-rename, after which it is durable.
+No byte of the unpacked form changes, so a segment may be packed at any time. Readers, copies that point to it, `.idx`
+and `.tags` do not depend on it; the part on disk only notes that it was done. The file is replaced by a rename, after
+which it is durable.
 
 The packed file is made in memory, slice by slice, at `BYTES_PER_S` at most, and one at a time. Meanwhile nobody waits:
 only the lock of the topic's cold files is held, against the relocator, which takes note of flags in the same way. The
@@ -42,7 +42,7 @@ BYTES_PER_S: Final = 16 << 20
 """The most that is packed (bytes of unpacked forms per second). It takes a tenth to a third of a processor."""
 
 SLICE_BYTES: Final = 1 << 20
-"""What is read and compressed in one call, some 10 ms."""
+"""Bytes that are read and compressed in one call, some 10 ms."""
 
 MIN_BYTES: Final = 16 << 10
 """Segments with less are not packed: a file takes whole pages, and small neighbours are merged first."""
@@ -70,7 +70,7 @@ def packs(settings: Settings, config: TopicConfig) -> bool:
 
 
 def is_unpacked(segment: Segment) -> bool:
-    """Return True if a segment could be packed, and nobody has tried yet."""
+    """Return True if a segment could be packed, and has not been tried."""
     is_whole = segment.sealed and segment.salt is not None and segment.read_salt == segment.salt
     return is_whole and segment.packed is None and MIN_BYTES <= segment.data_bytes <= MAX_BYTES
 
@@ -118,8 +118,8 @@ class Packer:
             self._todo[topic] = None
 
     async def pass_over(self) -> int:
-        """Pack what there is to be packed. Return how many segments were. What fails for one segment delays no other;
-        the first error is raised in the end. A disk without room ends the pass, and the next ones for a while."""
+        """Pack all segments that can be packed. Return how many were. A failure for one segment delays no other; the
+        first error is raised in the end. A disk without room ends the pass, and the next ones for a while."""
         if trio.current_time() < self._rests_until:
             return 0
         todo: list[Any] = list(self._source.by_id.values()) if self._todo is None else list(self._todo)

@@ -1,5 +1,5 @@
-"""Which segments are rewritten because they hold deleted bytes for too long, whatever their live share
-(`docs/spec/bucket.md` 2, `docs/design/bucket.md` 7).
+"""Which segments are rewritten because they hold deleted bytes for too long, with any live share (`docs/spec/bucket.md`
+2, `docs/design/bucket.md` 7).
 
 With a bucket, what a user has deleted has to go from it, too. Objects of segments never change, so the bytes go when
 the segment is rewritten here, a base names the new one, and the old one is needed by nobody. Records below the floor
@@ -7,7 +7,7 @@ the segment is rewritten here, a base names the new one, and the old one is need
 
 `Segment.dead_since_ms` says since when a segment holds deleted bytes. It is noted when the reclaimer looks at the
 topic, soon after the deletion, and is lost with the process. A segment that a start has found counts as if it had held
-them since its first record was stored. So a restart prolongs nothing; what was old then is rewritten early.
+them since its first record was stored. So a restart prolongs nothing; segments that were old then are rewritten early.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHORTEST_MS: Final = 60_000
 """No segment is rewritten more often than this because of deletions (ms)."""
 
 AGAIN_MS: Final = 60_000
-"""What cannot be rewritten now is tried again so much later (ms): a hold may last, or a copy point to the segment."""
+"""A segment that cannot be rewritten now is tried again so much later (ms): a hold may last, or a copy point to it."""
 
 
 class Purges:

@@ -8,7 +8,7 @@ The kinds of work, each on one topic at a time and crash-safe at every step (`do
   one in which everything was deleted has no files from then on. With a bucket, so is one that has held deleted bytes
   for too long (`purges`).
 - *merge*: join small neighbours.
-- *pack*: compress (`packer`); what is rewritten or merged is compressed then.
+- *pack*: compress (`packer`); rewritten and merged segments are compressed at once.
 
 Every topic whose part has changed is added to `attention`, so a scan costs as much as has changed. Work that only time
 causes (ttl, the age of an active segment) is in a heap.
@@ -518,7 +518,7 @@ class Reclaimer:
         return all(topic.log.stored.holds(span) for span in group) and all(segments)
 
     async def _prepare(self, topic: LiveTopic, segment_set: SegmentSet, group: Sequence[Span]) -> Replacement | None:
-        """Return what is to be written in the place of `group`; None if a span does not cover its segment."""
+        """Return the content to be written in the place of `group`; None if a span does not cover its segment."""
         frozen = await self._loader.prepared(topic, partial(freeze, topic, segment_set, group))
         if frozen is None:
             return None

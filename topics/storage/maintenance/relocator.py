@@ -10,8 +10,8 @@ Flags written meanwhile are written to the copy before the tier changes (`docs/s
 was replaced meanwhile stays where it is. So a cold store that is slow, or hangs, delays only the relocation.
 
 If the cold store is a bucket, nothing is copied: only segments that a base has are moved, and all that is written is
-the pointer to their objects (`docs/design/bucket.md` section 8). What is deleted in them stays in the part's list of
-deletions without a flag, because the objects may be from before the deletion, and do not change.
+the pointer to their objects (`docs/design/bucket.md` section 8). Their deleted records stay in the part's list of
+deletions without a flag, because the objects may be older than the deletion, and do not change.
 """
 
 from __future__ import annotations

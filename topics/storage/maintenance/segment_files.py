@@ -23,7 +23,7 @@ WRITTEN: Final = ("data", "idx")
 
 
 class SegmentTail(NamedTuple):
-    """What comes next in the files of a segment: bytes, and the offsets that they are written at."""
+    """The next bytes of the files of a segment, and the offsets that they are written at."""
 
     data: bytes
     data_at: int
@@ -116,6 +116,6 @@ def _lengths(segment: Segment) -> tuple[int, int]:
 
 
 def header_of(segment: Segment) -> bytes:
-    """What the `.data` of a new segment begins with."""
+    """Return the header of the `.data` of a new segment."""
     assert segment.salt is not None
     return encode_file_header(segment.salt, segment.first)

@@ -1,4 +1,4 @@
-"""The new records of one topic into its segments, chunk by chunk, and sealing what is full.
+"""Writes the new records of one topic into its segments, chunk by chunk, and seals full segments.
 
 Reading and writing are thread calls. Framing is done on the loop, in slices: a thread that computes would hold the
 interpreter for longer than an append may take.
@@ -185,7 +185,7 @@ class SegmentGrowth:
                     self._source.account(topic)
 
     async def _seal(self, capture: TopicCapture, active: Segment, files: UnsyncedFiles) -> None:
-        """Seal the active segment with what it has."""
+        """Seal the active segment with the records that it has."""
         held = await self._held(active)
         await self._write_tags(active, held.sizes, held.tags, files)
         capture.sealed = active
@@ -206,7 +206,7 @@ class SegmentGrowth:
 
 
 class _Held(NamedTuple):
-    """What a segment that is about to be sealed has on disk, slot by slot."""
+    """The content on disk of a segment that is about to be sealed, slot by slot."""
 
     sizes: array[int]
     tags: list[str | None]

@@ -69,7 +69,7 @@ class Replacement(NamedTuple):
 
 
 class WrittenFiles(NamedTuple):
-    """What was written."""
+    """The files that were written."""
 
     packed: int | None
     """Bytes of `.data` on disk if it is packed."""

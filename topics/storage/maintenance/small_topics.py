@@ -1,7 +1,7 @@
 """The new records of topics that have only a few: many topics in one thread call, framing included.
 
-A checkpoint of many topics would otherwise be made of calls that do next to nothing each. What does not fit in here, or
-turns out to be damaged, goes the long way (`segment_growth`).
+A checkpoint of many topics would otherwise be made of calls that do next to nothing each. Topics that do not fit in
+here, or turn out to be damaged, go the long way (`segment_growth`).
 """
 
 from __future__ import annotations

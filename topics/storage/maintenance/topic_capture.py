@@ -1,4 +1,4 @@
-"""What a checkpoint captures of one topic in one step of the loop, and what it has written of that since.
+"""The state of one topic that a checkpoint captures in one step of the loop, and how much of it was written since.
 
 Responsible for the copy of a topic's state that a checkpoint works with while the topic goes on, and for the part that
 is made of it (`TopicPart`). Who writes the files is not known here.
@@ -26,7 +26,7 @@ from topics.storage.snapshots.queue_dump import FrozenQueue
 
 
 class Growth(NamedTuple):
-    """What one segment takes up in one go. Offsets and lengths are those of the new slots."""
+    """The new records that one segment takes up in one go. Offsets and lengths are those of the new slots."""
 
     segment: Segment
     new: bool
@@ -40,7 +40,7 @@ class Growth(NamedTuple):
     """Of the segment, if this seals it."""
 
     def segment_after(self, now_ms: int) -> Segment:
-        """Return the segment as it is with what it has taken up. A new one was opened at `now_ms`, ms since the
+        """Return the segment with the records that it has taken up. A new one was opened at `now_ms`, ms since the
         epoch."""
         segment = self.segment
         return Segment(
@@ -58,7 +58,7 @@ class Growth(NamedTuple):
 
 
 class TopicCapture:
-    """A topic as of one step of the loop, and what is written of it."""
+    """A topic as of one step of the loop, and how much of it is written."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class TopicCapture:
         # A segment on its way has been copied: a flag that is written to its old files now would be lost with them.
         pending = [span for span in self.spans if span.segment is not moved]
         self.unflagged = [(span, span.unflagged[:]) for span in pending if span.unflagged]
-        # Of an `ephemeral` topic the records that are in the WAL: those from before it became so. What has no place in
-        # front of them was lost.
+        # Of an `ephemeral` topic the records that are in the WAL: those from before it became so. Records without a
+        # place in front of them were lost.
         self.runs = log_.index.capture_raw(log_.index.last_placed() if self.ephemeral else log_.head_seq)
         self.copies = topic.copies.seal() if topic.copies is not None else []
         self.head_seq = log_.head_seq
@@ -126,7 +126,7 @@ class TopicCapture:
         self.pieces: list[SegmentPiece] = []
         """Which slots go to which segment, if the topic is small."""
         self.written = False
-        """Whether its records are in the files of segments, or it has none."""
+        """Return True if its records are in the files of segments, or it has none."""
 
     @property
     def active(self) -> Segment | None:
@@ -156,8 +156,9 @@ class TopicCapture:
                     run.offset[seq - run.first] = offsets[seq - first]
 
     def must_seal_active(self) -> bool:
-        """Return True if the active segment is to be sealed as it is: it is too old, or of version 1, or there are
-        records for it and a hold names it, or there are none and somebody has asked for it."""
+        """Return True if the active segment is to be sealed without further records. It is, if it is too old, or of
+        version 1; if there are records for it and a hold names it; or if there are none and a caller has asked for the
+        sealing."""
         segment = self.active
         if segment is None or not segment.n:
             return False
@@ -201,7 +202,7 @@ class TopicCapture:
                 for i, piece in enumerate(growth.pieces):
                     grow_dump(spans, self.runs[piece.run], piece.a, piece.b, new=growth.new and i == 0)
                     yield
-        # What no span points to any more comes last: it has yet to be removed, whoever finds it.
+        # Segments that no span points to any more come last: the reclaimer or the next start has yet to remove them.
         referenced = {span.segment for span in self.spans} | {growth.segment for growth in self.growths}
         self.stale = [segment for segment in segment_set.segments if segment not in referenced] if segment_set else []
         part.segments = entries + [segment.to_wire() for segment in self.stale]

@@ -7,7 +7,7 @@ step again, its index points to the segments. Nothing changes in memory before e
 anywhere leaves only bytes that do not count. The compactor does this for all topics that have changed, reclaimer and
 relocator for the one whose files they change.
 
-Responsible here: the order of these steps, what is synced between them, and what is doubtful when one of them fails.
+Responsible for the order of these steps, for the syncs between them, and for the doubts when one of them fails.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ WORKING_WAIT_S: Final = 5.0
 """How long a deletion that is being worked off, or columns that a commit needs, are waited for."""
 
 GROUP_TOPICS: Final = 256
-"""Topics that are stored together, with one sync for all: so few that what is captured of them is fewer objects than
-make Python look for garbage, which would hold the loop for up to 14 ms."""
+"""Topics that are stored together, with one sync for all. They are so few that their captured objects do not start
+Python's search for garbage, which would hold the loop for up to 14 ms."""
 
 
 class TopicCheckpoints:
@@ -88,9 +88,9 @@ class TopicCheckpoints:
         self.flags = DeletionFlags(store.datadir, fs, offload)
         self._leaves = LeafCheckpoint(store.datadir, fs, offload)
         self.stuck: set[LiveTopic] = set()
-        """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. What it may name must
-        not be written again before the one from before is on disk in its place (`Manifests.supersede`), which the next
-        checkpoint tries first; until then their WAL stays."""
+        """Topics whose manifest may be on disk or not, because renaming or syncing it has failed. Files that it may
+        name must not be written again before the manifest from before is on disk in its place (`Manifests.supersede`),
+        which the next checkpoint tries first; until then their WAL stays."""
 
     def forget_files(self, topic_id: int) -> None:
         """The directory of a deleted topic is gone."""
@@ -116,10 +116,10 @@ class TopicCheckpoints:
     ) -> None:
         """Make everything about these topics durable in their own files, as of a moment within this call.
 
-        `moved` is a segment of theirs that counts as being in `tier` from now on. What a hold has `named` is neither
-        written to nor replaced: new records go to new segments, deletions are flagged later, manifests are of the next
-        generation. Raises OSError or ApiError (a failed shard); then nothing has changed but bytes that do not count.
-        The same after a cancellation, for those topics that have not been done by then.
+        `moved` is a segment of theirs that counts as being in `tier` from now on. Files that a hold has `named` are
+        neither written to nor replaced: new records go to new segments, deletions are flagged later, manifests are of
+        the next generation. Raises OSError or ApiError (a failed shard); then nothing has changed but bytes that do not
+        count. The same after a cancellation, for those topics that have not been done by then.
         """
         todo = list(topics)
         for at in range(0, len(todo), GROUP_TOPICS):
@@ -153,7 +153,7 @@ class TopicCheckpoints:
                 while (event := topic.unsettled()) is not None:
                     await event.wait()
         if topic.unsettled() is not None:
-            # What it waits for may be the lock that our caller holds, to read once more what looks damaged.
+            # It may wait for the lock that our caller holds, to read bytes that look damaged once more.
             raise OSError(errno.EAGAIN, f"topic {topic.name!r} is being worked on")
         if topic.deleted:
             self._source.changed.discard(topic)

@@ -1,8 +1,8 @@
 """Leaves of a topic that no `.mrk` file has any more, computed from the records in its segments.
 
-A lost file of leaves is damage, and what it proved can be found again as long as the records are there: deleted ones,
-too, until their segment is rewritten. Whether the leaves are those that were lost is not known here; the root of the
-tree tells.
+A lost file of leaves is damage. Its leaves can be computed again as long as the records are there: deleted ones, too,
+until their segment is rewritten. Whether the leaves are those that were lost is not known here; the root of the tree
+tells.
 """
 
 from __future__ import annotations

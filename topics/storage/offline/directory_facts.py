@@ -92,7 +92,7 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """A group of a log: its floor, runs of what it has finished above that, its jobs, and what it has missed."""
+    """A group of a log: its floor, runs of finished seqs above that, its jobs, and the records that it has missed."""
 
     name: str
     floor: int
@@ -156,4 +156,4 @@ class DirectoryFacts:
     shards: list[ShardFacts]
     topics: list[TopicFacts]
     bucket: dict[str, Any] | None = None
-    """What `meta/bucket` says; None if there is none. `problem` stands alone if it cannot be read."""
+    """The content of `meta/bucket`; None if there is none. `problem` stands alone if it cannot be read."""

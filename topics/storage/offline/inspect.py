@@ -269,7 +269,7 @@ class Inspection:
 
 
 class _KnownTopic(NamedTuple):
-    """What is known of a topic, from recovery or from a part."""
+    """The known facts about a topic, from recovery or from a part."""
 
     id: int
     name: str

@@ -1,10 +1,10 @@
 """`LogTail`: what the log of a directory has behind some places, and the records that are there: for
 `inspect --diverged` (`docs/design/standby.md` section 6).
 
-Changes are counted as the frames say, whatever can be read of the log. Which records are gone again is what recovery
+Changes are counted as the frames say, as far as the log can be read. Which records are gone again is what recovery
 says, if it does not refuse the directory; recovery takes the memory of a start. Records are read from their Append
 frames. Records that a commit of stages has published are read from where its frame points to. Copies that routers have
-made are counted only, but for those of `ephemeral` topics: whoever has the sources makes them again.
+made are counted only, but for those of `ephemeral` topics: a daemon that has the sources makes them again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import Fs
 from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs
-from topics.storage.offline.finding import DAMAGE, Finding
+from topics.storage.offline.findings import DAMAGE, Finding
 from topics.storage.offline.frame_dump import type_name
 from topics.storage.offline.inspect import Inspection
 from topics.storage.offline.tail_batches import TailBatch, TailBatches
@@ -67,7 +67,7 @@ _BOOKS: Final = frozenset(
 
 
 class _Named(NamedTuple):
-    """What is known of a topic besides its records."""
+    """The known facts about a topic besides its records."""
 
     name: str
     type: str | None = None
@@ -104,7 +104,7 @@ class LogTail:
 
     @property
     def findings(self) -> list[Finding]:
-        """What the last reading could not read, and what does not count."""
+        """Bytes that the last reading could not read, and frames that do not count."""
         return self._batches.findings + self._unread
 
     # -- what there is -------------------------------------------------------------------------------------------------

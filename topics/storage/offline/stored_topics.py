@@ -3,18 +3,18 @@
 Responsible for finding the topics, by the newer of their two parts, and for the contents of a part about each segment,
 as plain values that can be pickled. The log is not read, so everything after the checkpoint is unknown. Others read the
 segments. Nothing here changes anything, and the daemon may go on meanwhile: it replaces snapshots and manifests
-atomically, and whatever is replaced during a read is read again.
+atomically, and a file that is replaced during a read is read again.
 
 Which part counts. The newest valid snapshot names the topics of the last checkpoint; a manifest that is not older than
 a topic's part in it replaces that, as in a recovery. A directory that the snapshot does not know belongs to a topic
-that was made later, or to a deleted one whose files are still needed by copies; ids are never reused, so the snapshot's
+that was made later, or to a deleted one whose files are still needed by copies. Ids are never reused, so the snapshot's
 `next_topic_id` tells which. A topic with segments whose directory is gone was deleted since; one without a segment has
 no directory, so only the next checkpoint tells.
 
 A cold directory has copies of manifests, each as of the time when the topic's last segment was moved there, and neither
 a snapshot nor the newest segments. Segments that were merged, rewritten or dropped since have not changed the copy. So
-a cold directory alone is read by the names of its files: a segment reaches from its own first seq to that of the next
-one, the number of its live records is unknown, and the topic ends with its last cold segment.
+a cold directory alone is read by the names of its files. A segment reaches from its own first seq to that of the next
+one. The number of its live records is unknown. The topic ends with its last cold segment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole batches of a log behind some places, whatever bytes are there: for `inspect --diverged`.
+"""The whole batches of a log behind given places, also where bytes are damaged: for `inspect --diverged`.
 
 Recovery refuses a log that is damaged before its end. Here the log is read as far as it goes: bytes that are no frame
 are noted, and reading goes on at the next valid frame behind them. Of a batch that such bytes tear, the frames in front
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from topics.storage.files.datadir import DataDir, DataDirError, FoundShard, wal_path
 from topics.storage.files.fs import File, Fs
 from topics.storage.files.progress import Progress
-from topics.storage.offline.finding import DAMAGE, MAX_PER_FILE, NOTE, Finding, Severity
+from topics.storage.offline.findings import DAMAGE, MAX_PER_FILE, NOTE, Finding, Severity
 from topics.storage.recovery.frame_batches import FrameBatch, FrameBatches
 from topics.storage.recovery.log_layout import ordinals_in, shards_with_files
 from topics.storage.recovery.recovered_state import understood
@@ -73,7 +73,7 @@ class TailBatches:
 
     @property
     def findings(self) -> list[Finding]:
-        """What the last reading has found, as far as it has come: damage, and notes about what does not count."""
+        """The findings of the last reading, as far as it has come: damage, and notes about frames that do not count."""
         more = [
             Finding(path, None, f"and {count - MAX_PER_FILE} more like these", DAMAGE if kind == DAMAGE else NOTE)
             for (path, kind), count in self._counts.items()

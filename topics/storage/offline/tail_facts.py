@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.wal.frames import StoredRecord
 from topics.storage.wal.wal_files import LogPosition
 
 
 @dataclass(slots=True)
 class TopicTail:
-    """What the end of the log has of one topic. `name`, `type` and `durability` are None if nothing says them."""
+    """The frames of one topic at the end of the log. `name`, `type` and `durability` are None if nothing says them."""
 
     id: int
     name: str | None
@@ -53,7 +53,7 @@ class ShardTail:
 
 
 class TailFacts(NamedTuple):
-    """What the log of a directory has behind some places."""
+    """The content of the log of a directory behind given places."""
 
     shards: list[ShardTail]
     topics: list[TopicTail]
@@ -63,7 +63,7 @@ class TailFacts(NamedTuple):
     refused: str | None
     """Why a start would be refused, if it would be."""
     findings: list[Finding]
-    """What could not be read (damage), and what does not count (notes)."""
+    """Bytes that could not be read (damage), and frames that do not count (notes)."""
 
 
 class TailRecord(NamedTuple):

@@ -11,8 +11,8 @@ point to, if by the newest part those copies are in no segment of their own. The
 of its two parts. In the end recovery itself is run, which changes nothing either: if it would refuse a start, that is
 damage; a loss that it would announce as `corrupt` is a note.
 
-A limit: changed bits behind the last position that a sync is known to have covered (a killed daemon leaves up to 20 ms
-of log there) look like a torn write, and are a note, because the next start cuts the log there. Bytes that no
+A limit: behind the last position that a sync is known to have covered (a killed daemon leaves up to 20 ms of log
+there), changed bits look like a torn write. They are a note, because the next start cuts the log there. Bytes that no
 checkpoint has counted, unknown files, LOCK, CURRENT and `*.tmp` are not read.
 """
 
@@ -43,7 +43,7 @@ from topics.storage.files.datadir import (
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join
 from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs, size_of
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.topic_parts import StoredPart, holes_of, load_part
 from topics.storage.offline.verify_other_files import other_files
 from topics.storage.offline.verify_pointers import pointed_firsts, pointer_findings
@@ -107,7 +107,7 @@ class Verification:
         self._mentions: dict[tuple[int, int], list[LogReference]] = {}
         """The positions that others name, by shard and ordinal of the file."""
         self._known: dict[int, PartFacts] = {}
-        """What is known of each topic from the newer of its parts, by id."""
+        """The facts about each topic from the newer of its parts, by id."""
         self._files_of_logs = WalFiles()
         self._wal_format = wal_format(self._fs, self._datadir)
         self._log_directories: dict[int, str] = {}

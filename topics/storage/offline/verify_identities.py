@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from topics.storage.cold.identity import IDENTITY, read_cold_identity, read_data_identity
 from topics.storage.files.datadir import DataDirError
 from topics.storage.files.fs import Fs, join
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 
 
 def verify_identities(fs: Fs, data_root: str, cold_root: str | None) -> Iterator[Finding]:

@@ -1,5 +1,5 @@
-"""Verifying what is neither a log nor of a topic: identities, the small files of `meta/`, files that were kept aside,
-and names that nobody knows."""
+"""Verifies files that belong neither to a log nor to a topic: identities, the small files of `meta/`, files that were
+kept aside, and unknown names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from topics.storage.files.datadir import DIVERGED, DataDir, discover_shards, parse_snapshot_name, parse_wal_name
 from topics.storage.files.fs import TEMPORARY_SUFFIX, Fs, join
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.topic_parts import load_part
 from topics.storage.offline.verify_identities import verify_identities
 from topics.storage.recovery.restored_copy import MARK

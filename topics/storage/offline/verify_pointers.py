@@ -10,7 +10,7 @@ from typing import Final
 
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.segments.index_format import INDEX_ENTRY_BYTES, decode_index
 from topics.storage.segments.segment_pointer import BadPointer, decode_pointer
 from topics.storage.segments.topic_segments import Segment

@@ -1,12 +1,12 @@
-"""Verifying what routers and commits of stages have left: Forwarded frames, each by itself and one after another, and
-the frames that copies point to as long as no checkpoint has put the copies into segments of their own
+"""Verifies the marks of routers and of commits of stages: Forwarded frames, each by itself and one after another; and
+the frames that copies point to, as long as no checkpoint has put the copies into segments of their own
 (`docs/spec/semantics.md` section 5, `docs/spec/crash.md` 16 to 20 and 23).
 
 A recipe counts if a start would replay it: its frame is in a whole batch behind the newest part of its topic. The
-frames that it names must exist, byte for byte, in the WAL or in a segment. Two cases are no damage: bytes behind the
-end of the source's log, or where a start has cut it (they were never synced, and the copies are announced as `lost`),
-and bytes of copies that a hole has replaced. Recipes are read again when all logs have been read; until then only their
-places are kept.
+frames that it names must exist, byte for byte, in the WAL or in a segment. Two cases are no damage. Bytes behind the
+end of the source's log, or where a start has cut it, were never synced, and their copies are announced as `lost`. Bytes
+of copies that a hole has replaced are not needed. Recipes are read again when all logs have been read; until then only
+their places are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from topics.log.copies import MAX_HOPS, CopyKind, each_kind, stamped
 from topics.log.span import FLAG_NODE, FLAG_ORIGIN, FLAG_TAG
 from topics.storage.files.datadir import DataDir, wal_path
 from topics.storage.files.fs import Fs
-from topics.storage.offline.finding import DAMAGE, NOTE, Finding, Severity, bounded
+from topics.storage.offline.findings import DAMAGE, NOTE, Finding, Severity, bounded
 from topics.storage.segments.copy_frames import decode_forwarded, decode_recipe, is_staged, read_recipe
 from topics.storage.segments.segment_reader import SegmentTiers
 from topics.storage.segments.stand_ins import StandIns, stand_in_id
@@ -194,7 +194,7 @@ class RecipePlace(NamedTuple):
 
 
 class CopyFacts:
-    """What the logs of all shards say about the frames that copies point to."""
+    """The facts from the logs of all shards about the frames that copies point to."""
 
     def __init__(self) -> None:
         self.recipes: list[RecipePlace] = []

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from topics.log.span import Span
 from topics.storage.files.datadir import segment_name
 from topics.storage.files.file_header import FILE_HEADER_BYTES
-from topics.storage.offline.finding import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
+from topics.storage.offline.findings import DAMAGE, NOTE, SECTOR, Finding, Severity, bounded
 from topics.storage.offline.topic_parts import StoredHole
 from topics.storage.offline.verify_sums import LastRead, SumCheck
 from topics.storage.offline.verify_trees import SegmentLeaves
@@ -159,7 +159,7 @@ class SegmentCheck:
         self._tiers = tiers
         self._topic = topic
         self._leaves = leaves
-        """What compares records with their leaves, if the topic has evidence."""
+        """Compares records with their leaves, if the topic has evidence."""
         self._topic_id = topic_id
         self._path_of = path_of
         """Returns the path for people of a name in a tier."""

@@ -1,4 +1,4 @@
-"""What the next start would say of a data directory. Recovery itself is run, which changes nothing.
+"""The findings that the next start of a data directory would report. Recovery itself is run, which changes nothing.
 
 If it would refuse a start, that is damage; a loss that it would announce as `corrupt` is a note. The routers between
 the recovered topics are checked too.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from topics.storage.files.datadir import DataDir, DataDirError
 from topics.storage.files.fs import Fs
 from topics.storage.files.progress import Progress
-from topics.storage.offline.finding import DAMAGE, NOTE, Finding
+from topics.storage.offline.findings import DAMAGE, NOTE, Finding
 from topics.storage.offline.topic_parts import StoredPart, holes_of
 from topics.storage.recovery import replay
 from topics.storage.recovery.damage import Damage
@@ -52,7 +52,7 @@ def verify_start(
 def _routers(
     recovered: RecoveredState, root: str, part_of: Callable[[int], StoredPart | None], *, is_stopped: bool
 ) -> Iterator[Finding]:
-    """Check the source, dest and cursor of routers. What a crash may have left is a note: a start corrects it."""
+    """Check the source, dest and cursor of routers. A state that a crash may leave is a note: a start corrects it."""
     dests: dict[str, str] = {}
     for topic in recovered.topics.values():
         part = part_of(topic.id)

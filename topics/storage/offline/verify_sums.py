@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.segments.segment_format import LIVE_FLAG, DataScan, delete_flag_offset
 from topics.storage.segments.segment_scan import DataLayout, Read
 from topics.storage.segments.segment_sum import SegmentSum
@@ -17,7 +17,7 @@ from topics.storage.segments.topic_segments import Segment
 
 
 class LastRead:
-    """Reads a file, and has the last window at hand: whoever gets the frames of a window may ask for its bytes."""
+    """Reads a file, and keeps the last window: a caller that was given the frames of a window may ask for its bytes."""
 
     def __init__(self, read: Read) -> None:
         self._read = read

@@ -26,7 +26,7 @@ from topics.storage.evidence.leaf_reader import LeafDirectory, RootCache, TreeRe
 from topics.storage.evidence.leaf_writer import obsolete
 from topics.storage.files.fs import Fs, join
 from topics.storage.offline.content_leaves import ContentLeaves
-from topics.storage.offline.finding import Finding, bounded
+from topics.storage.offline.findings import Finding, bounded
 from topics.storage.offline.topic_parts import StoredHole, StoredPart, holes_of
 from topics.storage.recovery.recovered_state import RecoveredTopic
 from topics.storage.segments.segment_format import DataScan
@@ -94,8 +94,8 @@ class SegmentLeaves:
 
 
 class LeafResult(NamedTuple):
-    """What was found in one `.mrk` file: the root of a whole block, None for a smaller file or a damaged one; and the
-    problems of the file."""
+    """The result of reading one `.mrk` file: the root of a whole block, None for a smaller file or a damaged one; and
+    the problems of the file."""
 
     root: bytes | None
     problems: list[Finding]

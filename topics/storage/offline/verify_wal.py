@@ -30,7 +30,7 @@ from topics.routing.router_state import Router
 from topics.schedules.schedule_events import schedule_event_from_wire
 from topics.storage.files.datadir import wal_path
 from topics.storage.files.fs import WINDOW_BYTES, File, Fs
-from topics.storage.offline.finding import MAX_PER_FILE, SECTOR, Finding
+from topics.storage.offline.findings import MAX_PER_FILE, SECTOR, Finding
 from topics.storage.offline.verify_routers import CopyFacts, RecipePlace, RouterCursors, contradiction, copies_in
 from topics.storage.recovery.log_end import was_cut_short
 from topics.storage.recovery.recovered_state import NO_LEASES_RUN, shard_of
@@ -60,7 +60,7 @@ class LogReference(NamedTuple):
 
 
 class LogFacts:
-    """What the logs of all shards say about topics."""
+    """The facts from the logs of all shards about topics."""
 
     def __init__(self) -> None:
         self.since: set[int] = set()
@@ -74,7 +74,7 @@ class LogFacts:
 
 
 class PartFacts(NamedTuple):
-    """What is known of a topic from its newest part."""
+    """The facts about a topic from its newest part."""
 
     name: str
     end: LogPosition
@@ -587,7 +587,7 @@ def _batches_behind(file: LogFile, at: int) -> Iterator[int]:
 
 def lone_bit(handle: File, at: int, size: int) -> int | None:
     """Return the offset of the only byte from `at` on that is not zero, if it has a single bit and cannot come from a
-    torn write, which leaves the beginning of what was written at `at`, or the beginning of a sector. Else None."""
+    torn write. A torn write leaves its first bytes at `at`, or those of a sector. Else None."""
     first = first_nonzero(handle, at, size)
     if first is None or first_nonzero(handle, first + 1, size) is not None:
         return None

@@ -98,8 +98,8 @@ class LengthCheck:
                     self._account(topic)
 
     async def _is_settled(self, topic: Any, segment: Segment) -> bool:
-        """Have a file that is too short repaired. Return False if nobody knows yet if it can be: then reads of its
-        records find out."""
+        """Have a file that is too short repaired. Return False if it is not known yet whether it can be: then reads of
+        its records find out."""
         span = topic.log.stored.at(segment.end - 1)
         try:
             if span is not None:

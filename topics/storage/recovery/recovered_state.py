@@ -368,7 +368,7 @@ class ColumnLoader:
             if repaired:
                 found = load_columns(self.tiers, segment, span.first, span.n)
             elif repaired is None and has_places(found.damaged, span.first, found.columns.frame_len):
-                found = found._replace(damaged=[])  # whoever reads the records asks the bucket again
+                found = found._replace(damaged=[])  # a read of the records asks the bucket again
         columns, damaged, live = found.columns, found.damaged, span.live
         if later:
             columns, damaged = self._as_of_part(span, columns), []
@@ -480,7 +480,7 @@ class RecoveredState(NamedTuple):
     """Copies whose bytes are missing, by topic id. Replay has made holes of them already."""
     schedules: Schedules
     transactions: TransactionReplay
-    """What it knows of transactions, for a standby that reads on."""
+    """The state of the replay of transactions, for a standby that reads on."""
     decisions: Sequence[TransactionDecision] = ()
     """The decisions about transactions that were in doubt."""
 

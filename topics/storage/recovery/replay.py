@@ -19,8 +19,8 @@ have changed (`log_end`). Strict recovery then refuses, naming what is affected 
 the bad range by a filler frame of the same length that carries the verdict, and recovery begins again.
 
 *The verdict.* A topic whose class does not wait for syncs may have shown seqs that are lost now. Its head becomes its
-ceiling, and the seqs between are a `lost` hole, unless the machine stayed up (the boot id and the directory are the
-same and no sync has failed), in which case all bytes that write(2) took still exist. The verdict is logged and synced
+ceiling, and the seqs between are a `lost` hole. If the machine stayed up (the boot id and the directory are the same
+and no sync has failed), all bytes that write(2) took still exist, and the head stays. The verdict is logged and synced
 (`ShardOpen` and its Hole frames) before any request is served. All replayed bytes are synced too: bytes beyond the
 vouched position are written again, because after a failed sync the page cache may show bytes that the disk does not
 hold (`verdicts`).
@@ -95,7 +95,7 @@ def recover(
     (`RecoveredState.transactions`).
 
     Raises `Damage` for the first bad range below a synced position, `DataDirError` if the directory cannot be used at
-    all, or has content with valid checksums that no version writes, `UnknownFrameType` for frames of a newer version.
+    all, or has content with valid checksums that no version writes; `UnknownFrameType` for frames of a newer version.
     """
     with understood(f"the log of {datadir.root}"):
         base = _find_base(fs, datadir, without_snapshot=without_snapshot)

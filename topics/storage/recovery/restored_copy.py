@@ -23,8 +23,8 @@ MARK: Final = "RESTORED"
 """Name of the file in the data directory that says that it is a copy. Content other than these two has no meaning."""
 
 TAKEN_OVER: Final = b"taken over from the owner of a bucket\n"
-"""Content of the mark if the directory takes the place of the original, which has told the bucket how far it may give
-out seqs: the heads go there (`docs/design/replication.md` section 6), and the note about the bucket stays."""
+"""Content of the mark if the directory takes the place of the original. The original has told the bucket how far it may
+give out seqs: the heads go there (`docs/design/replication.md` section 6), and the note about the bucket stays."""
 
 LEFT_STANDBY: Final = b"was the directory of a standby\n"
 """Content of the mark if the directory was that of a standby, and goes on without its bucket: a copy like others."""

@@ -123,9 +123,9 @@ class TopicReplay:
             apply(topic, frame, payload)
 
     def undo(self, topic: RecoveredTopic, shard: RecoveredShard, batch: FrameBatch) -> None:
-        """Apply a batch of a transaction that was undone: its seqs count as used, without records. What it would have
-        deleted stays, and its event of a group has not happened. The batch itself has evicted no records, but it logs
-        earlier evictions by ttl. Raises like `apply`."""
+        """Apply a batch of a transaction that was undone: its seqs count as used, without records. Records that it
+        would have deleted stay, and its event of a group has not happened. The batch itself has evicted no records, but
+        it logs earlier evictions by ttl. Raises like `apply`."""
         appends = [row for row in batch.rows if row[2] == _APPEND]
         if appends:
             batch.leaves = BLANK * len(appends)  # nobody has ever seen these records

@@ -139,9 +139,9 @@ class TransactionReplay:
         it counted, and does not count: then the result of this replay must not be used, except `outcomes` for another
         replay.
 
-        `damaged` tells whether the shard of a topic id has a range that was given up. `may_be_there` tells of a member
-        whose batch was not found, by topic id, last seq or token, and the time of the transaction, whether the batch
-        may be in such a range or before the replayed one. Raises what applying raises.
+        `damaged` tells whether the shard of a topic id has a range that was given up. `may_be_there` is asked about a
+        member whose batch was not found, by topic id, last seq or token, and the time of the transaction. It returns
+        True if the batch may be in such a range or before the replayed one. Raises what applying raises.
         """
         for members, found in self._found.items():
             undone = self.outcomes.get(members)

@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
     decisions: Sequence[TransactionDecision] = ()
     """The decisions about transactions that were in doubt, in the order of their seqs."""
     tree: TreeIdentity | None = None
-    """What its Merkle tree is from now on; None if it stays what it was."""
+    """Its Merkle tree from now on; None if that does not change."""
     dropped: str | None = None
     """The name of the stage if the verdict drops a stage, else None. With a name, the other fields have no meaning."""
 
@@ -102,9 +102,9 @@ def drop_orphans(recovered: RecoveredState) -> None:
 
 
 def _stages_gone(recovered: RecoveredState) -> list[RecoveredTopic]:
-    """Return the stages that cannot continue (`docs/spec/crash.md` 23): the target was deleted; or the stage was
-    committed and its deletion has not reached the disk; or some of its records are or may be lost, so that no commit
-    may publish the rest."""
+    """Return the stages that cannot continue (`docs/spec/crash.md` 23). The target of such a stage was deleted; or the
+    stage was committed and its deletion has not reached the disk; or some of its records are or may be lost, so that no
+    commit may publish the rest."""
     gone: list[RecoveredTopic] = []
     newest: dict[StageTarget, RecoveredTopic] = {}
     for topic in recovered.topics.values():
@@ -156,9 +156,9 @@ def renew_trees(
     new_id: Callable[[], str],
     key: Callable[[], str | None],
 ) -> int:
-    """Give a new uuid to each Merkle tree some of whose leaves may have been lost since it has its present one: to
-    `every` tree of a copy; else to those of topics in whose shard salvage has given up a range. Add that to the
-    verdicts. Return how many there are. `key` returns the hash of the present key, None if that cannot be read."""
+    """Give a new uuid to each Merkle tree of which leaves may have been lost since it got its present one. In a copy
+    that is `every` tree, else those of topics in whose shard salvage has given up a range. Add that to the verdicts.
+    Return how many there are. `key` returns the hash of the present key, None if that cannot be read."""
     given_up: dict[int, LogPosition] = {}
     for shard in recovered.shards:
         for filler in shard.fillers:

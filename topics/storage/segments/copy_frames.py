@@ -1,8 +1,8 @@
 """Copies on disk: the Forwarded frame, and making a copy from the frame that it points to (`docs/spec/semantics.md`
 section 5, `docs/spec/crash.md` 16 to 19).
 
-A Forwarded frame has a router's cursor and the *recipe* of its copies: which seqs of the source were examined, which of
-them became copies, and for each copy the place and length of its bytes, and its origin. So replay needs only the bytes
+A Forwarded frame has a router's cursor and the *recipe* of its copies: the seqs of the source that were examined, those
+that became copies, and for each copy the place and length of its bytes, and its origin. So replay needs only the bytes
 of the source, and those only to read the copies. `docs/storage.md` lists the fields of the frame.
 
 Bytes are named by place: a WAL file (shard and ordinal) or a segment (topic and first seq), and an offset. The origin,

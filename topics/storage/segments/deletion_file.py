@@ -37,7 +37,8 @@ _SUM: Final = struct.Struct("<Q")
 
 
 class DeletionList(NamedTuple):
-    """What a `.del` says: positions of delete flags, ascending, in the unpacked form of the file of a generation."""
+    """The content of a `.del`: positions of delete flags, ascending, in the unpacked form of the file of a
+    generation."""
 
     generation: int
     positions: array[int]

@@ -3,10 +3,10 @@ section 9).
 
 A copy has the same layout: the same frames at the same places, with the same salt. All of this is about unpacked forms:
 of the two files either may be packed. Its flags of deletions may be older
-than the local ones. So the mended `.data` has, frame by frame, what is valid here, else what is valid there; and a
-record is deleted in it if the local files, the copy or the base that names the copy say so. Where the local files do
-not say any more whether a record was deleted, all deletions that are known must be as many as the topic counts:
-otherwise nothing is mended, because a deleted record would come back.
+than the local ones. So the mended `.data` has, frame by frame, the local bytes if they are valid, else those of the
+copy. A record is deleted in it if the local files, the copy or the base that names the copy say so. If the local files
+have lost their deletions, the number of known deletions must be that of the topic's count. Otherwise nothing is mended,
+because a deleted record would come back.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LocalFiles(NamedTuple):
 
 
 class CountedSlots(NamedTuple):
-    """What memory knows of the slots of a segment."""
+    """The counts of a segment's slots that are in memory."""
 
     start: int
     """Slots before this one count no more."""
@@ -196,7 +196,7 @@ def put_mended(store: SegmentStore, segment: Segment, files: MendedFiles) -> Non
 
 
 class _States:
-    """What is known of the deletion of each slot."""
+    """The known deletions, slot by slot."""
 
     def __init__(
         self,

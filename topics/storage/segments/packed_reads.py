@@ -1,8 +1,8 @@
 """Reading packed files: bytes of the unpacked form by offset and length, over anything that gives bytes of the file.
 
-A block that does not verify reads as zeros, which are no valid frame: so whoever reads records finds damage exactly
-where it is, as in a plain file, and deals with it in the same way. Tables and the last blocks that were unpacked are
-kept, by the generation of the file, which no other file has.
+A block that does not verify reads as zeros, which are no valid frame. So a reader of records finds the damage at its
+place, as in a plain file, and deals with it in the same way. Tables and the last blocks that were unpacked are kept, by
+the generation of the file, which no other file has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from topics.storage.segments.packed_format import (
 )
 
 MOST_BLOCKS_BYTES: Final = 8 << 20
-"""Unpacked blocks that are kept: whoever reads a segment from front to back needs the last block of each read again."""
+"""Unpacked blocks that are kept, because each read of a segment from front to back begins in the last block of the read
+before."""
 
 MOST_TABLES_BYTES: Final = 8 << 20
 """Of block tables that are kept."""

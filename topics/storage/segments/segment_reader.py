@@ -192,7 +192,7 @@ def _from_index(tiers: SegmentTiers, segment: Segment, index: IndexColumns, firs
                     sizes[i] -= ORIGIN_BYTES
     dead = index.flags.translate(_STATE_OF_FLAGS)
     if 0 in index.frame_len:
-        # An entry without a frame is dead, whatever its flags say.
+        # An entry without a frame is dead, also if its flags say that it is live.
         dead = bytes(state or (LIVE if size else DELETED) for state, size in zip(dead, index.frame_len, strict=True))
     return LoadedSpan(SpanColumns(index.ts, index.offset, index.frame_len, sizes, flags, dead), [])
 

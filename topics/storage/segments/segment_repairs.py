@@ -1,9 +1,9 @@
 """Repairs of damaged segments of a running daemon, from the bucket (`docs/design/bucket.md` section 9).
 
-Whoever has found damage in the files of a segment asks for a repair before it makes `corrupt` holes. The repair is a
-task of its own. It fetches the copy without a lock, because nobody waits for the bucket who holds the lock of a
-topic's hot files (`docs/spec/crash.md` 12), and writes with the lock. Who has asked waits for `WAIT_S` at most. If the
-bucket does not answer, nothing is given up: reads fail until it does.
+A task that has found damage in the files of a segment asks for a repair before it makes `corrupt` holes. The repair is
+a task of its own. It fetches the copy without a lock, because nobody waits for the bucket who holds the lock of a
+topic's hot files (`docs/spec/crash.md` 12), and writes with the lock. The task that has asked waits for `WAIT_S` at
+most. If the bucket does not answer, nothing is given up: reads fail until it does.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SegmentRepairs:
         self.repaired = 0
         """Segments that were repaired since the start."""
         self.repaired_bytes = 0
-        """What was taken from the bucket for them."""
+        """Bytes that were taken from the bucket for repairs."""
         self._store = store
         self._offload = offload
         self._start_soon = start_soon

@@ -112,7 +112,7 @@ class SegmentStore(Protocol):
 
 
 class ObjectSegments(Protocol):
-    """What the cold store is besides, if it points to objects of a bucket that never change
+    """A further interface of the cold store, if it points to objects of a bucket that never change
     (`docs/design/bucket.md` section 8). It takes neither puts nor patches. All of this is about files of the data
     directory."""
 

@@ -17,7 +17,7 @@ from topics.storage.segments.segment_format import LIVE_FLAG
 from topics.storage.segments.segment_scan import Read
 
 CHUNK_BYTES: Final = 1 << 20
-"""What is read at a time."""
+"""Bytes that are read at a time."""
 
 
 class SegmentSum:

@@ -5,9 +5,9 @@ A standby has its segments in the bucket at first, and brings them home. A file 
 and the SHA-256 of the object is that object, and nothing has to be read from the bucket. It is looked for by the name
 that it has there, topic id and first seq, and counts by its content alone.
 
-A packed `.data` is never changed in place: deletions go to its `.del`, and whatever rewrites it gives a new file the
-name. So it gets another name (a hard link), and takes no space. An unpacked one gets delete flags in its bytes, which
-the directory that was set aside must not get: it is copied. So is a packed one where the file system has no links.
+A packed `.data` is never changed in place: deletions go to its `.del`, and a rewrite gives a new file the name. So it
+gets another name (a hard link), and takes no space. An unpacked one gets delete flags in its bytes, which the directory
+that was set aside must not get: it is copied. So is a packed one where the file system has no links.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def read_mark(fs: Fs, datadir: DataDir) -> ClockMark | None:
 
 
 def decode_mark(blob: bytes) -> ClockMark:
-    """Return the content of the file. Raises ValueError, whatever the bytes are."""
+    """Return the content of the file. Raises ValueError for any other bytes."""
     try:
         outer = cbor2.loads(blob)
         body = outer["clock"]

@@ -1,4 +1,4 @@
-"""What log and snapshots have of one topic of the running daemon."""
+"""The state on disk of one topic of the running daemon, in log and snapshots."""
 
 from __future__ import annotations
 

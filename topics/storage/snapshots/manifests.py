@@ -8,10 +8,10 @@ directories once; from then on this module knows which topics have one.
 *Generations.* A manifest is `topic.cbor`, and each checkpoint replaces it by a rename. If renaming or syncing fails, it
 is unknown which of the two a crash leaves: the manifest is *uncertain*. Files that an uncertain manifest names must not
 be written again as long as a recovery may choose it. So the topic's next manifests have another name, of the next
-generation: recovery takes the highest generation, whatever it contains. The first manifest under the new name is the
-last certain one (`supersede`). When that is durable, the uncertain one no longer counts, and the topic goes on as if
-the attempt had failed before the rename. Parts have the generation, so that a start that does not read a directory
-knows where to write. Files of lower generations are removed after the next manifest, or with the first checkpoint of a
+generation: recovery takes the highest generation, with any content. The first manifest under the new name is the last
+certain one (`supersede`). When that is durable, the uncertain one no longer counts, and the topic goes on as if the
+attempt had failed before the rename. Parts have the generation, so that a start that does not read a directory knows
+where to write. Files of lower generations are removed after the next manifest, or with the first checkpoint of a
 process.
 
 A manifest that a hold names is not replaced either: the topic's next one is of the next generation, and lower ones stay

@@ -263,12 +263,12 @@ def encode_manifest(part: bytes) -> bytes:
 
 
 def decode_manifest(blob: bytes) -> TopicPart:
-    """Return the part in a `topic.cbor`. Raises SnapshotDamaged, whatever the bytes are."""
+    """Return the part in a `topic.cbor`. Raises SnapshotDamaged for any other bytes."""
     return decode_part(_checked(blob, "manifest"))
 
 
 def decode_snapshot(blob: bytes) -> Snapshot:
-    """Return the content of a snapshot file. Raises SnapshotDamaged, whatever the bytes are."""
+    """Return the content of a snapshot file. Raises SnapshotDamaged for any other bytes."""
     body = _checked(blob, "snapshot")
     try:
         return msgspec.convert(cbor2.loads(body), Snapshot)

@@ -12,7 +12,7 @@ group_writes   whether a group is written in a worker thread or on the loop
 unacked_batches  what a writer has taken and that was not told of a sync
 shard_writer   the task of one shard: group commit, rotation, failure
 followed_shard  what stands in the place of a writer where the log comes from another daemon
-round_waits    what is synced and waits until the bucket has it
+round_waits    batches that are synced and wait until the bucket has them
 write_right    whether this process may change anything
 stall          a shard that waits for room on the disk
 frame_search   the search for valid frames behind bytes that are not frames

@@ -1,5 +1,5 @@
-"""`FollowedShard`: a shard whose log comes from another daemon. It stands where a `ShardWriter` does, for those who ask
-how far the log is, and takes nothing to be written.
+"""`FollowedShard`: a shard whose log comes from another daemon. It stands where a `ShardWriter` does, for callers that
+ask how far the log is, and takes nothing to be written.
 
 Marks of checkpoints and of work on files are for a recovery that reads manifests only where the log says so. The
 recovery of a standby reads all of them, so such frames count as written at once, and are not. Everything else is
@@ -23,7 +23,7 @@ class FollowedShard(ShardWriter):
     refusal: Callable[[], ApiError]
     """Makes the error with which writes are refused."""
     damage = ""
-    """What was found damaged first in files of its topics; empty if nothing was."""
+    """The first damage that was found in files of its topics; empty if there was none."""
 
     def note_damage(self, what: str) -> None:
         """Note what is damaged. The bucket has it: the standby makes its directory anew."""

@@ -214,7 +214,7 @@ def _synced(file: LogFile, start: int) -> Iterator[FoundFrame]:
 
 
 class ReplayedTopic(NamedTuple):
-    """What replay knows of a topic when it meets bytes that are not a frame."""
+    """The facts that replay knows of a topic when it meets bytes that are not a frame."""
 
     head: int
     end: tuple[int, int]

@@ -335,7 +335,7 @@ def _encode_one(
     durable: bool,
     place: _PlaceInBatch,
 ) -> AppendFrames:
-    """Encode one record by itself: a third of what it costs by columns."""
+    """Encode one record by itself, at a third of the cost by columns."""
     prefix = ORIGIN.pack(*origin) if origin else b""
     own = (HAS_TAG if tag else 0) | (HAS_NODE if node else 0) | (HAS_ORIGIN if prefix else 0)
     flags = own | (DURABLE if durable else 0) | (0 if place.closes else MORE) | (0 if place.opens else CONTINUES)

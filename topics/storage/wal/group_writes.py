@@ -14,13 +14,13 @@ only if nothing is known that could hold the write up:
 
 If a sync is due as well, it follows in a thread, as always.
 
-A write on the loop that took longer than `SLOW_NS`, and during which the thread waited, pauses them all, because what
-has held it up (a throttled writer, a journal that is full, a slow device) may last: for `FIRST_PAUSE_MS`, and for twice
-as long as the last time if fewer than `CALM_WRITES` were fast since. From the `MOST_SLOW`th of such a series on, the
-file system is of the kind that holds writes up: its writes stay in threads, but for one an hour, in case it was
-something else (a thread of the daemon that kept the interpreter). A thread that has lost its core to others did not
-wait: on a machine with more work than cores that happens in any statement, and a worker thread would only have to share
-the cores with one more.
+A write on the loop that took longer than `SLOW_NS`, and during which the thread waited, pauses all writes on the loop,
+because its cause (a throttled writer, a journal that is full, a slow device) may last. The pause takes
+`FIRST_PAUSE_MS`. It takes twice as long as the last pause if fewer than `CALM_WRITES` writes were fast since. From the
+`MOST_SLOW`th of such a series on, the file system is of the kind that holds writes up, and its writes stay in threads.
+One write an hour is tried on the loop, in case the cause was another one (a thread of the daemon that kept the
+interpreter). A thread that has lost its core to others did not wait: on a machine with more work than cores that
+happens in any statement, and a worker thread would only have to share the cores with one more.
 
 What this cannot do is foresee: the first write that is held up holds up the loop for as long as that takes, and a write
 that never returns holds it for ever (`docs/design/commit_path.md`).

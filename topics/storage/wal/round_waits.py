@@ -2,8 +2,9 @@
 section 4).
 
 To a batch that `wants_archive` it makes no difference that it waits: it is told of its sync later, when a written round
-has it. What depends on a sync, such as publication, the decision of a transaction, or a change of a topic's config,
-depends on the round then. So nobody sees what is not in the bucket, and memory passes through the same states as ever.
+has it. Steps that depend on a sync, such as publication, the decision of a transaction, or a change of a topic's
+config, depend on the round then. So nobody sees what is not in the bucket, and memory passes through the same states as
+ever.
 
 The shard writers add batches, in the order of the log. The archive says how far the rounds have each shard (`reach`),
 and whether it works at all (`is_away`). A replay must begin at or before the oldest batch that waits (`starts`),

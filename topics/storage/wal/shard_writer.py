@@ -20,13 +20,13 @@ position) from a torn end (above it). The frame travels in front of the next gro
 once at the next idle tick, synced once, and then the shard is silent: a Synced frame never asks for another. A rotated
 file ends in FileEnd and is synced whole before its successor gets its name, so a successor vouches for its predecessor.
 
-The checksums of frames depend on their place and on the salt of the file, so they are computed here, for a whole group
-in one pass, by whoever writes it. The salt is in the header of a file, which is synced before the file gets its
+The checksums of frames depend on their place and on the salt of the file, so the thread that writes a group computes
+them, for the whole group in one pass. The salt is in the header of a file, which is synced before the file gets its
 name: no crash leaves a named file whose frames cannot be verified. To a file of version 1, left by an older version,
 only the verdict of recovery is added: the first group goes to a file with a salt.
 
-A failed write or sync of the log, or of its directory, ends the writer: everything not yet acked fails, the shard is
-read-only until a restart, and nothing is retried, because after a failed fdatasync the kernel may call pages clean that
+A failed write or sync of the log, or of its directory, ends the writer. Everything not yet acked fails, and the shard
+is read-only until a restart. Nothing is retried, because after a failed fdatasync the kernel may call pages clean that
 never reached the disk. If the disk refuses what comes before the write (the next file, its name, room in the current
 one), nothing is uncertain: the shard is stalled, and tries again (`topics.storage.wal.stall`). Room is allocated ahead
 of a write, so that a full disk is noticed there. While the next file cannot be made, the current one grows past its
@@ -533,8 +533,8 @@ class ShardWriter:
     # -- failure ----------------------------------------------------------------------------------------------------
 
     def fence(self, error: ApiError) -> None:
-        """Another process may own the data: fail everything that is not acked yet, and take nothing any more. What a
-        worker thread is writing may still get into the log."""
+        """Another process may own the data: fail everything that is not acked yet, and take nothing any more. A group
+        that a worker thread is writing may still get into the log."""
         if self.failed is None:
             self.failed = error
             self._refuse_waiting(error)

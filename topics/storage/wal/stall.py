@@ -3,8 +3,8 @@ written: the next file, its name, or room in the current one.
 
 Nothing is uncertain then, so the shard does not fail but tries again, at growing intervals. Meanwhile appends are
 refused; deletions, acks and config changes go on as long as the current file has room, or can get some. When there is
-none left for the batch that is next, the shard is *blocked*: changes of topics, stages and routers are refused too, and
-who waits for one that was queued before is told after `TELL_AFTER_MS` (`topics.engine.commits`).
+none left for the batch that is next, the shard is *blocked*: changes of topics, stages and routers are refused too. A
+client that waits for a change which was queued before is told after `TELL_AFTER_MS` (`topics.engine.commits`).
 """
 
 from __future__ import annotations

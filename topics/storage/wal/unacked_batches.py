@@ -22,7 +22,7 @@ class UnackedBatches:
         self._group: list[WalBatch] = []
         """Being written."""
         self._is_told = False
-        """Whether the group was told that it is written."""
+        """True if the group was told that it is written."""
         self._unsynced: list[WalBatch] = []
 
     def __len__(self) -> int:

@@ -177,9 +177,9 @@ class WriteQueue:
         return mark
 
     def settle_requests(self, refusal: ApiError, synced: LogPosition) -> None:
-        """Answer the maintenance batches, while nothing can be written and everything written, up to `synced`, is
-        synced: requests for a sync and marks with nothing to write before them are synced, the others, cuts and frames
-        are refused."""
+        """Answer the maintenance batches, while nothing can be written, and everything written is synced up to
+        `synced`. Requests for a sync and marks that have nothing to write before them are synced. All others, also
+        cuts and frames, are refused."""
         waiting: deque[WalBatch] = deque()
         for batch in self._batches:
             if not isinstance(batch, MaintenanceBatch):

@@ -52,7 +52,7 @@ _LONG_CONNECTION_FIELD: Final = re.compile(
     re.IGNORECASE,
 )
 
-# Servers differ in what they make of a length in a list, of two lengths, and of a coding with white space behind it.
+# Servers differ in their reading of a length in a list, of two lengths, and of a coding with white space behind it.
 # Only complete lines are looked at, because a head may come in any parts.
 _FRAMING_LINES: Final = re.compile(rb"\n(content-length|transfer-encoding)[ \t]*:([^\r]*)\r", re.IGNORECASE)
 

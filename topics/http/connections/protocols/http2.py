@@ -148,7 +148,7 @@ class Http2(H2Protocol):
     async def _until_sent(self, buffer: StreamBuffer) -> None:
         """Wait until the buffer of a stream has been sent.
 
-        The task that reads the connection must not wait for that, because the window is opened by what it reads. It
+        The task that reads the connection must not wait for that, because frames that it reads open the window. It
         sends pongs only; a peer that pings and does not read the pongs loses its connection.
         """
         if trio.lowlevel.current_task() is not self._reader:
@@ -248,8 +248,8 @@ class CountingDecoder(Decoder):
 
 
 class FrameParts(FrameBuffer):
-    """Refuses a frame that is too long as soon as its header is there, where h2 first collects up to 16 MiB of it; and
-    a block of headers that is too long, where h2 counts only the frames of the block."""
+    """Refuses a frame that is too long as soon as its header is there; h2 would first collect up to 16 MiB of it. Also
+    refuses a block of headers that is too long; h2 counts only the frames of the block."""
 
     def has_part(self) -> bool:
         """Return True if a part of the preface, of a frame or of a block of headers has come."""

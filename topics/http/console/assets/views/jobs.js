@@ -55,7 +55,7 @@ export function Jobs({ topic, group, dead, done }) {
   const questions = {
     retry: { action: "Retry", run: change("retry", { ...selection, ...(state === "dead" || state === "delayed" ? { state } : {}) }),
       text: state === "dead" ? `Dead letters become jobs again, with new seqs: ${which}.` : `Delayed jobs become ready now: ${which}.` },
-    cancel: { action: "Cancel the jobs", run: change("cancel", { ...selection, ...(state ? { state } : {}) }), text: `They are deleted, whoever holds them: ${which}. This cannot be undone.` },
+    cancel: { action: "Cancel the jobs", run: change("cancel", { ...selection, ...(state ? { state } : {}) }), text: `They are deleted, also if they are leased: ${which}. This cannot be undone.` },
     nack: { action: "Give back", run: giveBack, text: `The jobs are taken from those who hold them, and can be claimed again: ${which}.` },
   };
   const none = !many && seqs.length === 0;

@@ -1,4 +1,4 @@
-"""`verify`, divided: what it finds is what `verify` finds, whoever looks at the segments."""
+"""`verify`, divided: several processes check the segments, and find the same as `verify`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tests.simulation.disk import SimFs
 from tests.simulation.world import quiet
 from tests.storage.made import COLD, ROOT, made
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.verify import Verification
-from topics.storage.offline.verify_divided import DividedVerification
+from topics.storage.offline.verify_division import DividedVerification
 
 
 @cache

@@ -1,7 +1,8 @@
-"""`topics inspect --diverged DIR`: what a former owner had and the bucket had not (`docs/replication.md` section 1).
+"""`topics inspect --diverged DIR`: the records of a former owner that the bucket has not (`docs/replication.md` section
+1).
 
-Responsible for where the end of the log begins, and for what is printed; what is there is
-`topics.storage.offline.log_tail`'s. Findings about the log go to stderr with the records, and to the report else.
+Responsible for where the end of the log begins, and for the output; `topics.storage.offline.log_tail` reads the log.
+With `--records`, findings about the log go to stderr, else to the report.
 
 Exit codes: 0, 1 if not all of the log could be read, 2 for a directory that is refused.
 """
@@ -21,7 +22,7 @@ from topics.cli.offline.directory_look import open_directory, quiet, shown_progr
 from topics.cli.output import moment, print_json, print_line, printable, size, write_line
 
 if TYPE_CHECKING:
-    from topics.storage.offline.finding import Finding
+    from topics.storage.offline.findings import Finding
     from topics.storage.offline.log_tail import LogTail
     from topics.storage.offline.tail_facts import TailFacts, TailRecord, TopicTail
 
@@ -31,7 +32,7 @@ UNKNOWN_PLACE: Final = "how far the bucket has its log is not known: this is all
 
 
 class _LeftPlace(NamedTuple):
-    """What is known of a directory that was set aside."""
+    """The known facts about a directory that was set aside."""
 
     bucket: str
     epoch: int
@@ -41,7 +42,7 @@ class _LeftPlace(NamedTuple):
     by: str | None = None
     by_epoch: int | None = None
     problem: str | None = None
-    """Why the file DIVERGED does not say it."""
+    """Why the file DIVERGED does not tell these facts; None if it does."""
 
 
 def show_diverged(

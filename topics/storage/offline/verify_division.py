@@ -16,7 +16,7 @@ from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import Fs, join
 from topics.storage.files.progress import Progress
 from topics.storage.files.read_only_fs import ReadOnlyFs
-from topics.storage.offline.finding import Finding
+from topics.storage.offline.findings import Finding
 from topics.storage.offline.topic_parts import StoredHole, StoredPart, holes_of
 from topics.storage.offline.verify import Verification
 from topics.storage.offline.verify_segments import SegmentCheck
