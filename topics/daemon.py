@@ -39,6 +39,7 @@ from topics.daemon_start import (
     StartRefusal,
     bucket_segments,
     claimed,
+    ended_by_signals,
     is_empty,
     is_new,
     leave_bucket,
@@ -143,12 +144,13 @@ def run(settings: Settings, cold: SegmentStore | None = None) -> int:
     `cold` is the store for old segments, in place of the directory that the settings name; tests use it.
     """
     port = settings.port
-    while True:
-        code, port = _run_once(replace(settings, port=port), cold)
-        if code not in (BEGIN_ANEW, BEGIN_AT_ONCE):
-            return code
-        if code == BEGIN_ANEW:
-            time.sleep(ANEW_S)
+    with ended_by_signals():
+        while True:
+            code, port = _run_once(replace(settings, port=port), cold)
+            if code not in (BEGIN_ANEW, BEGIN_AT_ONCE):
+                return code
+            if code == BEGIN_ANEW:
+                time.sleep(ANEW_S)
 
 
 def _run_once(settings: Settings, cold: SegmentStore | None) -> tuple[int, int]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,24 @@ class StartRefusal(Exception):
 
 class StartFailure(Exception):
     """The start has failed for a reason that may pass, such as a full disk; the message is for the operator."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """While nothing is served, as when a standby makes its directory or waits for its bucket, SIGTERM and SIGINT end
+    the process with exit code 0, and SIGHUP does nothing. Nothing is open then that a kill could harm. Without handlers
+    the first process of a container ignores SIGTERM, and SIGHUP ends any process."""
+
+    def end(number: int, frame: object) -> None:
+        os._exit(0)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def prepared_standby(settings: Settings, offload: ThreadOffload) -> BucketNote | None:

@@ -25,13 +25,13 @@ from topics.bucket.archive import lease_terms, make_objects
 from topics.bucket.bounded_objects import BoundedObjects
 from topics.bucket.local_note import BucketNote
 from topics.bucket.object_store import StoreError
-from topics.bucket.offline.bucket_reader import BucketDamaged
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.bucket.offline.restore_target import NothingToRestore
 from topics.bucket.ownership.owner_object import BucketRefused, Ownership
 from topics.bucket.ownership.takeover import Takeover
 from topics.bucket.settled_puts import PutGivenUp, SettledPuts
 from topics.bucket.standby.announcer import Announcer
-from topics.bucket.standby.directory import StandbyRefused, mark_unfinished, prepare_directory
+from topics.bucket.standby.directory import StandbyRefused, mark_unfinished, prepare_directory, why_anew
 from topics.bucket.standby.followed_log import FollowedLog
 from topics.bucket.standby.handover import hand_over
 from topics.bucket.standby.replica_look import ReplicaLook
@@ -149,6 +149,9 @@ class Standby:
             offload=engine.offload,
             keep_on=self._keep_on,
         )
+        self._takeover.watch.absent_ms = settings.bucket_lease_ms
+        self._problem = ""
+        """Why nobody can be seen as the owner; empty if somebody can."""
         self.announcer = Announcer(
             self.objects, dir_id=note.dir, url=url, look=self.look, clock=engine.clock, offload=engine.offload
         )
@@ -248,19 +251,43 @@ class Standby:
                 owner = self._takeover.watch.owner
                 if (
                     self._settings.bucket_takeover
-                    and owner is not None
                     and reason is not None
                     and follower.is_current
-                    and owner.round <= follower.place.number
+                    and (owner.round if owner is not None else 0) <= follower.place.number
                     and not self._damage
                 ):
+                    if owner is None:
+                        await self._check_bucket(follower)
                     self.has_taken = await self._takeover.take(follower.place.number, follower.place.epoch)
-            except (StoreError, BucketRefused, PutGivenUp) as error:
-                log.debug("owner_not_seen", problem=str(error))
+            except StoreError as error:
+                log.debug("owner_not_seen", problem=error.sentence)
+            except (BucketRefused, BucketDamaged, PutGivenUp) as error:
+                self._tell(str(error))
+            else:
+                self._tell("" if owner is not None or self.has_taken else "the object owner of the bucket is gone")
             if self.has_taken:
                 following.cancel()
                 return
             await trio.sleep(min(self._takeover.pause_s, OWNER_S))
+
+    def _tell(self, problem: str) -> None:
+        """Log why the owner cannot be seen, once for each reason: nobody takes over meanwhile."""
+        if problem and problem != self._problem:
+            log.warning("owner_not_read", problem=problem)
+        self._problem = problem
+
+    async def _check_bucket(self, follower: RoundFollower) -> None:
+        """Look if a bucket without `owner` is still the one that is followed, up to the last round: if all
+        of it has gone, this directory must stay as it is. Raises BucketRefused, BucketDamaged, StoreError."""
+        place = follower.place
+        note = msgspec.structs.replace(follower.note, round=place.number, hash=place.hash)
+        work = partial(why_anew, BucketReader(self.objects), note)
+        try:
+            problem = await self._engine.offload.run(Pool.BUCKET_READ, work)
+        except StandbyRefused as error:
+            problem = str(error)
+        if problem:
+            raise BucketRefused(f"the object owner of the bucket is gone, and {problem}")
 
     async def _become_owner(self, follower: RoundFollower) -> None:
         """Follow to the end, put the fencing round, and make the directory the owner's. A failure leaves it a

@@ -293,3 +293,12 @@ def test_runs_that_overlap_leave_gaps_or_belong_elsewhere_are_refused() -> None:
     assert choose_target(reader).round < filled().number
     with pytest.raises(RestoreRefused, match="history"):
         choose_target(reader, number=filled().number)
+
+
+@pytest.mark.parametrize("number", [10_000_000_000, 10**20 - 1])
+def test_a_round_far_behind_the_last_one_costs_no_list_of_all_numbers_between(number: int) -> None:
+    """Somebody has put it by hand. The list would need more memory than there is."""
+    objects = {**filled().objects.objects, f"rounds/{number:020}": b"x"}
+    missing = round_name(filled().number + 1)
+    with pytest.raises(BucketDamaged, match=f"^{missing}: it is missing, and round {number} is there"):
+        choose_target(BucketReader(holding(objects)))

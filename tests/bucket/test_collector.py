@@ -15,7 +15,7 @@ from tests.bucket.simulated_objects import SimFault, SimObjects, random_faults
 from tests.everything import slow_after
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimFs
-from topics.bucket.base_format import encode_base
+from topics.bucket.base_format import decode_base, encode_base
 from topics.bucket.bases.base_writer import BaseWriter
 from topics.bucket.bases.bucket_look import BucketLook
 from topics.bucket.bases.collector import BucketCollector, NotOwner
@@ -324,6 +324,32 @@ async def test_a_directory_without_topics_does_not_take_a_bucket_that_has_some(
     taking = bucket_settings(bucket_take=True)
     async with archived(objects, taking, fs=other.after_process_kill()) as life:
         assert life.archive.epoch == 3
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_directory_without_topics_does_not_take_a_bucket_whose_topics_are_in_rounds_only(
+    deleted: bool, autojump_clock: Any
+) -> None:
+    objects = SimObjects()
+    async with archived(objects, CONFIG) as life:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bases_for(life).run)
+            await trio.sleep(5)
+            nursery.cancel_scope.cancel()
+        await life.put("a", durability="fsync")
+        await life.archived()
+        if deleted:
+            await life.engine.topic_lifecycle.delete("a", if_empty=False)
+    (base,) = [name for name in objects.objects if name.startswith("bases/")]
+    assert not decode_base(objects.objects[base]).body.pages, "there was no topic yet"
+    assert decode_owner(objects.objects["owner"]).state == "free"
+    if deleted:
+        async with archived(objects, CONFIG, fs=SimFs(1)) as life:
+            assert life.archive.epoch == 2
+        return
+    with pytest.RaisesGroup(pytest.RaisesExc(BucketRefused, match="this one has none: is its disk mounted")):
+        async with archived(objects, CONFIG, fs=SimFs(1)):
+            raise AssertionError("it has started")
 
 
 async def test_nothing_is_deleted_by_another_than_the_owner(autojump_clock: Any) -> None:

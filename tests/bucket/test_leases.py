@@ -126,6 +126,14 @@ def test_the_prefix_is_taken_at_once_if_it_is_absent_given_up_or_ours() -> None:
     assert watch.claim(0) is None
 
 
+def test_an_owner_that_somebody_has_removed_is_waited_for_like_one_that_does_not_renew() -> None:
+    watch = OwnerWatch("d2")
+    watch.note(SeenOwner(an_owner(lease_ms=500), "1"), 100)
+    watch.note(None, 300)
+    assert watch.claim(799) is None, "it may not know yet"
+    assert watch.claim(800) is TakeReason.ABSENT
+
+
 def test_the_lease_in_the_object_counts_and_0_is_for_ever() -> None:
     watch = OwnerWatch("d2")
     watch.note(SeenOwner(an_owner(lease_ms=500), "1"), 100)

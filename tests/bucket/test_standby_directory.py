@@ -333,6 +333,61 @@ def test_a_history_that_never_had_a_base_and_began_in_an_empty_directory_is_repl
     live(script)
 
 
+def a_claim(objects: SimObjects, fs: SimFs, clock: SimClock) -> StartClaim:
+    return StartClaim(
+        objects,
+        LeaseTerms(6000, objects, clock.boottime_ms, lambda keeper: None),
+        fs,
+        DATADIR,
+        clock=clock,
+        offload=InlineOffload(),
+        url="http://b",
+        bucket_url=URL,
+        take=False,
+        show=lambda problem, owner: None,
+        copies_all=True,
+        workers=1,
+    )
+
+
+def test_a_bucket_whose_owner_somebody_has_removed_is_no_new_one() -> None:
+    """An empty directory begins no history in front of its rounds, and no epoch is given twice."""
+
+    async def script() -> None:
+        clock, objects = SimClock(BASE_MS), await filled()
+        before = owner_of(objects).epoch
+        objects.delete(["owner"])
+        fs, began_ms = SimFs(), clock.boottime_ms()
+        await a_claim(objects, fs, clock).run(is_empty=True)
+        assert owner_of(objects).epoch > before
+        assert clock.boottime_ms() - began_ms >= 6000, "the owner may not know yet that it is none"
+        note = read_note(fs, DATADIR)
+        assert note is not None
+        assert note.positions is not None, "the history goes on"
+        objects.delete(["owner"])
+        assert prepare_directory(SimFs(), ROOT, URL, objects, 1, takes=True) is not None, "a standby has it to follow"
+
+    live(script)
+
+
+def test_a_former_owner_does_not_take_a_bucket_whose_owner_somebody_has_removed() -> None:
+    async def script() -> None:
+        clock, disk, objects = SimClock(BASE_MS), SimFs(), SimObjects()
+        async with archived(objects, CONFIG, fs=disk, clock=clock, clean=False, bases=True) as life:
+            await fill(life)
+            await life.archived()
+        owner = owner_of(objects)
+        owner.state = "free"
+        objects._set("owner", encode_owner(owner))
+        await a_claim(objects, SimFs(), clock).run(is_empty=True)
+        objects.delete(["owner"])
+        with pytest.raises(BucketRefused, match="another data directory has written round"):
+            await a_claim(objects, disk.after_process_kill(), clock).run(is_empty=False)
+        assert "owner" not in objects.objects
+
+    live(script)
+
+
 def test_a_crash_while_a_directory_is_set_aside_leaves_nothing_without_its_note() -> None:
     """A start would refuse it."""
     fs = SimFs()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tests.bucket.archived import archived, bucket_settings, owner_of
 from tests.bucket.simulated_objects import SimFault, SimObjects
@@ -160,6 +161,40 @@ def test_a_standby_becomes_the_owner_when_the_bucket_is_given_up(monkeypatch: py
             await one.standby.run()
             assert one.standby.has_taken
             assert one.is_owners
+
+    live(script)
+
+
+@pytest.mark.parametrize("gone", ["owner", "FORMAT", "rounds"])
+def test_a_standby_takes_a_bucket_whose_owner_somebody_has_removed_and_no_other_part_of_it(
+    gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the whole bucket has gone, the directory of the standby is the only copy, and stays one."""
+
+    async def script() -> None:
+        async with successor(monkeypatch) as one:
+            epoch = one.place.epoch
+            one.objects.delete([name for name in one.objects.objects if name == "owner" or name.startswith(gone)])
+            with trio.move_on_after(60):
+                await one.standby.run()
+            assert one.standby.has_taken == one.is_owners == (gone == "owner")
+            if gone == "owner":
+                assert owner_of(one.objects).epoch == epoch + 1, "no id of a topic is given twice"
+                looks = one.objects.calls.count(("get", "owner"))
+                assert looks >= CONFIG.bucket_lease_ms / 1000, "the owner may not know yet that it is none"
+
+    live(script)
+
+
+def test_a_standby_says_once_that_the_owner_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script() -> None:
+        async with successor(monkeypatch) as one:
+            one.objects._set("owner", b"damaged")
+            with capture_logs() as logs, trio.move_on_after(60):
+                await one.standby.run()
+            assert not one.standby.has_taken
+            (said,) = (line for line in logs if line["event"] == "owner_not_read")
+            assert "owner of the bucket is damaged" in said["problem"]
 
     live(script)
 

@@ -180,6 +180,9 @@ def check_manifests(documents: list[dict[str, Any]], replicas: int) -> dict[str,
     found = settings_of(environ | {"TOPICS_ADVERTISED_URL": "http://main-0.main-pods.logs.svc:4000"})
     assert (found.bucket_takeover, found.role) == (True, "standby")
     assert container["livenessProbe"]["httpGet"]["path"] == "/v0/health"
+    startup = container["startupProbe"]
+    assert startup["httpGet"]["path"] == "/v0/health"
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 3600, "a standby does not listen before it follows"
     assert container["readinessProbe"]["httpGet"]["path"] == "/v0/ready"
     assert str(container["ports"][0]["containerPort"]) == SETTINGS["port"].default
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
+import signal
 import threading
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -19,6 +21,7 @@ from tests.bucket.servers import BUCKET, moto_server
 from tests.cli.command_line import CommandLine
 from tests.end_to_end.test_cold_hangs import metric, until
 from tests.end_to_end.test_sigkill import Client, Daemon
+from tests.processes.forked import start_daemon
 from topics.evidence.checkpoint_note import SignedCheckpoint, TreeHead
 from topics.evidence.proofs import check_consistency
 from topics.evidence.signed_note import NoteSigner, VerifierKey
@@ -162,6 +165,34 @@ def test_a_standby_follows_over_s3_and_waits_for_the_first_base(tmp_path: Path) 
         standby.kill()
         standby.start()
         follows(Client(standby.port), "a", 121)
+
+
+def test_a_standby_that_waits_for_its_bucket_is_stopped_by_sigterm_and_not_by_sighup(tmp_path: Path) -> None:
+    """It has no daemon yet that would take signals."""
+    bucket, log = tmp_path / "bucket", tmp_path / "log"
+    bucket.mkdir()
+    (bucket / "owner").write_text("damaged")
+    settings = {
+        "TOPICS_BUCKET": f"file://{bucket}",
+        "TOPICS_ROLE": "standby",
+        "TOPICS_DATA_DIR": str(tmp_path / "data"),
+        "TOPICS_PORT": "0",
+    }
+    with log.open("ab") as file:
+        process = start_daemon(dict(os.environ) | settings, file)
+
+    def attempts() -> int:
+        return log.read_text().count("standby_not_begun")
+
+    try:
+        until(lambda: attempts() > 0, "it waits for its bucket")
+        said = attempts()
+        process.send_signal(signal.SIGHUP)
+        until(lambda: attempts() > said, "it goes on")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
 
 
 TAKEOVER = {"TOPICS_ROLE": "standby", "TOPICS_BUCKET_TAKEOVER": "1", "TOPICS_BUCKET_LEASE_MS": "3000"}

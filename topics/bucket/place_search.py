@@ -9,14 +9,14 @@ case a history begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
-from topics.bucket.base_format import MAX_BASE_BYTES, decode_base
 from topics.bucket.container import BadObject
 from topics.bucket.local_note import BucketNote
-from topics.bucket.object_names import BASES, MAX_EPOCH, ROUNDS, base_name, number_of, round_name
+from topics.bucket.object_names import MAX_EPOCH, ROUNDS, number_of, round_name
 from topics.bucket.object_store import MAX_PAGE, ObjectMissing, ObjectStore, ObjectTooLarge
+from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
+from topics.bucket.offline.topic_look import has_topics
 from topics.bucket.ownership.bucket_access import BucketAccess
 from topics.bucket.ownership.owner_format import Owner, SeenOwner
 from topics.bucket.ownership.owner_object import BucketRefused, Ownership
@@ -69,7 +69,7 @@ class PlaceSearch:
             is_known = note.bucket == bucket
             self._check_owner(seen, note, is_known=is_known, take=take)
             if self._is_blank and not is_known and not take:
-                await self._check_blank(seen)
+                await self._check_blank(seen.owner if seen is not None else None)
             place = await self._find(bucket, note if is_known else None, seen, take=take)
             self._check_epoch(place)
             if take and is_known and seen is not None and seen.owner.dir == note.dir and place.positions is not None:
@@ -89,7 +89,7 @@ class PlaceSearch:
         is_known = note.bucket == bucket
         seen = SeenOwner(held, "")
         if self._is_blank and not is_known and not take:
-            await self._check_blank(seen)
+            await self._check_blank(None)  # `held` names this directory
         place = await self._find(bucket, note if is_known else None, seen, take=take)
         if place.epoch > held.epoch + 1:
             reason = f"epoch {place.epoch - 1} has written round {place.number}"
@@ -114,29 +114,20 @@ class PlaceSearch:
                 "this one did; start once with --take to begin anew behind its rounds"
             )
 
-    async def _check_blank(self, seen: SeenOwner | None) -> None:
+    async def _check_blank(self, owner: Owner | None) -> None:
         """Refuse a directory without topics if the bucket has some: most likely its disk is not mounted, or new, and
         what is in the bucket would go with time."""
-        newest = 0
-        after = BASES
-        while True:
-            page = await self._offload.run(Pool.BUCKET_READ, partial(self._objects.list, BASES, after))
-            newest = max([newest, *(number for facts in page if (number := number_of(facts.name)) is not None)])
-            if len(page) < MAX_PAGE:
-                break
-            after = page[-1].name
-        if not newest or seen is None:
-            return
-        with suppress(BadObject, ObjectMissing, ObjectTooLarge):
-            get = partial(self._objects.get, base_name(newest), MAX_BASE_BYTES)
-            found = await self._offload.run(Pool.BUCKET_READ, get)
-            base = await self._offload.run(Pool.CPU, partial(decode_base, found.data))
-            if not base.body.pages:
+        try:
+            look = partial(has_topics, BucketReader(self._objects))
+            if not await self._offload.run(Pool.BUCKET_READ, look):
                 return
+        except BucketDamaged as error:
+            log.warning("bucket_not_looked_through", problem=str(error))
+        whose = f"another data directory (node {owner.node}, directory {owner.dir})" if owner else "a data directory"
         raise BucketRefused(
-            f"the bucket has topics of another data directory (node {seen.owner.node}, directory {seen.owner.dir}), "
-            "and this one has none: is its disk mounted? To go on with what the bucket has, `topics restore` it into "
-            "this directory; to begin anew, start once with --take: what is in the bucket goes with time then"
+            f"the bucket has topics of {whose}, and this one has none: is its disk mounted? To go on with what the "
+            "bucket has, `topics restore` it into this directory; to begin anew, start once with --take: what is in "
+            "the bucket goes with time then"
         )
 
     async def _find(self, bucket: str, note: BucketNote | None, seen: SeenOwner | None, *, take: bool) -> Place:

@@ -2,6 +2,7 @@
 
 bucket_reader       reading and checking objects
 base_pages          the pages of a base, loaded and checked
+topic_look          whether a restore of the newest state would have topics
 restore_target      which base and which round a restore uses
 restored_log        the files of the log, made from rounds
 restored_segments   the files of segments, with the deletions as of the base

@@ -192,6 +192,8 @@ def _rounds_to(reader: BucketReader, bases: Sequence[int], to_ms: int | None) ->
     for one in reader.rounds(base):
         if at < len(bases) and one.number >= bases[at]:
             break
+        if one.number > last + 1:  # the list of numbers would have as many as the name of this object says
+            raise BucketDamaged(round_name(last + 1), f"it is missing, and round {one.number} is there")
         last = one.number
     return range(base, last + 1), base
 

@@ -16,7 +16,7 @@ class TakeReason(Enum):
     """Why the prefix may be taken."""
 
     ABSENT = "absent"
-    """There was never an owner."""
+    """There was never an owner, or somebody has removed `owner`, and it stayed away for a lease."""
     FREE = "free"
     """Given up by a clean stop, behind its last round."""
     OWN = "own"
@@ -33,6 +33,9 @@ class OwnerWatch:
         self.seen: SeenOwner | None = None
         """`owner` as of the last answer; None if there is none."""
         self.has_looked = False
+        self.absent_ms = 0
+        """How long `owner` has to be absent. 0 for a new prefix; where there was an owner, it may not know yet that
+        `owner` is gone, and goes on for the rest of its lease."""
         self._dir = dir_id
         self._unchanged_since_ms = 0
 
@@ -45,6 +48,8 @@ class OwnerWatch:
         """Note an answer, and the time *after* it was there (CLOCK_BOOTTIME)."""
         if not self.has_looked or _state(seen) != _state(self.seen):
             self._unchanged_since_ms = answered_ms
+        if seen is None and self.seen is not None:
+            self.absent_ms = max(self.absent_ms, self.seen.owner.lease_ms)
         self.seen, self.has_looked = seen, True
 
     def claim(self, now_ms: int) -> TakeReason | None:
@@ -53,7 +58,7 @@ class OwnerWatch:
             return None
         owner = self.owner
         if owner is None:
-            return TakeReason.ABSENT
+            return TakeReason.ABSENT if now_ms - self._unchanged_since_ms >= self.absent_ms else None
         if owner.state == "free":
             return TakeReason.FREE
         if self._dir and owner.dir == self._dir:

@@ -10,6 +10,9 @@ section 5).
                                        told of what the owner before had (`Owner.counts_without_base`)
     another directory owned the bucket since this one did
                                        refused: the log of this one has gone another way
+
+If `owner` is absent and there are rounds, somebody has removed it. The rounds count: who wrote last is seen in their
+epochs, and who begins without a note waits for a lease, because the owner may not know yet.
 """
 
 from __future__ import annotations
@@ -102,6 +105,7 @@ class StartClaim:
         self._copies_all = copies_all
         self._in_place = in_place
         self._yields = yields
+        self._lease_ms = terms.lease_ms
         self._puts = SettledPuts(objects, offload)
         self.ownership = Ownership(objects, self._puts, offload, self.nonce, self._keep_on, terms)
 
@@ -135,22 +139,58 @@ class StartClaim:
             keep_on=self._keep_on,
             has_log=not is_empty,
         )
-        while True:
-            reason = await self._wait(takeover, note, is_empty=is_empty)
-            owner = takeover.watch.owner
-            if is_empty and owner is not None and not self._take and not await self._is_restorable(owner):
-                await trio.sleep(LONGEST_LOOK_S)
-                continue
-            known = max(owner.round if owner is not None else 0, note.round if note is not None else 0)
-            if await takeover.take(known, note.epoch if note is not None else 0):
-                break
-        log.info(
-            "bucket_claimed", reason=reason.value if reason is not None else "--take", lease_ms=self.lease.lease_ms
-        )
-        if is_empty and owner is not None:
+        while not await self._waited_and_taken(takeover, note, is_empty=is_empty):
+            pass
+        owner = takeover.watch.owner
+        if is_empty:
             await self._restore(takeover)
         elif note is not None and note.positions is not None and owner is not None and owner.dir == note.dir:
             await self._fence(takeover)
+
+    async def _waited_and_taken(self, takeover: Takeover, note: BucketNote | None, *, is_empty: bool) -> bool:
+        """Wait until the prefix may be taken, and take it. Return False if it has to be looked at again. Raises as
+        `run`."""
+        reason = await self._wait(takeover, note, is_empty=is_empty)
+        owner = takeover.watch.owner
+        try:
+            behind = await self._last_place(takeover) if owner is None else None
+        except StoreError as error:
+            self._show(f"the bucket does not answer: {error.sentence}", "")
+            await trio.sleep(LONGEST_LOOK_S)
+            return False
+        if behind is not None and not self._take and not self._may_follow(takeover, note, behind):
+            return False
+        is_new = owner is None and behind is None
+        if is_empty and not is_new and not self._take and not await self._is_restorable(owner):
+            await trio.sleep(LONGEST_LOOK_S)
+            return False
+        known = max(
+            owner.round if owner is not None else 0,
+            note.round if note is not None else 0,
+            behind.number if behind is not None else 0,
+        )
+        least = max(note.epoch if note is not None else 0, behind.round_epoch if behind is not None else 0)
+        if not await takeover.take(known, least):
+            return False
+        log.info(
+            "bucket_claimed", reason=reason.value if reason is not None else "--take", lease_ms=self.lease.lease_ms
+        )
+        return True
+
+    def _may_follow(self, takeover: Takeover, note: BucketNote | None, behind: Place) -> bool:
+        """Return True if a prefix without `owner` may be taken behind its rounds now, False if `owner` has to be absent
+        for a lease before. Raises BucketRefused."""
+        if note is not None:
+            if behind.round_epoch > note.epoch and note.positions is not None:
+                raise BucketRefused(
+                    f"the object owner of the bucket is gone, and another data directory has written round "
+                    f"{behind.number} (epoch {behind.round_epoch}) since this one did (epoch {note.epoch}). Start that "
+                    "one; or move this one aside and start with an empty one"
+                )
+            return True
+        waits = not takeover.watch.absent_ms
+        takeover.watch.absent_ms = takeover.watch.absent_ms or self._lease_ms
+        return not waits
 
     async def _answered(self, call: Callable[[], Awaitable[object]]) -> None:
         """Make a call until the store answers it."""
@@ -196,21 +236,25 @@ class StartClaim:
                 )
             if reason is not None and not is_others:
                 return reason
-            assert owner is not None
+            if owner is None:
+                self._show("the bucket has rounds, and its object owner is gone", "")
+                await trio.sleep(takeover.pause_s)
+                continue
             seen = (owner.epoch, owner.nonce, owner.renewals)
             first = first or seen
             waits = self._yields and is_empty and seen == first
             self._show(f"node {owner.node} owns the bucket (epoch {owner.epoch})", "" if waits else owner.url)
             await trio.sleep(takeover.pause_s)
 
-    async def _is_restorable(self, owner: Owner) -> bool:
+    async def _is_restorable(self, owner: Owner | None) -> bool:
         """Return True if this directory could be made from the bucket, or may begin anew. If the bucket has no base,
         what the owner had counts only in its directory, which must not be refused when it is back. Raises
         BucketDamaged."""
         try:
             return await self._offload.run(Pool.BUCKET_READ, partial(self._may_be_restored, owner))
         except RestoreRefused as error:
-            self._show(f"{error}, and only node {owner.node} can go on", owner.url)
+            who = f"node {owner.node}" if owner is not None else "the directory that has written its rounds"
+            self._show(f"{error}, and only {who} can go on", owner.url if owner is not None else "")
         except StoreError as error:
             self._show(f"the bucket does not answer: {error.sentence}", "")
         return False
@@ -255,13 +299,13 @@ class StartClaim:
         except (RestoreRefused, BucketDamaged) as error:
             raise BucketRefused(f"the directory cannot be made from the bucket: {error}") from error
 
-    def _may_be_restored(self, owner: Owner) -> bool:
+    def _may_be_restored(self, owner: Owner | None) -> bool:
         """Return True if the bucket has something to restore, or nothing that counts. Blocking. Raises
         RestoreRefused."""
         try:
             self._target(BucketReader(self._objects), {})
         except NoBase:
-            if owner.counts_without_base:
+            if owner is None or owner.counts_without_base:
                 raise
         return True
 

@@ -133,7 +133,7 @@ def _going_on(fs: Fs, datadir: DataDir, reader: BucketReader) -> BucketNote | No
         return None
     if note is None:
         return None
-    reason = _why_anew(reader, note)
+    reason = why_anew(reader, note)
     if reason is None:
         try:
             cut_to(fs, datadir, note)
@@ -156,7 +156,7 @@ def _is_owner(fs: Fs, datadir: DataDir, reader: BucketReader) -> bool:
     except BadNote as error:
         raise StandbyRefused(f"{datadir.bucket_path} is damaged: {error}") from error
     if note is None:
-        return owner is None and not _content(fs, datadir.root)
+        return owner is None and not _content(fs, datadir.root) and next(reader.rounds(), None) is None
     if owner is None or owner.dir == note.dir:
         return True
     if note.bucket not in ("", reader.bucket_id):  # empty: it lost the bucket before it had opened it
@@ -216,7 +216,7 @@ def mark_unfinished(fs: Fs, root: str) -> None:
     fs.sync_dir(root)
 
 
-def _why_anew(reader: BucketReader, note: BucketNote) -> str | None:
+def why_anew(reader: BucketReader, note: BucketNote) -> str | None:
     """Return why a directory cannot go on, None if it can."""
     if note.bucket != reader.bucket_id:
         raise StandbyRefused(
