@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,17 @@ import trio
 from tests.bucket.archived import ArchivedLife, archived, bucket_settings
 from tests.bucket.simulated_objects import SimFault, SimObjects
 from tests.bucket.standby_lives import following
+from tests.engine.life import living
+from tests.simulation.clock import BASE_MS, SimClock
 from tests.simulation.disk import Fault, SimFs
+from tests.simulation.world import ROOT, quiet
+from topics.bucket.standby.handover import hand_over
 from topics.engine.topic import Topic
 from topics.errors import ApiError
 from topics.evidence.checkpoint_note import SignedCheckpoint
 from topics.evidence.signed_note import NoteSigner
 from topics.model import AppendRequest, Performance, RecordIn, TransactionRequest
+from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import write_all
 
 pytestmark = pytest.mark.trio
@@ -68,7 +74,7 @@ async def test_a_round_without_all_batches_of_a_transaction_has_none_of_its_reco
         await life.append("a", 1)
         await trio.sleep(25)
         assert first.bucket_seq == 1
-        for what in ("preallocate", "create"):
+        for what in ("preallocate", "create", "pwrite"):  # a next file may be there already
             life.fs.inject(Fault(error=errno.ENOSPC, name=what, path=f"*shard-{second.shard:02d}*", times=None))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(transaction, life, 1_000_000)  # its shard needs another file for that
@@ -123,3 +129,46 @@ async def test_a_stop_while_the_bucket_is_away_undoes_no_transaction(autojump_cl
     objects.faults = lambda op, name: None
     async with archived(objects, config, fs=fs, bases=True) as life:
         assert [await life.seqs(name) for name in "ab"] == [[1, 2], [1]]
+
+
+async def test_checkpoints_of_a_standby_begin_before_a_transaction_without_its_decision(
+    autojump_clock: Any,
+) -> None:
+    """A start that finds the batch of one shard only would undo it there."""
+    fs, objects, config = SimFs(), SimObjects(), bucket_settings(bucket_base_ms=5000)
+    async with archived(objects, config, bases=True, clean=False) as life:
+        await on_two_shards(life, durability="remote")
+        await trio.sleep(10)
+        async with following(fs, objects, config) as standby:
+            await standby.compactor.checkpoint()
+            begun = standby.compactor.replay_starts()
+            await transaction(life)
+            await standby.follower.catch_up()
+            await standby.compactor.checkpoint()
+            assert standby.compactor.replay_starts() == begun
+        async with following(fs, objects, config) as standby:
+            await standby.compactor.checkpoint()
+            assert standby.compactor.replay_starts() == begun, "after a restart, too"
+            await trio.sleep(5)
+            await standby.follower.catch_up()
+            await standby.compactor.checkpoint()
+            assert all(now > before for now, before in zip(standby.compactor.replay_starts(), begun, strict=True))
+
+
+async def test_a_takeover_decides_a_transaction_that_the_checkpoints_of_the_standby_have(autojump_clock: Any) -> None:
+    """Without Decision frames each replay of the log would keep back all that follows in these topics."""
+    fs, objects, config = SimFs(), SimObjects(), bucket_settings(bucket_base_ms=5000)
+    async with archived(objects, config, bases=True, clean=False) as life:
+        await on_two_shards(life, durability="remote")
+        await trio.sleep(10)
+        async with following(fs, objects, config) as standby:
+            await transaction(life)
+            await standby.follower.catch_up()
+            await standby.compactor.checkpoint()
+            note = standby.follower.note
+    hand_over(fs, DataDir(ROOT), note, goes_on=True)
+    events: list[dict[str, Any]] = []
+    with quiet(events):
+        async with living(replace(config, bucket=""), fs=fs, clock=SimClock(BASE_MS), clean=False) as taker:
+            assert [await taker.seqs(name) for name in "ab"] == [[1], [1]]
+    assert [(one["batches"], one["undone"]) for one in events if one["event"] == "transactions_decided"] == [(2, 0)]

@@ -14,10 +14,16 @@ import trio
 
 from tests.engine.walks import SlowOffload
 from tests.simulation.disk import Fault
-from tests.simulation.test_transaction_crashes import CONFIG, Script, make, shown, visible_together
+from tests.simulation.test_transaction_crashes import (
+    CONFIG,
+    Script,
+    make,
+    shown,
+    visible_together,
+)
 from tests.simulation.world import Life, World, settings
 from topics.errors import ApiError
-from topics.model import TopicConfigPatch
+from topics.model import CheckedAppend, Performance, RouterPatch, TopicConfigPatch
 from topics.runtime.offload import Pool
 
 MANY = 600
@@ -223,3 +229,56 @@ def test_hundreds_of_transactions_wait_for_one_and_are_visible_behind_it(is_undo
         assert len(found[shared]) == (MANY if is_undone else MANY + 1)
 
     assert world.live(live, end="kill")
+
+
+# ----------------------------------------------------------------- kept back in replay
+
+
+@pytest.mark.parametrize("behind", ["copies", "commit"])
+def test_records_behind_a_transaction_at_the_end_of_a_complete_file_are_no_loss(behind: str) -> None:
+    """Replay keeps them back until it has read the other shard. The end of the file says up to which seq it goes."""
+    world = World(8, config=settings(wal_shards=2, wal_file_bytes=4 << 10))
+    script = Script()
+    names: list[str] = []
+
+    async def live(life: Life) -> None:
+        await make(life, "abcdef", durability="fsync")
+        on = {name: topic.shard for name, topic in life.engine.registry.topics.items()}
+        shared, source, filler = names[:] = [name for name in on if on[name] == 0]
+        other = next(name for name in on if on[name] == 1)
+        if behind == "copies":
+            await life.engine.routers.put("r", RouterPatch(source=source, dest=shared))
+        else:
+            for name in "ghij":
+                if not life.store.shard_of(life.engine.registry.next_topic_id):
+                    break
+                await make(life, name, durability="fsync")
+            staged = CheckedAppend(records=[], datas=[b"[101, 0]", b"[102, 0]"], nodes=None, tags=None, metas=None)
+            await life.engine.stages.append(shared, "s", staged, Performance())
+        life.fs.inject(Fault(error=errno.EIO, path="*/meta/snapshot*", times=None))  # all is replayed
+        await stall(life, other, script)
+        async with trio.open_nursery() as clients:
+            clients.start_soon(partial(script.transaction, life, {shared: 1, other: 1}, size=9000))
+            await settled(life)
+            assert life.engine.registry.topics[shared].pending
+            if behind == "copies":
+                await script.append(life, source, 2)
+            else:
+                clients.start_soon(life.engine.stage_commits.commit, shared, ["s"], "key", Performance())
+            await settled(life)
+            assert life.engine.registry.topics[shared].assigned == 3
+            files = len(life.store.files.of_shard(0))
+            for _ in range(100):
+                if len(life.store.files.of_shard(0)) > files:
+                    break
+                await script.append(life, filler)
+            assert len(life.store.files.of_shard(0)) > files
+            clients.cancel_scope.cancel()
+
+    async def look(life: Life) -> None:
+        """Nobody is told of a loss, and only the transaction, which was undone, is not there."""
+        assert [*(await shown(life))[names[0]]] == [2, 3]
+
+    assert world.live(live, end="kill")
+    for end in ("kill", "drop", "reorder"):
+        assert world.after(end, 3).live(look, end="kill")

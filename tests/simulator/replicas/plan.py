@@ -38,6 +38,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Of the calls that go wrong."""
 
 
+SMALLEST_ROUND: Final = 80
+MOST_LATENCY_S: Final = 0.1
+"""The smallest rounds (bytes) need a store that is faster than this (s)."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One history."""
 
@@ -90,12 +95,12 @@ def make(seed: int) -> Plan:
     events = [_event(rng) for _ in range(rng.randint(2, 5))]
     events.insert(rng.randrange(len(events) + 1), _loss_of_owner(rng))
     collects = rng.random() < 0.25
-    return Plan(
+    plan = Plan(
         seed=seed,
         rates=rates,
         standbys=[rng.random() < 0.85 for _ in range(nodes)],
         other=rng.choice(("fsync", "disk", "memory")),
-        round_bytes=rng.choice((None, 80, 200, 600)),
+        round_bytes=rng.choice((None, SMALLEST_ROUND, 200, 600)),
         reserved=rng.choice((6, 20, 1000)),
         checkpoint_ms=rng.choice((2500, 60_000)),
         latency_s=rng.choice((0.0, 0.02, 0.15)),
@@ -106,6 +111,10 @@ def make(seed: int) -> Plan:
         bad_calls=rng.choice((0.0, 0.0, 0.02, 0.05)),
         events=events,
     )
+    if plan.round_bytes == SMALLEST_ROUND and plan.latency_s > MOST_LATENCY_S:
+        # An owner would log more than it can archive, and a new one would not become ready in time.
+        plan = msgspec.structs.replace(plan, round_bytes=200)
+    return plan
 
 
 def _loss_of_owner(rng: random.Random) -> Event:

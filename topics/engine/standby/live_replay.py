@@ -15,7 +15,7 @@ directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -44,7 +44,7 @@ from topics.storage.recovery.schedule_replay import ScheduleReplay
 from topics.storage.recovery.shard_replay import BatchReplay
 from topics.storage.recovery.topic_catalog import TopicCatalog
 from topics.storage.recovery.topic_replay import TopicReplay
-from topics.storage.store import Store, follow
+from topics.storage.store import ReplayStart, Store, follow
 from topics.storage.wal.followed_shard import FollowedShard
 from topics.storage.wal.frames import FrameType
 from topics.storage.wal.wal_files import LogPosition
@@ -66,6 +66,15 @@ rounds; moving it costs a pass over all leases."""
 
 class CannotFollow(Exception):
     """The log has something that can only be followed from a newer base. The message is a phrase."""
+
+
+class CutInDoubt:
+    """A cut with a transaction that lacks a Decision frame. Among `TopicTotals.in_doubt`, as transactions of an owner
+    are: if this daemon takes over, its start has to find all batches of the transaction, or none."""
+
+    def __init__(self, starts: Iterable[ReplayStart]) -> None:
+        self.starts: Final = dict(enumerate(starts))
+        """Where the log was before the cut, by shard."""
 
 
 class _LiveParts:
@@ -124,6 +133,8 @@ class LiveReplay:
             topic.id: topic.stash for topic in recovered.topics.values() if topic.stash
         }
         self._delayed: set[Topic] = set()
+        self._before = CutInDoubt(store.recovered_starts())
+        """Of the transactions that recovery has met, which have no mark."""
         self._note_kept_back()
 
     async def prepare(self, cut: Sequence[FileBatches]) -> None:
@@ -143,6 +154,7 @@ class LiveReplay:
         registry = self._registry
         self._time.hold(wall_ms)
         clock = ReplayClock(registry.instant(), windows_by_wall=False)
+        self.transactions.mark = CutInDoubt(ReplayStart(*one.synced_position()) for one in self._store.writers)
         columns = LiveColumns(self._store.tiers, self._indexes)
         views = TopicViews(registry, self._stashes)
         topics = TopicCatalog(_LiveParts(), clock, views)
@@ -256,8 +268,11 @@ class LiveReplay:
                 topic.set_groups(TopicGroups(groups))
 
     def _note_kept_back(self) -> None:
-        """No snapshot may begin the replay behind batches that were not applied."""
+        """No snapshot may begin the replay behind batches that were not applied, or that a start would have to
+        decide."""
         registry = self._registry
+        registry.common.in_doubt.clear()
+        registry.common.in_doubt.update((mark or self._before, None) for mark in self.transactions.marks_in_doubt)
         delayed = {registry.by_id[topic_id] for topic_id in self.transactions.keeps_back if topic_id in registry.by_id}
         for topic in self._delayed - delayed:
             registry.common.delayed.pop(topic, None)

@@ -266,12 +266,12 @@ class ShardReplay:
 
     def _fill_up(self, last_seqs: Mapping[int, int]) -> None:
         """Make holes of the seqs that FileEnd knows and replay has not found: they were in a range that salvage gave
-        up."""
+        up. In a shard with such a range no batch is kept back, so a topic with one lacks nothing."""
         for topic_id, last in last_seqs.items():
             topic = self._tools.topics.with_files(topic_id)
             if topic is None or topic.config.durability == "ephemeral":
                 continue
-            if last > self._tools.transactions.last_seq(topic):
+            if last > topic.log.head_seq and not self._tools.transactions.keeps_back_of(topic):
                 self._tools.columns.add_hole(topic, topic.log.head_seq + 1, last, "corrupt")
                 topic.part = None
 

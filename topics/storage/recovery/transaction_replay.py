@@ -23,7 +23,6 @@ from topics.storage.recovery.recovered_state import RecoveredShard, RecoveredTop
 from topics.storage.wal.frames import FrameType
 from topics.storage.wal.wal_files import LogPosition
 
-_APPEND: Final = int(FrameType.APPEND)
 _TRANSACTION: Final = int(FrameType.TRANSACTION)
 _DECISION: Final = int(FrameType.TRANSACTION_DECISION)
 
@@ -62,10 +61,13 @@ class TransactionReplay:
         """Decisions of `decide` for which the log has no Decision frame."""
         self.apply = apply
         self.undo = undo
+        self.mark: object = None
+        """Kept with each transaction that is met from now on. A standby sets it before each cut."""
         self._found: dict[Members, set[int]] = {}
         """Ids of the topics whose batch was found, by transaction, in the order in which they were met."""
         self._times: dict[Members, int] = {}
         """When a transaction was written (ms of the retention clock)."""
+        self._marks: dict[Members, object] = {}
         self._at: dict[tuple[int, int], Members] = {}
         """The transaction whose batch was found at a topic id and first seq. If a batch was not found, another
         transaction may have the same place."""
@@ -93,6 +95,7 @@ class TransactionReplay:
     def _find(self, topic_id: int, members: Members, ts: int) -> None:
         self._found.setdefault(members, set()).add(topic_id)
         self._times.setdefault(members, ts)
+        self._marks.setdefault(members, self.mark)
         self._at.update(((topic_id, first), members) for owner, first, _ in members if owner == topic_id)
 
     def _hear(self, topic_id: int, first: int, last: int, *, undone: bool) -> None:
@@ -121,11 +124,9 @@ class TransactionReplay:
         their leaves all the same."""
         return any(one.batch.has_control(FrameType.EVIDENCE) for one in self._kept_back.get(topic.id, ()))
 
-    def last_seq(self, topic: RecoveredTopic) -> int:
-        """Return the head that a topic will have when its kept-back batches are applied."""
-        kept = self._kept_back.get(topic.id, ())
-        seqs = (row[5] for one in kept for row in one.batch.rows if row[2] == _APPEND)
-        return max(seqs, default=topic.log.head_seq)
+    def keeps_back_of(self, topic: RecoveredTopic) -> bool:
+        """Return True if batches of the topic are kept back: its head is behind the log."""
+        return topic.id in self._kept_back
 
     def give_in(self, shard: RecoveredShard) -> bool:
         """Apply all kept-back batches of a shard, because its log is damaged. Return True if there were any."""
@@ -190,7 +191,7 @@ class TransactionReplay:
         for members in list(self._found):
             if members in waiting or not all((topic_id, first) in self._told for topic_id, first, _ in members):
                 continue
-            del self._found[members], self._times[members]
+            del self._found[members], self._times[members], self._marks[members]
             self.outcomes.pop(members, None)
             self._counted.discard(members)
             for topic_id, first, _ in members:
@@ -200,6 +201,12 @@ class TransactionReplay:
         if not self._found:
             self.outcomes.clear()
             self._undone_apart.clear()
+
+    @property
+    def marks_in_doubt(self) -> dict[object, None]:
+        """The marks of the transactions of which a Decision frame is missing, the first one met first. Complete after
+        `settle`, which forgets the others."""
+        return dict.fromkeys(self._marks[members] for members in self._found)
 
     @property
     def keeps_back(self) -> Mapping[int, LogPosition]:
