@@ -21,6 +21,7 @@ from topics.bucket.bases.bucket_look import BucketLook
 from topics.bucket.bases.collector import BucketCollector, NotOwner
 from topics.bucket.bases.retention import Kept
 from topics.bucket.container import BadObject
+from topics.bucket.log_reader import divided
 from topics.bucket.object_names import base_name, number_of, pin_name, round_name, standby_name
 from topics.bucket.object_store import ObjectMissing
 from topics.bucket.offline.bucket_check import BucketCheck
@@ -326,10 +327,14 @@ async def test_a_directory_without_topics_does_not_take_a_bucket_that_has_some(
         assert life.archive.epoch == 3
 
 
+@pytest.mark.parametrize("round_bytes", [None, 100])
 @pytest.mark.parametrize("deleted", [False, True])
 async def test_a_directory_without_topics_does_not_take_a_bucket_whose_topics_are_in_rounds_only(
-    deleted: bool, autojump_clock: Any
+    deleted: bool, round_bytes: int | None, monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
 ) -> None:
+    """Also if rounds end inside frames."""
+    if round_bytes is not None:
+        monkeypatch.setattr(divided, "__defaults__", (round_bytes,))
     objects = SimObjects()
     async with archived(objects, CONFIG) as life:
         async with trio.open_nursery() as nursery:

@@ -54,6 +54,7 @@ FOUND = {
     5609: "a lease was lost while a shard synced before a mark, and the writer ended with an IndexError",
     2032: "a first start lost its note in a crash of the machine, and no start accepted the directory",
     7065: "the same, with a file that was never given its name",
+    30983: "a look for topics in rounds took a round that ends inside a frame for damage",
     14354: "the first round of a lost owner came when a daemon without anything had just taken the prefix",
     28458: "replay took copies behind a transaction at the end of a file for lost records",
     3778: "a taker that stood still behind its put of `owner` wrote rounds behind those of a later epoch",
