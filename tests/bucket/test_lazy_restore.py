@@ -276,15 +276,36 @@ def test_without_room_nothing_comes_home(bucket: SmallBucket) -> None:
     live(world, script)
 
 
-@pytest.mark.parametrize("kind", ["data", "idx", "tags"])
-def test_a_segment_that_is_missing_in_the_bucket_is_named_and_nothing_is_there(bucket: SmallBucket, kind: str) -> None:
+def test_a_segment_that_is_missing_in_the_bucket_is_named_and_nothing_is_there(bucket: SmallBucket) -> None:
     archived(bucket)
-    for name in [name for name in bucket.objects.objects if name.endswith(f".{kind}")]:
+    for name in [name for name in bucket.objects.objects if name.endswith(".data")]:
         bucket.objects.delete([name])
     fs, reader = SimFs(1), BucketReader(bucket.objects, sleep=lambda seconds: None)
-    with pytest.raises(BucketDamaged, match=rf"segments/.*\.{kind}"):
+    with pytest.raises(BucketDamaged, match=r"segments/.*\.data"):
         BucketRestore(fs, reader, ROOT, Workers(1), RestoreSource(URL, PIN)).run(choose_target(reader))
     assert not fs.exists(ROOT)
+
+
+@pytest.mark.parametrize("way", ["missing", "changed", "short"])
+@pytest.mark.parametrize("kinds_", [["idx"], ["tags"], ["idx", "tags"]])
+def test_an_index_that_the_bucket_has_lost_is_made_from_the_records(
+    bucket: SmallBucket, kinds_: list[str], way: str
+) -> None:
+    """The records are there, so nothing is lost but time."""
+    shown = archived(bucket)
+    world = World(config=LAZY)
+    restores = [(restore, number) for restore in (fully_restored, lazily_restored) for number in shown]
+    before = [recovered(world, restore(bucket.objects, n), bucket.now_ms[n]) for restore, n in restores]
+    for name, blob in bucket.objects.objects.items():
+        if name.startswith("segments/") and name.rpartition(".")[2] in kinds_:
+            if way == "missing":
+                bucket.objects.delete([name])
+            else:
+                bucket.objects._set(name, blob[:-3] if way == "short" else bytes([blob[0] ^ 1]) + blob[1:])
+    after = [recovered(world, restore(bucket.objects, n), bucket.now_ms[n]) for restore, n in restores]
+    assert after == before
+    again = lazily_restored(bucket.objects, [*shown][-1])
+    assert not [path for path in kinds(again, "idx.cold") if path.replace("idx.cold", "data") in again.tree()]
 
 
 # ----------------------------------------------------------------- pins and notes

@@ -1,15 +1,17 @@
 """The files of segments in a restored directory (`docs/design/bucket.md` section 4).
 
-A sealed segment is copied; its SHA-256 is checked on the way. An active one is put together from its pieces, and its
-`.idx` is made from them. Then the records that the base says are deleted are flagged, in `.data` and `.idx`: the files
-may be from before the deletion.
+A sealed segment is copied; its SHA-256 is checked on the way. If `.idx` or `.tags` is missing or damaged, it is made
+from `.data`. An active segment is put together from its pieces, and its `.idx` is made from them. Then the records that
+the base says are deleted are flagged, in `.data` and `.idx`: the files may be from before the deletion.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from copy import copy
+from itertools import count
 from typing import Final
 
 from topics.bucket.base_format import SealedFile
@@ -17,7 +19,7 @@ from topics.bucket.object_names import SegmentKind
 from topics.bucket.offline.base_pages import KINDS, SegmentPlan
 from topics.bucket.offline.bucket_reader import BucketDamaged, BucketReader
 from topics.log.losses import Hole
-from topics.log.span import DELETED
+from topics.log.span import DELETED, SpanColumns
 from topics.storage.files.datadir import DataDir
 from topics.storage.files.fs import File, Fs, write_all
 from topics.storage.segments.data_files import DataFiles
@@ -34,6 +36,10 @@ from topics.storage.segments.segment_format import DELETED_FLAG, delete_flag_off
 from topics.storage.segments.segment_pointer import PointedFile, SegmentPointer, encode_pointer
 from topics.storage.segments.segment_reader import SegmentTiers, scan_segment
 from topics.storage.segments.segment_store import DirectorySegmentStore
+from topics.storage.segments.tags_format import encode_tags
+from topics.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 CHUNK_BYTES: Final = 8 << 20
 """Files are read in pieces of this size."""
@@ -72,10 +78,17 @@ class RestoredSegments:
         if plan.stays:
             self._leave(plan)
             return
+        lost: dict[SegmentKind, BucketDamaged] = {}
         for kind in KINDS:
             file = plan.file(kind)
             if file is not None:
-                self._copy(plan, kind, file)
+                try:
+                    self._copy(plan, kind, file)
+                except BucketDamaged as error:
+                    if kind == "data":
+                        raise
+                    lost[kind] = error
+        self._make_anew(plan, lost)
         self._flag(plan)
 
     def finish_active(self, plan: SegmentPlan) -> None:
@@ -94,39 +107,60 @@ class RestoredSegments:
                     f"{loaded.damaged[0][0]}",
                 )
             columns, deleted = loaded.columns, set(plan.deleted_seqs)
-            offsets, flags = array("I", columns.offset), bytearray(columns.flags)
-            for i, (size, state) in enumerate(zip(columns.frame_len, columns.dead, strict=True)):
-                seq = segment.first + i
-                if size:
-                    if seq in deleted:
-                        write_all(data, _FLAG, delete_flag_offset(offsets[i], size))
-                    if seq in deleted or state == DELETED:
-                        flags[i] |= IDX_DELETED
-                elif seq not in deleted and (reason := _reason_of(plan.holes, seq)):
-                    offsets[i] = reason
-                    flags[i] |= IDX_HOLE
-                else:
-                    flags[i] |= IDX_DELETED
-        entries = encode_index(offsets, columns.frame_len, columns.ts, flags)
+            for offset, size, seq in zip(columns.offset, columns.frame_len, count(segment.first), strict=False):
+                if size and seq in deleted:
+                    write_all(data, _FLAG, delete_flag_offset(offset, size))
         with self._open(plan, "idx", exclusive=True) as index:
-            write_all(index, entries, 0)
+            write_all(index, _index_of(segment.first, columns, deleted, plan.holes), 0)
+
+    def _make_anew(self, plan: SegmentPlan, lost: Mapping[SegmentKind, BucketDamaged], suffix: str = "") -> None:
+        """Make those of `.idx` and `.tags` from `.data` whose objects are missing or damaged. Raises the damage if
+        `.data` lacks records."""
+        if not lost:
+            return
+        segment, first = plan.segment, next(iter(lost.values()))
+        if segment is None:
+            raise first
+        hot = copy(segment)
+        hot.tier = "hot"
+        scanned = scan_segment(self._tiers, hot, segment.first, segment.n)
+        if scanned.loaded.damaged:
+            raise first
+        columns = scanned.loaded.columns
+        for kind, error in lost.items():
+            if kind == "idx":
+                content = _index_of(segment.first, columns, set(plan.deleted_seqs), plan.holes)
+            else:
+                content = encode_tags(segment.first, columns.size, scanned.tags)
+            with self._open(plan, kind + suffix) as target:
+                target.truncate(0)
+                write_all(target, content, 0)
+            log.warning("segment_file_made_anew", object=error.name, problem=str(error))
 
     def _leave(self, plan: SegmentPlan) -> None:
         """Write what a cold segment has in the data directory. Its last byte is read, to see that `.data` is there."""
         entry, source = plan.entry, self._source
         assert entry.data is not None
-        assert entry.idx is not None
-        assert entry.tags is not None
         assert source is not None
         if entry.data.size and not self._reader.range(plan.name("data"), entry.data.size - 1, 1):
             raise BucketDamaged(plan.name("data"), f"it does not have {entry.data.size} bytes")
-        self._copy(plan, "idx", entry.idx, "idx.cold")
-        self._copy(plan, "tags", entry.tags, "tags.cold")
+        lost: dict[SegmentKind, BucketDamaged] = {}
+        for kind in KINDS[1:]:
+            file = plan.file(kind)
+            assert file is not None
+            try:
+                self._copy(plan, kind, file, f"{kind}.cold")
+            except BucketDamaged as error:
+                lost[kind] = error
+        if lost:
+            self._copy(plan, "data", entry.data)
+            self._make_anew(plan, lost, ".cold")
+            self._fs.unlink(self._datadir.segment_path(plan.topic_id, entry.first, "data"))
         seqs = plan.deleted_seqs
         with self._open(plan, "idx.cold") as index:
             for patch in flag_patches(index.pread, entry.first, seqs):
                 write_all(index, patch.entries, patch.entries_at)
-        data, idx, tags = (PointedFile(*file) for file in (entry.data, entry.idx, entry.tags))
+        data, idx, tags = (PointedFile(*file) for kind in KINDS if (file := plan.file(kind)) is not None)
         pointer = SegmentPointer(self._reader.bucket_id, source, entry.epoch, entry.salt, data, idx, tags)
         with self._open(plan, "object", exclusive=True) as target:
             write_all(target, encode_pointer(pointer), 0)
@@ -173,6 +207,22 @@ class RestoredSegments:
 
     def _open(self, plan: SegmentPlan, kind: str, *, exclusive: bool = False) -> File:
         return self._fs.open(self._datadir.segment_path(plan.topic_id, plan.entry.first, kind), exclusive=exclusive)
+
+
+def _index_of(first: int, columns: SpanColumns, deleted: Set[int], holes: Sequence[Hole]) -> bytes:
+    """Return the `.idx` of a segment. Slots without a frame are deleted, but for those in holes."""
+    offsets, flags = array("I", columns.offset), bytearray(columns.flags)
+    for i, (size, state) in enumerate(zip(columns.frame_len, columns.dead, strict=True)):
+        seq = first + i
+        if size:
+            if seq in deleted or state == DELETED:
+                flags[i] |= IDX_DELETED
+        elif seq not in deleted and (reason := _reason_of(holes, seq)):
+            offsets[i] = reason
+            flags[i] |= IDX_HOLE
+        else:
+            flags[i] |= IDX_DELETED
+    return encode_index(offsets, columns.frame_len, columns.ts, flags)
 
 
 def _reason_of(holes: Sequence[Hole], seq: int) -> int:
