@@ -202,7 +202,10 @@ class BucketCollector:
                 )
             except ObjectMissing:
                 continue  # given up meanwhile
-            found[one.name] = decode_pin(data.data)
+            try:
+                found[one.name] = decode_pin(data.data)
+            except BadObject as error:
+                raise BadObject(f"{one.name}: {error}") from error
         return found
 
     async def _old_announcements(self, there: dict[str, ObjectFacts]) -> list[str]:

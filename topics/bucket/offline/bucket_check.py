@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -66,6 +65,7 @@ class BucketCheck:
         """The files that bases name."""
         self._blobs: dict[PackName, set[BlobRef]] = {}
         """The blobs that bases name, by pack."""
+        self._bad_pins: list[BucketDefect] = []
         self._pages: set[tuple[int, BlobRef]] = set()
         """The pages that were looked at."""
         self._begins: dict[int, list[tuple[int, int, int]]] = {}
@@ -98,6 +98,7 @@ class BucketCheck:
         yield from self._check_rounds(bases, owner.round if owner is not None else 0)
         yield from self._check_packs()
         yield from self._check_segments()
+        yield from self._bad_pins
 
     # -- bases ---------------------------------------------------------------------------------------------------------
 
@@ -202,12 +203,18 @@ class BucketCheck:
         return [*ranges, (begin, last)]
 
     def _pinned(self) -> set[int]:
-        """Return the bases that pins name. What is no pin names none."""
+        """Return the bases that pins name. Note the pins that cannot be read: nothing may go while there is one."""
         found: set[int] = set()
         for facts in self._reader.listed(PINS):
             self.objects += 1
-            with suppress(BucketDamaged, BadObject):
+            try:
                 found.add(decode_pin(self._reader.whole(facts.name, MAX_PIN_BYTES)).base)
+            except (BucketDamaged, BadObject) as error:
+                if not any(self._reader.listed(facts.name)):
+                    continue  # given up meanwhile
+                problem = error.problem if isinstance(error, BucketDamaged) else str(error)
+                consequence = "nothing is deleted from the bucket until this object is removed"
+                self._bad_pins.append(BucketDefect(facts.name, f"{problem}; {consequence}"))
         return found
 
     def _round(self, number: int) -> Round | BucketDefect:
