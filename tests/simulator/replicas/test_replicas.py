@@ -28,8 +28,24 @@ from tests.simulator.replicas.plan import make
 SEEDS = range(2000 if EVERYTHING else 24)
 QUICK_SEEDS = 4
 
-MOST_SEEDS = 150
+MOST_SEEDS = 300
 """A broken build is found within so many seeds."""
+FINDERS = {
+    "no_fencing": 1,
+    "late_fencing": 1,
+    "seven_sixths": 28,
+    "early_taker": 6,
+    "replaced_owner_goes_on": 1,
+    "no_ceilings": 18,
+    "ceilings_not_archived": 18,
+    "heads_stay": 18,
+    "half_a_cut": 8,
+    "batches_passed_over": 7,
+    "note_after_apply": 84,
+    "log_not_synced": 53,
+    "log_uncut": 232,
+}
+"""The first seeds that have found broken builds; 0 where there is none. If the code changes, others may."""
 
 STRIDE = 1 if EVERYTHING else 48
 QUICK_POINTS = 2
@@ -110,8 +126,10 @@ def test_a_build_that_is_broken_at_the_edge_of_a_lease_is_found_out(
 @pytest.mark.slow
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: str(build.__name__))
 def test_a_broken_build_is_found_out(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seed that has found it when this was written comes first."""
     build(monkeypatch)
-    assert any(outcome_of_seed(seed).problems for seed in range(MOST_SEEDS))
+    first = FINDERS.get(build.__name__, 0)
+    assert any(outcome_of_seed(seed).problems for seed in (first, *range(MOST_SEEDS)))
 
 
 # -- a crash at each step ----------------------------------------------------------------------------------------------
