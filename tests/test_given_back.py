@@ -68,12 +68,14 @@ def files_in(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
 
 
+@pytest.mark.slow
 def test_a_directory_is_removed_when_the_fixture_that_made_it_ends(pytester: pytest.Pytester) -> None:
     result, left = run(pytester, right=True, left=[])
     result.assert_outcomes(passed=2)
     assert left == []
 
 
+@pytest.mark.slow
 def test_of_a_test_that_fails_all_but_the_large_files_is_kept(pytester: pytest.Pytester) -> None:
     result, left = run(pytester, right=False, left=["module0"])
     result.assert_outcomes(passed=1, failed=1)

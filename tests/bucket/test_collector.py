@@ -146,6 +146,7 @@ async def test_a_new_history_begins_with_a_base(autojump_clock: Any) -> None:
     check_rounds(objects, newest.head.number)
 
 
+@pytest.mark.slow
 async def test_what_nobody_needs_goes_an_hour_later_and_everything_else_stays(autojump_clock: Any) -> None:
     objects, fs, clock = SimObjects(), SimFs(), SimClock()
     pinned = 0

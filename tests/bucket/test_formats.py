@@ -128,6 +128,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(header=VALUES, body=st.binary(max_size=50) | VALUES.map(lambda value: deflated([cbor2.dumps(value)])))
 def test_objects_that_an_adversary_has_sealed_are_refused_in_words(header: object, body: bytes) -> None:
     for magic, decode in ((b"TOPICSR1", decode_round), (b"TOPICSB1", decode_base)):

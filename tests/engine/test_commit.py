@@ -116,6 +116,7 @@ async def test_the_first_append_waits_for_one_sync_that_covers_its_ceiling(
 # -- ceilings ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk"])
 async def test_no_seq_is_shown_above_a_ceiling_that_is_synced(durability: Any, autojump_clock: Any) -> None:
     fs = SimFs()

@@ -78,6 +78,7 @@ TREE = Tree(LEAVES)
 PREFIXES = [EMPTY_ROOT, *(root_of_range(TREE, 0, size) for size in range(1, SIZES + 1))]
 
 
+@pytest.mark.slow
 def test_every_leaf_of_every_tree_is_proved_to_another_implementation() -> None:
     for size in range(1, SIZES + 1):
         for index in range(size):
@@ -87,6 +88,7 @@ def test_every_leaf_of_every_tree_is_proved_to_another_implementation() -> None:
                 check_inclusion(LEAVES[index], index, size, path, PREFIXES[size])
 
 
+@pytest.mark.slow
 def test_every_pair_of_sizes_is_proved_to_another_implementation() -> None:
     for second in range(1, SIZES + 1):
         for first in range(1, second + 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def signed(difference: Fraction | int) -> int:
     return (difference > 0) - (difference < 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=1000)
 @given(numbers, numbers)
 def test_keys_compare_as_the_numbers_do(one: bytes, other: bytes) -> None:

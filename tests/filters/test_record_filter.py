@@ -24,6 +24,7 @@ def refusal_of(wanted: Any) -> FilterError:
     return refused.value
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(oracle.filters, oracle.records)
 @example('["Not", ["data", "/a", "Ne", 1]]', Written(b'{"a": "1"}'))
@@ -39,6 +40,7 @@ def test_a_filter_matches_the_records_that_a_plain_evaluation_matches(text: str,
     assert found.matches(record) is oracle.matches(oracle.decoded(text), record)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(oracle.filters, oracle.records)
 def test_its_tags_hold_for_every_record_that_matches(text: str, record: Written) -> None:
@@ -54,6 +56,7 @@ def test_its_tags_hold_for_every_record_that_matches(text: str, record: Written)
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(oracle.filters, oracle.filters, oracle.records)
 def test_all_of_several_filters_matches_like_their_conjunction(one: str, other: str, record: Written) -> None:

@@ -17,12 +17,14 @@ from topics.http.connections.request_heads import Head, read_head
 DRAWN = 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keyed", [False, True], ids=["open", "keyed"])
 def test_drawn_connections_get_the_same_answers(keyed: bool) -> None:
     inputs = [(drawn_bytes(Random(seed)), seed) for seed in range(DRAWN)]
     assert compare(inputs, keyed=keyed) > 2 * DRAWN
 
 
+@pytest.mark.slow
 def test_the_corpus_gets_the_same_answers() -> None:
     """Each entry by itself, and between requests for the lane."""
     compare([(data, 0) for data in CORPUS.values()], keyed=False)

@@ -447,6 +447,7 @@ class GroupOrderMachine(RuleBasedStateMachine):
         assert self.group.finished.floor == self.log.head_seq
 
 
+@pytest.mark.slow
 def test_a_group_in_order_does_what_the_model_does() -> None:
     run_state_machine_as_test(GroupOrderMachine, settings=settings(max_examples=20, stateful_step_count=50))
 

@@ -471,6 +471,7 @@ def test_counts_stop_at_the_highest_count() -> None:
     assert cost.explaining(200, numbers=False) == MOST > MAX_STEPS
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 3000).map(lambda n: b"[" + b",".join([b"1"] * n) + b"]"), min_size=1, max_size=400),
     st.sampled_from([1, 30, 1900]),

@@ -326,6 +326,7 @@ def shape(value: Any) -> Any:
     return str if isinstance(value, str) else value
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(VALUES)
 @example(["token\\", 0])
@@ -690,6 +691,7 @@ async def test_space_that_comes_and_goes_at_the_limit_is_told_now_and_then(autoj
     assert all(one != other for one, other in itertools.pairwise(flapping))
 
 
+@pytest.mark.slow
 @pytest.mark.trio
 async def test_pressure_that_comes_and_goes_is_told_now_and_then(autojump_clock: Any) -> None:
     desk = Desk()

@@ -87,6 +87,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     steps=steps,

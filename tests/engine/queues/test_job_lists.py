@@ -400,6 +400,7 @@ class Model:
         the_queue(self.life)[1].leases.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 async def test_lists_are_those_of_a_model_over_restarts_and_kills(seed: int, autojump_clock: Any) -> None:
     rng = random.Random(seed)

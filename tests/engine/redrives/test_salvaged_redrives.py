@@ -26,6 +26,7 @@ async def found(life: Life, name: str) -> tuple[list[Any], bool]:
     return [row["data"] for row in rows], bool(tombstones)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 async def test_after_damage_a_letter_is_in_one_place_or_it_is_told(
     shards: int, autojump_clock: Any, capsys: pytest.CaptureFixture[str]

@@ -268,6 +268,7 @@ async def test_a_clock_that_is_set_forward_is_seen_within_seconds(
         assert await times(life) == [created + i * 60_000 for i in range(61 - count, 61)]
 
 
+@pytest.mark.slow
 async def test_what_was_skipped_while_the_clock_was_wrong_by_years_fires_when_its_time_comes(
     autojump_clock: Any,
 ) -> None:

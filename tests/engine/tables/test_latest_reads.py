@@ -41,6 +41,7 @@ async def read_table(life: Life, page_size: int) -> tuple[dict[str, Any], int]:
         await trio.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0, 1, 2])
 async def test_pages_and_the_changes_behind_the_first_head_are_the_table(keep: int, autojump_clock: Any) -> None:
     rng = random.Random(keep)

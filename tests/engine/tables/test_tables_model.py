@@ -89,6 +89,7 @@ async def run(config: dict[str, int], steps: list[tuple[Any, ...]], durability: 
             fs = killed
 
 
+@pytest.mark.slow
 @examples(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=plans(), durability=st.sampled_from(["disk", "fsync"]))
 async def test_a_table_is_what_a_list_says(plan: tuple[dict[str, int], list[tuple[Any, ...]]], durability: str) -> None:

@@ -59,6 +59,7 @@ def shown(seq: int, ts: int, row: Row) -> dict[str, Any]:
             "data": data.decode()}  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.sampled_from([1, 7, 95, 12_345]),

@@ -159,6 +159,7 @@ async def test_serve_returns_when_the_last_connection_is_gone() -> None:
             await until(lambda: not served.server.connections)
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_cannot_hold_up_the_end(served: Served) -> None:
     async with served.client() as client:
         for _ in range(40):

@@ -172,6 +172,7 @@ async def test_requests_for_both_byte_by_byte(served: Served) -> None:
     assert numbers(served) == list(range(8))
 
 
+@pytest.mark.slow
 async def test_many_requests_behind_one_for_hypercorn(served: Served) -> None:
     """More than the server reads at once."""
     count = 1500
@@ -387,6 +388,7 @@ async def test_a_client_that_sends_many_requests_at_once_keeps_nobody_waiting(se
         assert len(ways) < 500
 
 
+@pytest.mark.slow
 async def test_a_connection_that_is_aborted_while_it_answers_ends(served: Served) -> None:
     async with served.client() as client:
         for _ in range(40):

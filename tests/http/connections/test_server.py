@@ -189,6 +189,7 @@ async def test_chunks_are_put_together(served: Served) -> None:
     assert answer.startswith(b"HTTP/1.1 201 ")
 
 
+@pytest.mark.slow
 async def test_a_request_may_come_in_any_two_parts(served: Served) -> None:
     length = b"POST /v0/topics/a HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (JSON, len(APPEND), APPEND)
     chunks = b"%x\r\n%b\r\n0\r\ntrailer: x\r\n\r\n" % (len(APPEND), APPEND)

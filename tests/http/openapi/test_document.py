@@ -191,6 +191,7 @@ CALLS: list[tuple[str, str, Any, int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.trio
 async def test_answers_are_as_described(served: Served) -> None:
     async with served.client() as client:
@@ -219,6 +220,7 @@ async def test_what_an_engine_refuses_an_append_with_is_as_described(served: Ser
         assert check(await client.post("/v0/topics/a", json=RECORDS)).json()["error"]["code"] == code
 
 
+@pytest.mark.slow
 @pytest.mark.trio
 async def test_whoever_may_not_is_told_so_as_described() -> None:
     keys = parse_keys("good,poor:read:other")
@@ -237,6 +239,7 @@ async def test_whoever_may_not_is_told_so_as_described() -> None:
                 assert answer.status_code == 403, route.name
 
 
+@pytest.mark.slow
 @pytest.mark.trio
 @pytest.mark.parametrize("phase", ["replaying", "draining"])
 async def test_a_daemon_that_is_not_ready_says_so_as_described(served: Served, phase: str) -> None:

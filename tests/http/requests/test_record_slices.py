@@ -154,6 +154,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=1000, deadline=None)
 def test_a_changed_body_is_decoded_in_slices_as_it_is_in_one_call(data: st.DataObject) -> None:

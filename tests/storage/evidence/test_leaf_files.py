@@ -100,6 +100,7 @@ def grown(leaves: list[bytes]) -> GrowingTree:
     return tree
 
 
+@pytest.mark.slow
 @given(PORTIONS)
 def test_leaves_are_read_as_they_were_written(portions: list[Portion]) -> None:
     life = Life()
@@ -109,6 +110,7 @@ def test_leaves_are_read_as_they_were_written(portions: list[Portion]) -> None:
         life.check()
 
 
+@pytest.mark.slow
 @given(PORTIONS, st.integers(0, 8))
 def test_a_part_that_is_older_than_the_files_finds_its_leaves(portions: list[Portion], at: int) -> None:
     """A manifest cannot be read, and the snapshot has an older part. What is not needed goes, and the checkpoints come

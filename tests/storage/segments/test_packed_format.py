@@ -131,6 +131,7 @@ def test_reading_from_front_to_back_unpacks_each_block_once_and_a_single_read_as
     assert read.reads == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, MIN_BLOCK_BYTES, 3 * MIN_BLOCK_BYTES - 5])
 def test_every_changed_byte_is_found_and_no_wrong_byte_is_read(size: int) -> None:
     data = content(size)
