@@ -333,23 +333,6 @@ def test_a_history_that_never_had_a_base_and_began_in_an_empty_directory_is_repl
     live(script)
 
 
-def a_claim(objects: SimObjects, fs: SimFs, clock: SimClock) -> StartClaim:
-    return StartClaim(
-        objects,
-        LeaseTerms(6000, objects, clock.boottime_ms, lambda keeper: None),
-        fs,
-        DATADIR,
-        clock=clock,
-        offload=InlineOffload(),
-        url="http://b",
-        bucket_url=URL,
-        take=False,
-        show=lambda problem, owner: None,
-        copies_all=True,
-        workers=1,
-    )
-
-
 def test_a_bucket_whose_owner_somebody_has_removed_is_no_new_one() -> None:
     """An empty directory begins no history in front of its rounds, and no epoch is given twice."""
 
@@ -358,7 +341,7 @@ def test_a_bucket_whose_owner_somebody_has_removed_is_no_new_one() -> None:
         before = owner_of(objects).epoch
         objects.delete(["owner"])
         fs, began_ms = SimFs(), clock.boottime_ms()
-        await a_claim(objects, fs, clock).run(is_empty=True)
+        await claim_of(objects, fs, clock, []).run(is_empty=True)
         assert owner_of(objects).epoch > before
         assert clock.boottime_ms() - began_ms >= 6000, "the owner may not know yet that it is none"
         note = read_note(fs, DATADIR)
@@ -379,10 +362,10 @@ def test_a_former_owner_does_not_take_a_bucket_whose_owner_somebody_has_removed(
         owner = owner_of(objects)
         owner.state = "free"
         objects._set("owner", encode_owner(owner))
-        await a_claim(objects, SimFs(), clock).run(is_empty=True)
+        await claim_of(objects, SimFs(), clock, []).run(is_empty=True)
         objects.delete(["owner"])
         with pytest.raises(BucketRefused, match="another data directory has written round"):
-            await a_claim(objects, disk.after_process_kill(), clock).run(is_empty=False)
+            await claim_of(objects, disk.after_process_kill(), clock, []).run(is_empty=False)
         assert "owner" not in objects.objects
 
     live(script)

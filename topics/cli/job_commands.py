@@ -159,7 +159,7 @@ def cancel(
     yes: bool,
     group: str | None,
 ) -> None:
-    """Delete jobs, leased ones too: those with these seqs, or those that match --filter.
+    """Delete the jobs with these seqs, or the jobs that match --filter, also while they are leased.
 
     With --group the group has finished the records, which stay. On a terminal it asks first. Jobs that are about to
     move to the dead letters are skipped, which is not a failure.

@@ -365,7 +365,7 @@ async def _nothing(_round: Round) -> None:
 
 def _has_base(objects: ObjectStore) -> bool:
     """Return True if the bucket has a base. Blocking. Raises StoreError."""
-    return any(True for _ in BucketReader(objects).bases())
+    return bool(BucketReader(objects).bases())
 
 
 def _last_round(reader: BucketReader, owner: Owner | None) -> Round | None:
